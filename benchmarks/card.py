@@ -28,7 +28,7 @@ from rlflame.config.flags import TrainFlags
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.factory import make_algorithm
-from rlflame.learning.networks.torch_networks import is_cuda_available, read_gpu_name
+from rlflame.learning.torch_gradients import is_cuda_available, read_gpu_name
 from rlflame.rollout import blas
 
 ROOT = Path(__file__).parent.parent

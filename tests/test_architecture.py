@@ -38,10 +38,9 @@ LAYERS = [
 #: Third parties, and the only places that know them.
 GUESTS = {
     "torch": {
-        "learning.policy_gradient_torch",
+        "learning.torch_gradients",
         "learning.sac.loss_torch",
         "learning.parallel.torch_process_group",
-        "learning.networks.torch_networks",
         "experiment.learners.liveness",
     },
     "flamepy": {"fleet.flame.*"},
@@ -141,13 +140,17 @@ BLIND = {
 CONCRETE = {
     "rlflame.fleet.local": {"fleet.factory"},
     "rlflame.fleet.inline": {"fleet.factory"},
-    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.policy_gradient_torch"},
+    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.torch_gradients"},
     "rlflame.learning.reinforce.reinforce": {
         "learning.factory",
-        "learning.policy_gradient_torch",
+        "learning.torch_gradients",
     },
     "rlflame.learning.sac.sac": {"learning.factory"},
-    "rlflame.learning.policy_gradient_torch": {"learning.factory"},
+    "rlflame.learning.torch_gradients": {
+        "learning.factory",
+        "learning.sac.loss_torch",
+        "cli.train",
+    },
     "rlflame.learning.sac.loss_torch": {"learning.factory"},
 }
 
@@ -155,7 +158,7 @@ CONCRETE = {
 #: packs calls for Flame.
 SEEDING, TORCH_NETWORKS, PARCEL = (
     "rollout.seeding",
-    "learning.policy_gradient_torch",
+    "learning.torch_gradients",
     "fleet.flame.bundle",
 )
 

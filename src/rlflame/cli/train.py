@@ -130,9 +130,9 @@ def _choose_device(name: str | None) -> str | None:
     if name not in ("auto", "cuda"):
         raise ConfigError(f"There is no device {name!r}.", "--device cpu, cuda or auto")
     limit_threads(1)
-    from rlflame.learning.networks import torch_networks
+    from rlflame.learning import torch_gradients
 
-    if torch_networks.is_cuda_available():
+    if torch_gradients.is_cuda_available():
         return "cuda"
     if name == "cuda":
         raise ConfigError(

@@ -105,6 +105,21 @@ def compute_digest(arrays: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
+class MetricMeans:
+    """The mean of each metric over the updates that reported it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
+
+    def make_metrics(self) -> Metrics:
+        return {name: total / count for name, (total, count) in self._sums.items()}
+
+
 class Algorithm(Protocol[LearnsFrom]):
     """Weights and how a batch changes them. `progress` runs from 0 to 1 over the horizon."""
 

@@ -41,8 +41,7 @@ def make_algorithm(
     `shards` are those of a group of learners; by default this learner computes all of them.
     """
     shards = shards or Shards(learning.gradient_shards)
-    make = ALGORITHMS[learning.algorithm]
-    result = make(learning, spec, start_policy or {}, shards)
+    result = ALGORITHMS[learning.algorithm](learning, spec, start_policy or {}, shards)
     if start_policy is not None and "normaliser.mean" in start_policy:
         result.load_state({**result.get_state(), **make_normaliser_state(start_policy)})
     return result
@@ -60,8 +59,9 @@ def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
     if replay is None:
         return RolloutBuffer()
     columns = learning.rollout.columns
+    shape = ReplayShape(replay.buffer_size, columns, env.observation_size, env.action_size)
     return ReplayBuffer(
-        ReplayShape(replay.buffer_size, columns, env.observation_size, env.action_size),
+        shape,
         seed=learning.seed,
         batch_size=replay.batch_size,
         discount=replay.discount,
@@ -83,7 +83,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # An exchange between cards that fails is an error then, and not the end of the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    from rlflame.learning.networks.torch_networks import select_device
+    from rlflame.learning.torch_gradients import select_device
 
     return select_device(learning.device, rank)
 
@@ -102,7 +102,7 @@ def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str
     if learning.provider == "torch":
         facts |= _read_torch_facts()
     if learning.device == "cuda":
-        from rlflame.learning.networks.torch_networks import read_gpu_name
+        from rlflame.learning.torch_gradients import read_gpu_name
 
         facts["card"] = read_gpu_name()
     return facts
@@ -118,23 +118,14 @@ def _make_ppo(
     assert learning.ppo is not None
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
-    provider: PpoProvider
+    provider: PpoProvider = NumpyPpo(parameters, network)
     if learning.provider == "torch":
-        from rlflame.learning.policy_gradient_torch import TorchPpo
+        from rlflame.learning.torch_gradients import TorchPpo
 
-        torch_device = resolve_device(learning, shards.rank)
-        provider = TorchPpo(parameters, network, learning.threads, torch_device)
-    else:
-        provider = NumpyPpo(parameters, network)
-    return Ppo(
-        learning.ppo,
-        network,
-        parameters,
-        provider,
-        shards,
-        seed=learning.seed,
-        columns=learning.rollout.columns,
-    )
+        device = resolve_device(learning, shards.rank)
+        provider = TorchPpo(parameters, network, learning.threads, device)
+    seed, columns = learning.seed, learning.rollout.columns
+    return Ppo(learning.ppo, network, parameters, provider, shards, seed=seed, columns=columns)
 
 
 def _make_reinforce(
@@ -143,15 +134,12 @@ def _make_reinforce(
     assert learning.reinforce is not None
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _load_start_weights(parameters, start_policy)
-    provider: GradientProvider[Any]
+    provider: GradientProvider[Any] = NumpyReinforce(parameters, network)
     if learning.provider == "torch":
-        from rlflame.learning.policy_gradient_torch import TorchReinforce
+        from rlflame.learning.torch_gradients import TorchReinforce
 
-        provider = TorchReinforce(
-            parameters, network, learning.threads, resolve_device(learning, shards.rank)
-        )
-    else:
-        provider = NumpyReinforce(parameters, network)
+        device = resolve_device(learning, shards.rank)
+        provider = TorchReinforce(parameters, network, learning.threads, device)
     return Reinforce(learning.reinforce, network, parameters, provider, shards)
 
 
@@ -160,14 +148,8 @@ def _make_sac(
 ) -> Sac:
     settings = learning.sac
     assert settings is not None
-    networks = build_sac_networks(
-        spec,
-        learning.network,
-        learning.seed,
-        settings.critic_norm,
-        settings.quantiles,
-        settings.dropped_quantiles,
-    )
+    critics = settings.critic_norm, settings.quantiles, settings.dropped_quantiles
+    networks = build_sac_networks(spec, learning.network, learning.seed, *critics)
     _load_start_weights(networks.actor, start_policy)
     thread_pair = ThreadPair(learning.threads)
     providers: list[SacGradientProvider]
@@ -175,10 +157,8 @@ def _make_sac(
         from rlflame.learning.sac.loss_torch import TorchCrossQ, TorchSac
 
         torch_class = TorchSac if networks.moments is None else TorchCrossQ
-        torch_device = resolve_device(learning, shards.rank)
-        providers = [
-            torch_class(networks, learning.threads, torch_device) for _ in range(shards.count)
-        ]
+        device = resolve_device(learning, shards.rank)
+        providers = [torch_class(networks, learning.threads, device) for _ in range(shards.count)]
     else:
         numpy_class = NumpySac if networks.moments is None else NumpyCrossQ
         providers = [numpy_class(networks, thread_pair) for _ in range(shards.count)]

@@ -9,7 +9,7 @@ from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float64, PolicyArrays
 
 from .base import StateParts
-from .networks.flat_vector import FlatVector
+from .networks.flat_vector import FlatVector, NetworkShape
 
 _EPSILON = 1e-8
 TOO_LARGE_REWARDS = (
@@ -54,6 +54,11 @@ class ObservationNormaliser(RunningMoments):
             "normaliser.mean": self.mean.astype(np.float32),
             "normaliser.scale": scale.astype(np.float32),
         }
+
+
+def make_normaliser(network: NetworkShape) -> ObservationNormaliser | None:
+    """A normaliser before its first sample, for networks that have one."""
+    return ObservationNormaliser(network.observation_size) if network.normalise else None
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:

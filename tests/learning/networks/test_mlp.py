@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from rlflame.learning import optim
 from rlflame.learning.networks import heads, mlp
 from rlflame.learning.optim import Adam, clip_by_norm
-from rlflame.learning.policy_gradient_torch import TorchPpo, TorchReinforce
 from rlflame.learning.ppo import loss
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.reinforce import reinforce
 from rlflame.learning.reinforce.reinforce import NumpyReinforce
+from rlflame.learning.torch_gradients import TorchPpo, TorchReinforce
 
 #: Well inside and well outside a clip range of 0.2, on both sides.
 RATIOS = (0.4, 0.7, 0.9, 1.0, 1.1, 1.4, 2.5)

@@ -15,9 +15,9 @@ from rlflame.config.algorithms import PpoSettings
 from rlflame.errors import LearningError
 from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
 from rlflame.learning.optim import Adam, clip, compute_square_norm
-from rlflame.learning.policy_gradient_torch import TorchPpo
 from rlflame.learning.ppo.loss import NumpyPpo, compute_norm, find_spans
 from rlflame.learning.ppo.ppo import Ppo, compute_discount
+from rlflame.learning.torch_gradients import TorchPpo
 from rlflame.rollout.task import Fragment
 
 COLUMNS = 8

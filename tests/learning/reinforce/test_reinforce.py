@@ -17,9 +17,9 @@ from tiny_runs import run
 from rlflame.config.algorithms import ReinforceSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import Batch
-from rlflame.learning.policy_gradient_torch import TorchReinforce
 from rlflame.learning.reinforce import reinforce
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce, normalise_returns
+from rlflame.learning.torch_gradients import TorchReinforce
 
 PROVIDERS = (NumpyReinforce, TorchReinforce)
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlflame.rollout.task import Array, Float32
+from rlflame.rollout.task import Float32
 
 from ..parallel.thread_pair import ThreadPair
 from .flat_vector import FlatVector
@@ -38,27 +37,24 @@ class _Workspace:
     """Buffers for one number of rows, and their views."""
 
     def __init__(self, sizes: tuple[int, ...], rows: int, standardise: bool) -> None:
-        def make_buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
-            return [np.empty((n, rows), dtype) for n in units]
-
         self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
         hidden = sizes[1:-1]
         #: By hidden layer: d(loss)/d(units), and the slope of the activation.
-        self.back: list[Float32] = make_buffers(hidden)
+        self.back: list[Float32] = [np.empty((n, rows), np.float32) for n in hidden]
         self.back_by_rows: list[Float32] = [back.T for back in self.back]
-        self.slope: list[Float32] = make_buffers(hidden)
-        self.active: list[NDArray[np.bool_]] = make_buffers(hidden, np.bool_)
+        self.slope: list[Float32] = [np.empty_like(back) for back in self.back]
+        self.active = [np.empty((n, rows), np.bool_) for n in hidden]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
         #: By layer, of its inputs, where they are standardised.
-        self.scratch: list[Float32] = make_buffers(sizes[:-1] if standardise else ())
+        self.scratch: list[Float32] = [np.empty_like(x) for x in self.units if standardise]
         self.inverse: list[Float32] = [np.ones((n, 1), np.float32) for n in sizes[:-1]]
 
 
-class _Perceptron:
-    """The weights of one network inside a flat parameter vector, and buffers for its passes."""
+class MLP:
+    """Forward and backward passes of one network inside a flat parameter vector."""
 
     _standardises = False
 
@@ -90,10 +86,6 @@ class _Perceptron:
             space = self._workspaces[rows] = _Workspace(self._sizes, rows, self._standardises)
         self._workspace = space
         return space.units[0]
-
-
-class MLP(_Perceptron):
-    """Forward and backward pass of a plain perceptron."""
 
     def forward(self, x: Float32) -> Float32:
         """The outputs `[units, rows]` for the rows of `x`; the buffer is the next pass's too."""
@@ -133,27 +125,23 @@ class MLP(_Perceptron):
 
         `latent_gradient` is d(loss)/d(latent) by other ways than the output, if there are any.
         """
-        top = self._hidden
-        np.dot(self._workspace.inputs[top], upstream.T, out=self._gradients[top])
+        space, top = self._workspace, self._hidden
+        np.dot(space.inputs[top], upstream.T, out=self._gradients[top])
         if top == 0:
             return
-        upstream = self._backward_layer(top, upstream, latent_gradient)
+        self._backward_layer(top, upstream, latent_gradient)
         for layer in range(top - 1, 0, -1):
-            upstream = self._backward_in_lanes(thread_pair, layer, upstream)
-        np.dot(self._workspace.inputs[0], upstream.T, out=self._gradients[0])
 
-    def _backward_in_lanes(self, thread_pair: ThreadPair, layer: int, upstream: Float32) -> Float32:
-        space, below = self._workspace, upstream
+            def run_lane(number: int, layer: int = layer) -> None:
+                if number == 0:
+                    self._backward_layer(layer, space.back[layer])
+                else:
+                    np.dot(
+                        space.inputs[layer], space.back_by_rows[layer], out=self._gradients[layer]
+                    )
 
-        def run_lane(number: int) -> None:
-            nonlocal below
-            if number == 0:
-                below = self._backward_layer(layer, upstream)
-            else:
-                np.dot(space.inputs[layer], upstream.T, out=self._gradients[layer])
-
-        thread_pair.run(run_lane)
-        return below
+            thread_pair.run(run_lane)
+        np.dot(space.inputs[0], space.back_by_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
@@ -207,7 +195,7 @@ class BatchMoments:
         self.running.data += np.float32(MOMENT_RATE) * (self.latest.data - self.running.data)
 
 
-class BatchNormMLP(_Perceptron):
+class BatchNormMLP(MLP):
     """A perceptron that standardises the inputs of each layer over the batch.
 
     `run_batch` uses mean and variance of the batch, and the gradient goes through them; `run` uses
@@ -227,11 +215,9 @@ class BatchNormMLP(_Perceptron):
         tanh: bool,
     ) -> None:
         super().__init__(parameters, gradients, prefix, layers, tanh)
+        names = [f"{prefix}.{layer}." for layer in range(layers)]
         self._latest, self._running = (
-            [
-                (vector[f"{prefix}.{layer}.mean"], vector[f"{prefix}.{layer}.variance"])
-                for layer in range(layers)
-            ]
+            [(vector[name + "mean"], vector[name + "variance"]) for name in names]
             for vector in (moments.latest, moments.running)
         )
 
@@ -281,17 +267,12 @@ class BatchNormMLP(_Perceptron):
             np.multiply(units, along, out=scratch)
             back -= common
             back -= scratch
-            upstream = self._backward_layer(layer, back)
+            upstream = self._apply_slope(layer, back)
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) of the latest `run` for the inputs from `first` on."""
-        space = self._workspace
-        for layer in range(self._hidden, 0, -1):
-            back = space.back[layer - 1]
-            np.dot(self._weights[layer], upstream, out=back)
-            upstream = self._backward_layer(layer, back)
-        below: Float32 = self._weights[0][first:] @ upstream
-        below *= space.inverse[0][first:]
+        below = super().compute_input_gradient(upstream, first)
+        below *= self._workspace.inverse[0][first:]
         return below
 
     def _forward_layer(self, layer: int) -> None:
@@ -311,7 +292,15 @@ class BatchNormMLP(_Perceptron):
             np.maximum(out, space.zeros, out=out)
             np.greater(out, space.zeros, out=space.active[layer])
 
-    def _backward_layer(self, layer: int, back: Float32) -> Float32:
+    def _backward_layer(
+        self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
+    ) -> Float32:
+        assert latent_gradient is None
+        back = self._workspace.back[layer - 1]
+        np.dot(self._weights[layer], upstream, out=back)
+        return self._apply_slope(layer, back)
+
+    def _apply_slope(self, layer: int, back: Float32) -> Float32:
         """From d(loss)/d(standardised inputs) to d(loss)/d(input of the activation below)."""
         space = self._workspace
         back *= space.inverse[layer]

@@ -24,7 +24,7 @@ from ..networks.flat_vector import (
     make_training_metrics,
     normalise_batch,
 )
-from ..normalization import ObservationNormaliser, RewardScaler, make_policy
+from ..normalization import RewardScaler, make_normaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip, compute_square_norm
 from ..parallel.process_group import Shard, Shards
 from .loss import (
@@ -62,9 +62,8 @@ class Ppo:
         self._provider = provider
         self._seed = seed
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
-        size, discount = network.observation_size, settings.discount
-        self._normaliser = ObservationNormaliser(size) if network.normalise else None
-        self._scaler = RewardScaler(columns, discount) if settings.scale_rewards else None
+        self._normaliser = make_normaliser(network)
+        self._scaler = RewardScaler(columns, settings.discount) if settings.scale_rewards else None
         self._updates, self._iterations = make_counter(), make_counter()
         self._guard = GradientGuard("ppo")
         self._state = StateParts(

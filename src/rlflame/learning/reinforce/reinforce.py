@@ -28,7 +28,7 @@ from ..networks.flat_vector import (
 )
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
-from ..normalization import ObservationNormaliser, make_policy
+from ..normalization import make_normaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
 from ..parallel.process_group import Shard, Shards
 
@@ -81,8 +81,7 @@ class Reinforce:
         self._provider = provider
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
         self._gradient = np.zeros_like(parameters.data)
-        size = network.observation_size
-        self._normaliser = ObservationNormaliser(size) if network.normalise else None
+        self._normaliser = make_normaliser(network)
         self._updates = make_counter()
         self._guard = GradientGuard("reinforce")
         self._state = StateParts(

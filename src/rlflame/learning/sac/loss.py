@@ -36,12 +36,12 @@ class SacMinibatch:
 
     def select_rows(self, rows: slice) -> SacMinibatch:
         return SacMinibatch(
-            observations=self.observations[rows],
-            actions=self.actions[rows],
-            rewards=self.rewards[rows],
-            next_observations=self.next_observations[rows],
-            bootstrap=self.bootstrap[rows],
-            noise=self.noise[:, :, rows],
+            self.observations[rows],
+            self.actions[rows],
+            self.rewards[rows],
+            self.next_observations[rows],
+            self.bootstrap[rows],
+            self.noise[:, :, rows],
         )
 
 
@@ -99,12 +99,9 @@ class NumpySac:
 
     def _make_critics(self, networks: SacNetworks) -> Sequence[MLP | BatchNormMLP]:
         """The critics that are learned, whose values the actor's loss is made of."""
-        network = networks.network
+        shape, gradients = networks.network, self._critic_gradients
         critics, self._targets = (
-            [
-                MLP(vector, self._critic_gradients, prefix[:-1], network.layers, network.tanh)
-                for prefix in CRITICS
-            ]
+            [MLP(vector, gradients, prefix[:-1], shape.layers, shape.tanh) for prefix in CRITICS]
             for vector in (networks.critics, networks.targets)
         )
         return critics

@@ -16,7 +16,7 @@ from rlflame.rollout.task import Float32
 
 from ..base import Metrics
 from ..networks.mlp import BATCH_EPSILON
-from ..networks.torch_networks import TorchNetworks
+from ..torch_gradients import TorchNetworks
 from .loss import SacMinibatch
 from .networks import CRITICS, SacNetworks
 

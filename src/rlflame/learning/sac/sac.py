@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,22 +21,14 @@ from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, PolicyArrays
 
-from ..base import Metrics, ReplayBatch, State, StateParts, Transitions, make_counter
+from ..base import MetricMeans, Metrics, ReplayBatch, State, StateParts, Transitions, make_counter
 from ..networks.flat_vector import normalise_observations
-from ..normalization import ObservationNormaliser, make_policy
+from ..normalization import make_normaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
 from ..parallel.process_group import Shard, Shards
 from ..parallel.thread_pair import ThreadPair, slice_half
 from .loss import SacGradientProvider, SacMinibatch
 from .networks import CRITICS, SacNetworks
-
-
-class _Rates(NamedTuple):
-    """Step sizes in force."""
-
-    actor: float
-    critic: float
-    entropy: float
 
 
 class Sac:
@@ -73,10 +64,7 @@ class Sac:
         self._critic_adam = Adam(len(networks.critics.data), epsilon)
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
-        network = networks.network
-        self._normaliser = (
-            ObservationNormaliser(network.observation_size) if network.normalise else None
-        )
+        self._normaliser = make_normaliser(networks.network)
         # Each counts its own in a row: critics that learn do not excuse an actor that never does.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = make_counter()
@@ -101,7 +89,7 @@ class Sac:
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: ReplayBatch, progress: float) -> Metrics:
-        rates, totals = self._make_rates(progress), _Means()
+        rates, totals = self._compute_rates(progress), MetricMeans()
         statistics: PolicyArrays = {}
         if self._normaliser is not None:
             self._normaliser.merge(batch.fresh.observations[batch.fresh.valid])
@@ -113,12 +101,12 @@ class Sac:
         return {
             **totals.make_metrics(),
             "ent_coef": self._compute_entropy_weight(),
-            "learning_rate": rates.actor,
+            "learning_rate": rates["actor"],
             "n_updates": float(self._updates),
             "refused_minibatches": float(self._guard.counts[0] + self._actor_guard.counts[0]),
         }
 
-    def _update_once(self, number: int, batch: SacMinibatch, rates: _Rates) -> Metrics:
+    def _update_once(self, number: int, batch: SacMinibatch, rates: Mapping[str, float]) -> Metrics:
         settings, count = self._settings, len(batch.rewards)
         weight = self._compute_entropy_weight()
         gradient, sums = self._compute_critic_gradient(batch, weight, count)
@@ -133,16 +121,16 @@ class Sac:
         if self._guard.is_refused(sum(norms), checked_sums, **inputs):
             return {}
         updates_targets = (number + 1) % settings.target_update_interval == 0
-        self._step_critics(gradient, rates.critic, updates_targets)
+        self._step_critics(gradient, rates["critic"], updates_targets)
         metrics = {"critic_loss": sums["critic_loss"] / count}
         log_prob = sums["log_prob"] / count
         if number % settings.policy_delay == 0:
             if self._fixed_weight is None:
-                metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates.entropy)
+                metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates["entropy"])
             gradient, sums = self._compute_actor_gradient(batch, weight, count)
             if self._actor_guard.is_refused(self._clip(gradient), sums, **inputs):
                 return metrics
-            self._step_actor(gradient, rates.actor)
+            self._step_actor(gradient, rates["actor"])
             metrics["actor_loss"] = sums["actor_loss"] / count
         self._updates += 1
         return metrics
@@ -173,22 +161,14 @@ class Sac:
         self, number: int, transitions: Transitions, statistics: PolicyArrays
     ) -> SacMinibatch:
         rows, size = transitions.actions.shape
-        noise = make_stream(self._seed, Role.LEARN, number).standard_normal(
-            (2, size, rows), dtype=np.float32
-        )
-
-        network = self._networks.network
-        observations, next_observations = (
-            normalise_observations(raw, statistics, network)
-            for raw in (transitions.observations, transitions.next_observations)
-        )
+        stream, network = make_stream(self._seed, Role.LEARN, number), self._networks.network
         return SacMinibatch(
-            observations=observations,
-            actions=transitions.actions,
-            rewards=transitions.rewards,
-            next_observations=next_observations,
-            bootstrap=transitions.bootstrap,
-            noise=noise,
+            normalise_observations(transitions.observations, statistics, network),
+            transitions.actions,
+            transitions.rewards,
+            normalise_observations(transitions.next_observations, statistics, network),
+            transitions.bootstrap,
+            stream.standard_normal((2, size, rows), dtype=np.float32),
         )
 
     def _adapt_entropy(self, log_prob: float, learning_rate: float) -> float:
@@ -233,34 +213,19 @@ class Sac:
         fixed = self._fixed_weight
         return float(np.exp(self._log_weight[0])) if fixed is None else fixed
 
-    def _make_rates(self, progress: float) -> _Rates:
+    def _compute_rates(self, progress: float) -> dict[str, float]:
+        """The step sizes in force."""
         settings = self._settings
-        actor = settings.learning_rate
-        rates = (
-            actor,
-            settings.critic_learning_rate or actor,
-            settings.entropy_learning_rate or actor,
-        )
+        rates = {
+            "actor": settings.learning_rate,
+            "critic": settings.critic_learning_rate or settings.learning_rate,
+            "entropy": settings.entropy_learning_rate or settings.learning_rate,
+        }
         anneal = settings.anneal_learning_rate
-        return _Rates(*(apply_schedule(rate, anneal, progress) for rate in rates))
+        return {name: apply_schedule(rate, anneal, progress) for name, rate in rates.items()}
 
     def get_state(self) -> State:
         return self._state.get_state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._state.load_state(state)
-
-
-class _Means:
-    """What the updates of one iteration reported, each metric over those that had it."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + value, count + 1
-
-    def make_metrics(self) -> Metrics:
-        return {name: total / count for name, (total, count) in self._sums.items()}

@@ -9,8 +9,7 @@ import torch
 from commands import rlflame
 from tiny_runs import run
 
-from rlflame.learning import policy_gradient_torch
-from rlflame.learning.networks import torch_networks
+from rlflame.learning import torch_gradients
 from rlflame.learning.sac import loss_torch
 
 _ROLLOUT = {"num_slots": 2, "envs_per_slot": 2, "steps": 16}
@@ -33,9 +32,9 @@ def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     learning = {"provider": "torch", "network": {"hidden": [8]}, "rollout": _ROLLOUT}
     data = {"stop_at_iterations": 3, "learning": {**learning, **SCENARIOS[algorithm]}}
     expected = run(data).state_digest(tmp_path)
-    for module in (policy_gradient_torch, loss_torch):
+    for module in (torch_gradients, loss_torch):
         monkeypatch.setattr(
-            module, "TorchNetworks", partial(torch_networks.TorchNetworks, copied=True)
+            module, "TorchNetworks", partial(torch_gradients.TorchNetworks, copied=True)
         )
     assert run(data).state_digest(tmp_path) == expected
 
@@ -72,6 +71,6 @@ def test_learners_take_the_cards_in_turn(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
-    found = [torch_networks.select_device("cuda", rank) for rank in range(3)]
+    found = [torch_gradients.select_device("cuda", rank) for rank in range(3)]
     assert found == ["cuda:0", "cuda:1", "cuda:0"]
-    assert torch_networks.select_device("cpu", 3) == "cpu"
+    assert torch_gradients.select_device("cpu", 3) == "cpu"
