@@ -18,10 +18,10 @@ from rlflame.fleet.local import LocalFleet
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.task import EpisodeStat
+from rlflame.statistics import compute_interquartile_means
 from rlflame.storage.metrics import NAMES
 from rlflame.training.evaluation import (
     EvaluationPlan,
-    compute_interquartile_mean,
     compute_paired_difference,
     evaluate,
     split_episodes,
@@ -167,7 +167,9 @@ def test_the_interquartile_mean_is_that_of_four_copies_of_every_sample(n):
     """Four copies of n samples divide into quarters without a remainder: count, do not weigh."""
     samples = np.random.default_rng(n).normal(size=n) * 10
     copies = sorted(np.repeat(samples, 4))
-    assert compute_interquartile_mean(samples) == pytest.approx(statistics.fmean(copies[n : 3 * n]))
+    assert compute_interquartile_means(samples) == pytest.approx(
+        statistics.fmean(copies[n : 3 * n])
+    )
 
 
 def stats(returns, lengths):

@@ -135,13 +135,13 @@ class GradientGuard:
     def _make_error(self, norm: float, inputs: Mapping[str, Array]) -> LearningError:
         largest = {name: float(np.abs(array).max()) for name, array in inputs.items()}
         name = max(largest, key=largest.__getitem__)
-        is_too_large = largest[name] > _LARGE
-        suffix = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if is_too_large else ""
-        advice = (
-            f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
-        )
+        suffix = ""
+        hint = f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
+        if largest[name] > _LARGE:
+            suffix = f", with {name.replace('_', ' ')} of {largest[name]:.3g}"
+            hint = self.remedies[name]
         return LearningError(
             f"The loss or its gradient was not finite {self.counts[1]} times in a row "
             f"(gradient norm {norm}{suffix}); the weights were left as they were.",
-            self.remedies[name] if is_too_large else advice,
+            hint,
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlflame.rollout.task import Array, Float64, PolicyArrays
 
-from .base import State, restore, restore_count
+from .base import State, StateParts, restore_count
 
 #: About the part of all versions so far that an average is of at most.
 _SHARE = 1.0 / 20.0
@@ -39,8 +39,8 @@ class PolicyAverage:
         """Take in one more version, if it is one."""
         if self._versions is None:
             return
-        weights = _copy_weights(newest)
-        if not _is_changed(weights, self._last):
+        weights, last = _copy_weights(newest), self._last
+        if all(np.array_equal(array, last[name]) for name, array in weights.items()):
             return
         self._last = weights
         if not self._count:
@@ -60,10 +60,7 @@ class PolicyAverage:
     def get_state(self) -> State:
         if self._versions is None:
             return {}
-        return {
-            "versions": np.array(self._count, np.int64),
-            **{name: mean.copy() for name, mean in self._mean.items()},
-        }
+        return {"versions": np.array(self._count, np.int64), **StateParts(**self._mean).get_state()}
 
     def load_state(self, state: Mapping[str, Array], newest: PolicyArrays) -> None:
         """Stand where the state does, after the newest version."""
@@ -74,13 +71,8 @@ class PolicyAverage:
         self._mean = {
             name: np.zeros(a.shape, np.float64) for name, a in self._last.items() if self._count
         }
-        for name, mean in self._mean.items():
-            restore(mean, name, state)
+        StateParts(**self._mean).load_state(state)
 
 
 def _copy_weights(policy: PolicyArrays) -> PolicyArrays:
     return {n: array.copy() for n, array in policy.items() if not n.startswith(_STATISTICS)}
-
-
-def _is_changed(weights: PolicyArrays, previous: PolicyArrays) -> bool:
-    return any(not np.array_equal(array, previous[name]) for name, array in weights.items())

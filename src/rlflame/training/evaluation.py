@@ -131,9 +131,11 @@ def evaluate(
             submission.cancel()
     finally:
         fleet.release(name)
-    episodes: list[EpisodeStat] = []
-    for fragment in fragments:
-        episodes += sorted(fragment.episodes, key=lambda episode: episode.row)
+    episodes = [
+        episode
+        for fragment in fragments
+        for episode in sorted(fragment.episodes, key=lambda episode: episode.row)
+    ]
     return summarise_episodes(plan, episodes)
 
 
@@ -188,7 +190,7 @@ def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) ->
         max_episode_steps=plan.max_episode_steps,
         mean=scale * float(scaled.mean()),
         std=scale * float(scaled.std()),
-        iqm=scale * compute_interquartile_mean(scaled),
+        iqm=scale * float(compute_interquartile_means(scaled)),
         low=scale * low,
         high=scale * high,
         min=float(returns.min()),
@@ -204,11 +206,6 @@ def _find_scale(values: Float64) -> float:
     return 1.0 if float(np.abs(values).max()) < _LARGEST else 2.0**960
 
 
-def compute_interquartile_mean(values: Float64) -> float:
-    """Mean of the middle half."""
-    return float(compute_interquartile_means(values))
-
-
 def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
     """Mean of a - b over equal episodes, with its interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
@@ -217,8 +214,4 @@ def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[
     scale = _find_scale(np.concatenate([a_returns, b_returns]))
     difference = a_returns / scale - b_returns / scale
     low, high = compute_mean_interval(difference)
-    return {
-        "mean": scale * float(difference.mean()),
-        "low": scale * low,
-        "high": scale * high,
-    }
+    return {"mean": scale * float(difference.mean()), "low": scale * low, "high": scale * high}

@@ -59,12 +59,6 @@ class Plan:
     def rollout(self) -> RolloutSettings:
         return self.recipe.learning.rollout
 
-    @property
-    def random_steps(self) -> int:
-        """An iteration that begins before this step acts at random."""
-        replay = self.recipe.learning.replay
-        return 0 if replay is None else replay.learning_starts
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -169,21 +163,19 @@ def restore_components(
             f"iteration are {'absent' if has_behaviour else 'there, without staleness'}.",
             "resume an earlier checkpoint of the same run",
         )
-    learner = dict(snapshot.learner)
-    buffer.load_state(_pop_prefix(BUFFER_PREFIX, learner), snapshot.segments)
-    average_state = _pop_prefix(AVERAGE_PREFIX, learner)
+    learner = snapshot.learner
+    buffer.load_state(_select_prefix(BUFFER_PREFIX, learner), snapshot.segments)
     algorithm.load_state(learner)
-    average.load_state(average_state, algorithm.get_policy())
+    average.load_state(_select_prefix(AVERAGE_PREFIX, learner), algorithm.get_policy())
 
 
 def _add_prefix(prefix: str, state: State) -> State:
     return {prefix + name: array for name, array in state.items()}
 
 
-def _pop_prefix(prefix: str, learner: State) -> State:
-    """Remove the state with this prefix, and return it without the prefix."""
-    names = [name for name in learner if name.startswith(prefix)]
-    return {name.removeprefix(prefix): learner.pop(name) for name in names}
+def _select_prefix(prefix: str, learner: State) -> State:
+    """The state that `_add_prefix` took in."""
+    return {n.removeprefix(prefix): a for n, a in learner.items() if n.startswith(prefix)}
 
 
 class Trainer(Generic[BatchT]):
@@ -350,7 +342,8 @@ class Trainer(Generic[BatchT]):
 
 def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
     """The tasks of an iteration, one for each slot, without the name of the policy."""
-    rollout, acts_randomly = plan.rollout, progress.steps < plan.random_steps
+    rollout, replay = plan.rollout, plan.recipe.learning.replay
+    acts_randomly = replay is not None and progress.steps < replay.learning_starts
     return [
         RolloutTask(
             run=plan.run,

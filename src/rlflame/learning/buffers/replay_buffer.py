@@ -153,10 +153,8 @@ class ReplayBuffer:
             self._ring.append(_slice_rows(batch, first, stop))
             if self._ring.rows_written % self._shape.segment_rows == 0:
                 self._seal_segment(self._ring.rows_written // self._shape.segment_rows - 1)
-            while (
-                self._sealed_segments
-                and self._sealed_segments[0][0] < self._find_first_needed_segment()
-            ):
+            needed = self._find_first_needed_segment()
+            while self._sealed_segments and self._sealed_segments[0][0] < needed:
                 self._sealed_segments.popleft()
             first = stop
         self._ring.set_next_observations(batch.last_observations)
@@ -229,7 +227,7 @@ class ReplayBuffer:
         sealed = end // shape.segment_rows
         first = min(max(0, end - shape.rows) // shape.segment_rows, sealed)
         numbers = [segment.number for segment in segments]
-        if not 0 <= end <= _MAX_ROWS or numbers != list(range(first, sealed)):
+        if end > _MAX_ROWS or numbers != list(range(first, sealed)):
             raise _make_mismatch_error("its segments are not those that its counters name")
         # One that holds nothing is taken for it: there may be no room for two.
         ring = self._make_ring() if self._ring.rows_written else self._ring
@@ -251,10 +249,7 @@ class ReplayBuffer:
         self._updates, self._waived_updates, self._lineage = (
             restore_count(name, state) for name in ("updates", "forgiven", "lineage")
         )
-        if (
-            not 0 <= self._waived_updates <= self._updates <= self._count_owed_updates()
-            or self._lineage < 0
-        ):
+        if not self._waived_updates <= self._updates <= self._count_owed_updates():
             raise _make_mismatch_error("its counters contradict each other")
 
     def _restore_segment(self, segment: Segment, ring: TransitionRing) -> str:

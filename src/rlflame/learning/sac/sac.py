@@ -152,8 +152,8 @@ class Sac:
         self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
-            provider = self._providers[shard.number]
-            return provider.compute_actor_gradient(batch.select_rows(shard.rows), weight, count)
+            shard_batch = batch.select_rows(shard.rows)
+            return self._providers[shard.number].compute_actor_gradient(shard_batch, weight, count)
 
         return self._shards.compute_gradient(count, compute_part)
 
