@@ -40,7 +40,7 @@ VERBS = set(
     ignore import init inspect interpolate interrupt invert is iterate join keep kill learn
     limit link list listen load locate loop make mark measure merge move multiply mute normalise
     note notify number observe offer open overwrite pack pad parse partition pin ping play poll
-    pop preload prepare print probe prune put quote read receive record refresh refuse register
+    preload prepare print probe prune put quote read receive record refresh refuse register
     release remove render repeat replace report request requeue require resample reset resize
     resolve restore restrict resume rewind round run sample save scale score seal select send
     separate serve set settle shorten show silence skip slice smooth snapshot sort speculate

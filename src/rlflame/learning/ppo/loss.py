@@ -177,7 +177,8 @@ class ActorCriticSplit:
         numbers[0] = compute_square_norm(gradient[self.span])
         numbers[1:] = [sums[name] for name in HALVES[self._name]]
         self._peer.exchange(numbers, self._peer_numbers)
-        squares, all_sums = [], {}
+        squares: list[float] = []
+        all_sums: Metrics = {}
         for half, names in HALVES.items():
             square, *values = self._numbers[half].tolist()
             squares.append(square)

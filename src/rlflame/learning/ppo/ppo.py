@@ -72,8 +72,8 @@ class Ppo:
             iterations=self._iterations,
             guard=self._guard.counts,
             adam=self._adam.state,
-            normaliser=self._normaliser and self._normaliser.state,
-            reward_scaler=self._scaler and self._scaler.state,
+            normaliser=None if self._normaliser is None else self._normaliser.state,
+            reward_scaler=None if self._scaler is None else self._scaler.state,
         )
         self._spans = find_spans(parameters)
         self._split: ActorCriticSplit | None = None

@@ -89,7 +89,7 @@ class Reinforce:
             updates=self._updates,
             guard=self._guard.counts,
             adam=self._adam.state,
-            normaliser=self._normaliser and self._normaliser.state,
+            normaliser=None if self._normaliser is None else self._normaliser.state,
         )
 
     def get_policy(self) -> PolicyArrays:

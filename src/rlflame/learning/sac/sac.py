@@ -81,7 +81,7 @@ class Sac:
             actor_adam=self._actor_adam.state,
             critic_adam=self._critic_adam.state,
             entropy_adam=self._entropy_adam.state,
-            normaliser=self._normaliser and self._normaliser.state,
+            normaliser=None if self._normaliser is None else self._normaliser.state,
         )
 
     def get_policy(self) -> PolicyArrays:
