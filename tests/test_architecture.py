@@ -62,8 +62,6 @@ GUESTS = {
         "config.validation",
         "experiment.catalog",
         "storage.checkpoint",
-        "storage.machine_log",
-        "storage.record_reader",
         "storage.run_reader",
         "analysis.report.bench_comparison",
     },

@@ -31,7 +31,7 @@ from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.factory import compute_environment_fingerprint
 from rlflame.rollout import machine, wire
 from rlflame.rollout.machine import read_versions
-from rlflame.storage import checkpoint, machine_log, safetensors_file
+from rlflame.storage import checkpoint, safetensors_file
 from rlflame.training.evaluation import EvaluationRecord, make_evaluation_plan
 
 
@@ -358,8 +358,8 @@ def test_actions_of_a_shape_that_cannot_be_are_refused(hopper, tmp_path, shape):
 def test_what_differs_between_machines_is_named():
     here = read_versions()
     there = {**here, "numpy": "1.0", "python": "3.0"}
-    assert machine_log.find_fingerprint_differences(here, here) == []
-    (line,) = machine_log.find_fingerprint_differences(here, there)
+    assert machine.find_fingerprint_differences(here, here) == []
+    (line,) = machine.find_fingerprint_differences(here, there)
     assert line == f"numpy: {here['numpy']} -> 1.0"
 
 
@@ -371,7 +371,7 @@ def test_what_makes_gradients_is_compared_where_both_sides_make_them():
     assert "torch" not in numpy
     facts = {"torch": metadata.version("torch"), "cpu_vendor": machine.read_cpu_vendor()}
     assert torch == {**numpy, **facts}
-    differences = machine_log.find_fingerprint_differences
+    differences = machine.find_fingerprint_differences
     assert differences({**torch, "cpu_vendor": "other"}, torch)
     assert differences(torch, numpy) == differences(numpy, torch) == []
     assert differences({**torch, "torch": "1.0"}, torch) == [f"torch: 1.0 -> {torch['torch']}"]

@@ -30,7 +30,6 @@ from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint, run_folder, safetensors_file
-from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
 from rlflame.storage.run_folder import (
     RunFolder,
@@ -39,7 +38,7 @@ from rlflame.storage.run_folder import (
     load_newest_checkpoint,
     report_disk_errors,
 )
-from rlflame.storage.run_recorder import FileRecorder
+from rlflame.storage.run_recorder import FileRecorder, MachineLog
 from rlflame.storage.tracking.tensorboard import EventFile
 
 

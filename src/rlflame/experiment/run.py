@@ -41,7 +41,6 @@ from rlflame.rendering.clip_recorder import ClipRecorder, make_clip_recorder
 from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.run_folder import (
     RunFolder,
     format_resume_hint,
@@ -49,7 +48,7 @@ from rlflame.storage.run_folder import (
     load_newest_checkpoint,
     report_disk_errors,
 )
-from rlflame.storage.run_recorder import FileRecorder
+from rlflame.storage.run_recorder import FileRecorder, MachineLog
 from rlflame.storage.tracking import tensorboard
 from rlflame.training.critic_helper.helper_client import open_critic_helper
 from rlflame.training.evaluation import make_evaluation_plan

@@ -24,7 +24,7 @@ from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
-from rlflame.storage.record_reader import MAX_COUNT, Count
+from rlflame.storage.run_reader import MAX_COUNT, Count
 from rlflame.storage.safetensors_file import Layout
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot
