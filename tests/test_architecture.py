@@ -51,8 +51,8 @@ GUESTS = {
     "tensorboard": {"storage.tracking.tensorboard"},
     "onnx": {"storage.export"},
     "onnxruntime": {"storage.export"},
-    "PIL": {"rendering.encoders", "rendering.film"},
-    "imageio_ffmpeg": {"rendering.encoders"},
+    "PIL": {"rendering.film"},
+    "imageio_ffmpeg": {"rendering.film"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
         "config.recipe",
@@ -63,6 +63,7 @@ GUESTS = {
         "experiment.catalog",
         "storage.checkpoint",
         "storage.run_reader",
+        "storage.safetensors_file",
         "analysis.report.bench_comparison",
     },
     "gymnasium": {

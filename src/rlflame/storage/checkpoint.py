@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from rlflame.config.recipe import EnvironmentSettings, Recipe
-from rlflame.errors import CheckpointError
 from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
@@ -97,18 +96,8 @@ def compute_state_digest(checkpoint: Checkpoint) -> str:
 
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
-    try:
+    with safetensors_file.report_read_errors(path):
         return _parse(path, *safetensors_file.read(path, "recipe", _FIELDS, _check_header))
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise safetensors_file.make_read_error(path, error) from error
-    except MemoryError as error:
-        raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
-    except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        raise CheckpointError(
-            f"{path} is damaged: {_format_reason(error)}.", safetensors_file.EARLIER_HINT
-        ) from error
 
 
 def read_segment_names(path: Path) -> set[str]:
@@ -291,7 +280,8 @@ def _check_layouts(
         differing = _join_names(layouts.keys() ^ expected.keys())
         raise ValueError(f"{group} tensors missing or unknown: {differing}")
     for name, shape in expected.items():
-        if (layout := layouts[name]) != Layout("F32", shape):
+        layout = layouts[name]
+        if (layout.dtype, layout.shape) != ("F32", shape):
             raise ValueError(
                 f"tensor {group}.{name} is {layout.dtype} {layout.shape}, expected F32 {shape}"
             )
@@ -351,23 +341,14 @@ def _parse_json(kind: Any, text: str) -> Any:
     """A frozen value from its JSON, each field of its declared type, and no other field."""
     value = _make_adapter(kind).validate_json(text, strict=True)
     names = {field.name for field in fields(value)} if is_dataclass(value) else None
-    safetensors_file.check_names(text, names)
+    safetensors_file.check_json(text, names)
     return value
 
 
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
-    safetensors_file.check_names(text)
-    _check_types(
-        json.loads(text, parse_int=_parse_integer), recipe.model_dump(mode="json"), "recipe"
-    )
+    _check_types(safetensors_file.check_json(text), recipe.model_dump(mode="json"), "recipe")
     return recipe
-
-
-def _parse_integer(text: str) -> int:
-    if len(text) > 20 or abs(int(text)) >= MAX_COUNT:
-        raise ValueError(f"its recipe has the number {text:.40}, which is beyond 64 bits")
-    return int(text)
 
 
 def _check_types(raw: Any, parsed: Any, path: str) -> None:
@@ -389,11 +370,3 @@ def _make_adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)[:5])
-
-
-def _format_reason(error: Exception) -> str:
-    """The first line of what went wrong, and for JSON of the wrong shape, where."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False)[0]
-        return f"{error.title} {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
