@@ -155,13 +155,8 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
-    is_checkpoint = metadata["kind"] == "checkpoint"
-    prefixes = ("policy.", *(("learner.", "behaviour.") if is_checkpoint else ()))
-    unexpected = [
-        name
-        for name in layouts
-        if not name.startswith(prefixes) and not (is_checkpoint and name == "envs")
-    ]
+    groups = ("policy", "learner", "behaviour", "envs")[: 4 if _is_resumable(metadata) else 1]
+    unexpected = [name for name in layouts if name.partition(".")[0] not in groups]
     if unexpected:
         raise ValueError(f"unexpected tensors: {_join_names(unexpected)}")
     expected = compute_array_shapes(spec)
@@ -171,13 +166,17 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
             _check_layouts(group_layouts, expected, group)
 
 
+def _is_resumable(metadata: Mapping[str, str]) -> bool:
+    return metadata["kind"] == "checkpoint"
+
+
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
     recipe, env, spec = _parse_policy(metadata)
     progress = _parse_json(Progress, metadata["progress"])
     _check_progress(progress, recipe)
     policy = _select(tensors, "policy.")
     snapshot = None
-    if metadata["kind"] == "checkpoint":
+    if _is_resumable(metadata):
         behaviour = _select(tensors, "behaviour.")
         states = _decode_states(tensors.get("envs"), recipe, env)
         learner = _select(tensors, "learner.")
@@ -248,12 +247,8 @@ def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
     """The recipe alone determines how the environment is made. An absent time limit stays absent:
     the environment's registration sets it wherever the policy runs.
     """
-    arguments = {
-        "id": (settings.id, env.id),
-        "kwargs": (settings.kwargs, dict(env.kwargs)),
-        "max_episode_steps": (settings.max_episode_steps, env.max_episode_steps),
-    }
-    for name, (expected, actual) in arguments.items():
+    for name in ("id", "kwargs", "max_episode_steps"):
+        expected, actual = getattr(settings, name), getattr(env, name)
         # As text, because True == 1 in Python.
         if json.dumps(expected, sort_keys=True) != json.dumps(actual, sort_keys=True):
             raise ValueError(
