@@ -180,7 +180,7 @@ class BackendFinder:
         for backend in sorted(BACKENDS, key=lambda name: name != preferred):
             reasons[backend] = self._probe(backend)
             if not reasons[backend]:
-                self._remember(backend)
+                self._store(backend)
                 return backend
         raise GraphicsUnavailableError(
             "MuJoCo cannot draw on this machine: "
@@ -191,7 +191,7 @@ class BackendFinder:
 
     def forget(self) -> None:
         """What was remembered does not work any more."""
-        self._remember("")
+        self._store("")
 
     def _make_machine_key(self) -> str:
         """A home folder may be shared by machines, and one machine have a display or none."""
@@ -207,7 +207,7 @@ class BackendFinder:
             return {}
         return backends if isinstance(backends, dict) else {}
 
-    def _remember(self, backend: str) -> None:
+    def _store(self, backend: str) -> None:
         """A memory that cannot be written costs a second next time, and nothing else."""
         backends = {**self._read_cache(), self._make_machine_key(): backend}
         temporary = self._cache_path.with_name(f".{self._cache_path.name}.{secrets.token_hex(4)}")
