@@ -838,7 +838,7 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
         def full():
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(recorder._metrics, "close", full)
+        monkeypatch.setattr(recorder._metric_file._file, "close", full)
         recorder.close()
         assert recorder._timing.closed
 
