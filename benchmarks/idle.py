@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rlflame.bench import machine_load
-from rlflame.storage import machine_log
+from rlflame.rollout import machine
 
 #: Of a core, for others; above it what is timed is worth nothing.
 MOST = 0.1
@@ -27,4 +27,4 @@ def others() -> str:
 
 def processor() -> str:
     """What this machine computes with, for a table."""
-    return str(machine_log.describe_machine()["processor"])
+    return str(machine.describe_machine()["processor"])

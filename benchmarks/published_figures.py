@@ -12,7 +12,7 @@ from rlflame.bench.result import BenchResult, Side, compute_speedup, format_valu
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.errors import ConfigError
-from rlflame.storage import machine_log
+from rlflame.rollout.machine import describe_machine
 from rlflame.terminal_text import format_count
 
 
@@ -122,7 +122,7 @@ class FlameComparison:
         return replace(result, facts=facts, sections=[*sections, section, advice])
 
     def _make_blocks(self, facts: dict[str, Any]) -> list[Block]:
-        published, machine = self.published, machine_log.describe_machine()
+        published, machine = self.published, describe_machine()
         rows = [
             {
                 "run": f"{published.source}, {side}",

@@ -15,7 +15,7 @@ from rlflame.console.base import RunResult, RunStart, SweepResources, SweepResul
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError
 from rlflame.experiment import components
-from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
+from rlflame.storage.sweep_folder import SeedOutcome, SeedResult, SweepSummary
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import Progress
 

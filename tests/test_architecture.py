@@ -50,8 +50,8 @@ GUESTS = {
     "tensorboard": {"storage.tracking.tensorboard"},
     "onnx": {"storage.export"},
     "onnxruntime": {"storage.export"},
-    "PIL": {"rendering.encoders", "rendering.film"},
-    "imageio_ffmpeg": {"rendering.encoders"},
+    "PIL": {"rendering.film"},
+    "imageio_ffmpeg": {"rendering.film"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
         "config.recipe",
@@ -61,9 +61,8 @@ GUESTS = {
         "config.validation",
         "experiment.catalog",
         "storage.checkpoint",
-        "storage.machine_log",
-        "storage.record_reader",
         "storage.run_reader",
+        "storage.safetensors_file",
         "analysis.report.bench_comparison",
     },
     "gymnasium": {

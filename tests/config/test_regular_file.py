@@ -18,7 +18,7 @@ from rlflame.analysis.report import bench_comparison
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
 from rlflame.experiment import run_list
-from rlflame.storage import checkpoint, record_reader, replay_segments, run_folder, run_reader
+from rlflame.storage import checkpoint, replay_segments, run_folder, run_reader
 from rlflame.storage.metrics import LineFile
 
 GIGABYTE = 1 << 30
@@ -60,8 +60,8 @@ def replace(request, monkeypatch):
 READERS = {
     "latest.safetensors": (checkpoint.load, CheckpointError),
     "config.toml": (toml_io.read_file, ConfigError),
-    "metrics.jsonl": (record_reader.read_lines, CheckpointError),
-    "result.json": (record_reader.read_result, CheckpointError),
+    "metrics.jsonl": (run_reader.read_lines, CheckpointError),
+    "result.json": (run_reader.read_result, CheckpointError),
     "scaling.json": (bench_comparison.read_results, CheckpointError),
     "scaling.csv": (speedup.read_run_times, CheckpointError),
 }
@@ -82,8 +82,8 @@ def test_what_stands_beside_the_point_reads_as_empty(name, tmp_path, replace):
     path = tmp_path / name
     replace(path)
     assert {
-        "timing.jsonl": record_reader.read_valid_lines,
-        "machines.json": record_reader.read_machines,
+        "timing.jsonl": run_reader.read_valid_lines,
+        "machines.json": run_reader.read_machines,
     }[name](path) == ()
 
 

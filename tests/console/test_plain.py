@@ -16,7 +16,7 @@ from screens import (
 
 from rlflame.console.plain import PlainDisplay
 from rlflame.fleet.base import FleetEvent
-from rlflame.storage.sweep_result import SeedOutcome
+from rlflame.storage.sweep_folder import SeedOutcome
 from rlflame.training.trainer import Progress
 
 

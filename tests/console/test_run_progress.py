@@ -9,7 +9,7 @@ from rlflame.console.display import Display
 from rlflame.console.run_progress import FleetProgress, RunProgress
 from rlflame.console.run_text import format_interquartile_mean
 from rlflame.fleet.base import FleetEvent
-from rlflame.storage.sweep_result import SeedOutcome
+from rlflame.storage.sweep_folder import SeedOutcome
 
 
 def test_a_slot_that_is_submitted_again_begins_a_new_round():

@@ -15,7 +15,7 @@ from PIL import Image
 from rlflame import api
 from rlflame.console.base import NullView
 from rlflame.errors import RlflameError
-from rlflame.rendering.clip_recorder import BackgroundClipMaker, ClipRecorder, NullClipMaker
+from rlflame.rendering.clip_recorder import BackgroundClipMaker, ClipRecorder
 from rlflame.rendering.job import RenderResult
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
@@ -187,7 +187,7 @@ def test_whoever_waits_for_the_last_film_is_told(tmp_path):
 
 
 def test_a_film_is_due_when_another_multiple_is_passed():
-    class Ledger(NullClipMaker):
+    class Ledger:
         offered: list[int] = []  # noqa: RUF012
 
         def offer(self, progress, policy):

@@ -12,14 +12,12 @@ from PIL import Image, ImageSequence
 
 from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
 from rlflame.rendering import (
-    encoders,
     episodes,
     film,
     gl_backend,
     policy_render,
     process_main,
 )
-from rlflame.rendering.encoders import Frame
 from rlflame.rendering.job import RenderError
 from rlflame.rollout.process.channel import MessageKind
 
@@ -28,6 +26,10 @@ from rlflame.rollout.process.channel import MessageKind
 def _without_a_screen(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.delenv("DISPLAY", raising=False)
+
+
+def drawn(job):
+    return film.Film(job).draw()
 
 
 def frames(data: bytes) -> list[tuple[Image.Image, int]]:
@@ -60,7 +62,7 @@ def test_what_is_drawn_is_what_eval_scores(env, algorithm):
     source = begun(env, algorithm=algorithm)
     expected = scored(source, 10, seed=5, most=40)
     asked = job(source, kind="png", width=48, episodes=10, best_of=10, seed=5, max_episode_steps=40)
-    drawing = film.draw(asked)
+    drawing = drawn(asked)
     assert [(p.episode_return, p.length) for p in drawing.episodes] == expected
     assert drawing.notes == ()
 
@@ -84,7 +86,7 @@ def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_
 def test_the_best_of_many_are_drawn_the_best_first():
     source = begun()
     returns = [episode_return for episode_return, _ in scored(source, 13)]
-    drawing = film.draw(job(source, kind="png", episodes=3, best_of=13))
+    drawing = drawn(job(source, kind="png", episodes=3, best_of=13))
     best = sorted(range(13), key=returns.__getitem__, reverse=True)[:3]
     assert [p.episode for p in drawing.episodes] == best
     assert [p.episode_return for p in drawing.episodes] == [returns[k] for k in best]
@@ -92,7 +94,7 @@ def test_the_best_of_many_are_drawn_the_best_first():
 
 def test_an_environment_that_drawing_disturbs_is_named():
     source = begun(fault="disturbs")
-    (note,) = film.draw(job(source)).notes
+    (note,) = drawn(job(source)).notes
     assert note.startswith("easels:Easel-v0 plays otherwise when it is drawn: episode 0 returned")
     assert repr(scored(source, 1)[0][0]) in note
 
@@ -102,7 +104,7 @@ def test_an_environment_that_drawing_disturbs_is_named():
 
 def test_every_step_at_the_environment_s_own_pace_and_the_last_stays():
     source = begun(length=23)
-    drawing = film.draw(job(source))
+    drawing = drawn(job(source))
     found = frames(drawing.data)
     # A reset and 23 steps, ten a second; then a second to read the return.
     assert [ms for _, ms in found] == [100] * 23 + [1000]
@@ -122,7 +124,7 @@ def test_every_step_at_the_environment_s_own_pace_and_the_last_stays():
     ],
 )
 def test_steps_are_left_out_and_time_stays_real(fps, asked, steps, total_ms):
-    drawing = film.draw(job(begun(length=23, fps=fps), fps=asked))
+    drawing = drawn(job(begun(length=23, fps=fps), fps=asked))
     found = frames(drawing.data)
     shades = [shade(picture) / easels.SHADE_PER_STEP for picture, _ in found]
     assert shades == pytest.approx(steps, abs=0.4)
@@ -152,11 +154,11 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
         (step, 10.0 * (7 + attempt) + step) for attempt, step in expected
     ]
     assert ends == [(7, 23), (8, 17), (9, 11), (10, 5)]
-    assert len(frames(film.draw(asked).data)) == 24
+    assert len(frames(drawn(asked).data)) == 24
 
 
 def test_both_sides_of_a_film_are_there_under_their_captions():
-    drawing = film.draw(job(begun(), begun(seed=3), width=200))
+    drawing = drawn(job(begun(), begun(seed=3), width=200))
     first, _ = frames(drawing.data)[3]
     assert first.size == (drawing.width, drawing.height)
     assert first.width == 2 * 200 + 4
@@ -176,12 +178,12 @@ def test_captions_that_are_too_long_get_a_line_of_their_own_all_through_a_film()
     one = film.add_caption(picture, "A", 1.0).height - 30
     assert film.add_caption(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
     # Episode 10 has a longer caption than episode 9; their frames are of one size.
-    drawing = film.draw(job(begun(length=1), width=105, episodes=11, best_of=11))
+    drawing = drawn(job(begun(length=1), width=105, episodes=11, best_of=11))
     assert len({frame.size for frame, _ in frames(drawing.data)}) == 1
 
 
 def test_a_strip_spans_the_episode():
-    drawing = film.draw(job(begun(length=28), kind="png", width=60))
+    drawing = drawn(job(begun(length=28), kind="png", width=60))
     strip = Image.open(io.BytesIO(drawing.data))
     assert (strip.format, drawing.frames) == ("PNG", 8)
     assert strip.width == 8 * 60 + 7 * 4
@@ -223,33 +225,33 @@ def test_mp4_has_the_frames_and_even_sides():
 # Files.
 
 
-def noisy(count: int, size: int = 32) -> list[Frame]:
+def noisy(count: int, size: int = 32) -> list[film.Frame]:
     """Pictures that no compression likes."""
     generator = np.random.default_rng(0)
     return [
-        Frame(Image.fromarray(generator.integers(0, 256, (size, size, 3), np.uint8)), 0.04)
+        film.Frame(Image.fromarray(generator.integers(0, 256, (size, size, 3), np.uint8)), 0.04)
         for _ in range(count)
     ]
 
 
 def test_a_film_that_is_too_large_loses_colours_and_then_frames():
     given = noisy(30)
-    whole, count = encoders.encode_gif(given, None)
+    whole, count = film.encode_gif(given, None)
     assert count == 30
-    fewer, count = encoders.encode_gif(given, int(0.9 * len(whole)))
+    fewer, count = film.encode_gif(given, int(0.9 * len(whole)))
     assert len(fewer) <= 0.9 * len(whole)
     assert (count, len(frames(fewer))) == (30, 30)
-    half, count = encoders.encode_gif(given, int(0.5 * len(whole)))
+    half, count = film.encode_gif(given, int(0.5 * len(whole)))
     assert len(half) <= 0.5 * len(whole)
     assert count < 30
     assert sum(ms for _, ms in frames(half)) == sum(ms for _, ms in frames(whole)) == 1200
     # Never a slide show: below eight frames a second it stays as large as it is.
-    _, count = encoders.encode_gif(given, 1)
+    _, count = film.encode_gif(given, 1)
     assert count > 8 * 1.2 / 2
 
 
 def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
-    whole, _ = encoders.encode_gif(noisy(6), None)
+    whole, _ = film.encode_gif(noisy(6), None)
     image = Image.open(io.BytesIO(whole))
     palettes = set()
     for frame in ImageSequence.Iterator(image):
@@ -259,9 +261,9 @@ def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
 
 
 def test_hundredths_of_a_second_keep_pace():
-    assert encoders.round_to_centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
-    assert sum(encoders.round_to_centiseconds([1 / 125 * 5] * 200)) == 800
-    assert encoders.round_to_centiseconds([0.001, 0.001]) == [2, 2]
+    assert film.round_to_centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
+    assert sum(film.round_to_centiseconds([1 / 125 * 5] * 200)) == 800
+    assert film.round_to_centiseconds([0.001, 0.001]) == [2, 2]
 
 
 # What cannot be drawn.
@@ -269,7 +271,7 @@ def test_hundredths_of_a_second_keep_pace():
 
 def test_an_environment_without_pictures_is_named_with_what_it_offers():
     with pytest.raises(ConfigError, match=r"offers \(ansi\), none is rgb_array"):
-        film.draw(job(begun(modes=["ansi"])))
+        drawn(job(begun(modes=["ansi"])))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_an_environment_without_pictures_is_named_with_what_it_offers():
 )
 def test_a_bad_picture_is_the_environment_s_fault(fault, said):
     with pytest.raises(EnvironmentFailure, match=said):
-        film.draw(job(begun(fault=fault)))
+        drawn(job(begun(fault=fault)))
 
 
 # The process that draws.
@@ -302,7 +304,7 @@ def test_a_drawing_travels_whole():
     there = policy_render.render_in_subprocess(
         asked, mujoco=False, report_progress=lambda made, of: heard.append((made, of))
     )
-    assert there == film.draw(asked)
+    assert there == drawn(asked)
     assert heard == [(0, 1), (1, 1)]
 
 
@@ -344,7 +346,7 @@ def test_a_window_needs_a_display():
 def test_a_window_shows_every_step(tmp_path):
     marker = tmp_path / "seen"
     source = begun(length=6, marker=str(marker))
-    drawing = film.draw(job(source, kind="window"))
+    drawing = drawn(job(source, kind="window"))
     assert (drawing.data, drawing.frames) == (b"", 0)
     assert marker.read_text().split() == [word for k in range(1, 7) for word in ("shown", str(k))]
 
@@ -353,7 +355,7 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
     def too_large(*_):
         raise MemoryError
 
-    monkeypatch.setattr(film, "draw", too_large)
+    monkeypatch.setattr(film.Film, "draw", too_large)
     asked = job(begun("CartPole-v1"), kind="gif")
     kind, answer = process_main.run_job(asked.as_dict(), None)
     assert kind is MessageKind.FAILED

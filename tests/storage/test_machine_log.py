@@ -11,8 +11,7 @@ import pytest
 from commands import TINY, rlflame
 
 from rlflame import __version__
-from rlflame.storage.machine_log import read_children_cpu_s
-from rlflame.storage.metrics import PhaseTimer
+from rlflame.storage.metrics import PhaseTimer, read_children_cpu_s
 
 BURN = """
 import sys, time

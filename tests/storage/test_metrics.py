@@ -19,8 +19,8 @@ from rlflame.storage.metrics import NAMES, JsonLines, LineFile, PhaseTimer
 HEADER = "a,b\n"
 
 
-def opened(path, lines, header=""):
-    file = LineFile(path, lines, header)
+def opened(path, lines, header="", kind=LineFile):
+    file = kind(path, lines, header)
     file.truncate()
     return file
 
@@ -114,7 +114,7 @@ def strict(text):
 
 def test_json_lines_are_strict_and_in_the_order_of_writing(tmp_path):
     path = tmp_path / "log"
-    sink = JsonLines(opened(path, 0))
+    sink = opened(path, 0, kind=JsonLines)
     sink.write(7, {"loss": math.nan, "std": -math.inf, "entropy_loss": 0.1, "episodes": 3})
     sink.write(8, {"episode_return_mean": None})
     sink.close()
@@ -130,7 +130,7 @@ def test_json_lines_are_strict_and_in_the_order_of_writing(tmp_path):
 
 
 def test_a_metric_that_nobody_explained_is_a_bug(tmp_path):
-    sink = JsonLines(opened(tmp_path / "log", 0))
+    sink = opened(tmp_path / "log", 0, kind=JsonLines)
     with pytest.raises(KeyError, match="surprise"):
         sink.write(1, {"surprise": 1.0})
     sink.close()

@@ -30,7 +30,6 @@ from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint, run_folder, safetensors_file
-from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
 from rlflame.storage.run_folder import (
     RunFolder,
@@ -39,7 +38,7 @@ from rlflame.storage.run_folder import (
     load_newest_checkpoint,
     report_disk_errors,
 )
-from rlflame.storage.run_recorder import FileRecorder
+from rlflame.storage.run_recorder import FileRecorder, MachineLog
 from rlflame.storage.tracking.tensorboard import EventFile
 
 
@@ -839,7 +838,7 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
         def full():
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(recorder._metrics, "close", full)
+        monkeypatch.setattr(recorder._metric_file._file, "close", full)
         recorder.close()
         assert recorder._timing.closed
 

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame.rollout import machine
 from rlflame.rollout.blas import THREAD_VARIABLES
-from rlflame.storage import machine_log
+from rlflame.rollout.machine import count_usable_cores, describe_machine
 from rlflame.terminal_text import format_size
 
 #: The share of the usable processors at work above which a machine counts as busy.
@@ -75,7 +74,7 @@ def read_conditions(
     at_work = (sample or count_busy_processors)()
     decisive = at_work if at_work is not None else load_average[0] if load_average else 0.0
     return MachineConditions(
-        machine=machine_log.describe_machine(),
+        machine=describe_machine(),
         threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         load_before=load_average,
         at_work=at_work,
@@ -106,7 +105,7 @@ class LoadMonitor:
 
 def _compute_busy_limit() -> float:
     """How many processors other programs may use before the machine counts as busy."""
-    return max(0.5, _BUSY_SHARE * machine.count_usable_cores())
+    return max(0.5, _BUSY_SHARE * count_usable_cores())
 
 
 def count_busy_processors(seconds: float = _SAMPLE_S) -> float | None:

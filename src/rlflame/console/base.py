@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlflame.errors import RlflameError
     from rlflame.fleet.base import FleetEvent
     from rlflame.storage.checkpoint import Checkpoint
-    from rlflame.storage.sweep_result import SeedOutcome, SweepSummary
+    from rlflame.storage.sweep_folder import SeedOutcome, SweepSummary
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress
 

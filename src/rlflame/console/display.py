@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rlflame.console.base import RunResult, RunStart, SweepResult
     from rlflame.fleet.base import FleetEvent
-    from rlflame.storage.sweep_result import SeedOutcome
+    from rlflame.storage.sweep_folder import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress
 

@@ -15,7 +15,7 @@ from rlflame.terminal_text import format_duration
 
 if TYPE_CHECKING:
     from rlflame.console.base import RunStart
-    from rlflame.storage.sweep_result import SeedOutcome
+    from rlflame.storage.sweep_folder import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
 
 #: A line is due with every such part of the budget, or after so long a silence.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlflame.console.base import RunStart
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.fleet.base import FleetEvent
-    from rlflame.storage.sweep_result import SeedOutcome
+    from rlflame.storage.sweep_folder import SeedOutcome
 
 #: Episodes in the recent return.
 RECENT_EPISODES = 100

@@ -20,7 +20,7 @@ from rlflame.terminal_text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
     from rlflame.console.run_progress import RunProgress
-    from rlflame.storage.sweep_result import SweepSummary
+    from rlflame.storage.sweep_folder import SweepSummary
 
 Pairs = list[tuple[str, str]]
 

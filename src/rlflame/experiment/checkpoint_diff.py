@@ -13,10 +13,10 @@ from rlflame.config import nested
 from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
 from rlflame.errors import CheckpointError
 from rlflame.learning.buffers.replay_buffer import count_segment_rows
+from rlflame.rollout.machine import find_fingerprint_differences
 from rlflame.rollout.task import Array
 from rlflame.storage import replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint, collect_tensors
-from rlflame.storage.machine_log import find_fingerprint_differences
 from rlflame.terminal_text import format_count, format_size
 from rlflame.training.trainer import BUFFER_PREFIX
 

@@ -15,11 +15,10 @@ from rlflame.learning.base import Segment
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
 from rlflame.learning.factory import make_algorithm, make_buffer
 from rlflame.learning.policy_average import PolicyAverage
-from rlflame.rollout.machine import read_versions
+from rlflame.rollout.machine import find_fingerprint_differences, read_versions
 from rlflame.rollout.task import EnvSpec
-from rlflame.storage import checkpoint, record_reader, replay_segments
+from rlflame.storage import checkpoint, replay_segments, run_reader
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_log import find_fingerprint_differences
 from rlflame.storage.run_folder import list_step_files, load_newest_checkpoint
 from rlflame.training.trainer import BUFFER_PREFIX, restore_components
 
@@ -37,7 +36,7 @@ def is_finished(source: Checkpoint) -> bool:
 def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
     """Whether the final evaluation is there, in the checkpoint and beside it."""
     try:
-        result = record_reader.read_result(folder / "result.json")
+        result = run_reader.read_result(folder / "result.json")
     except CheckpointError:
         return False
     if source.evaluation is None or result is None:

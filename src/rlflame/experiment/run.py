@@ -37,11 +37,10 @@ from rlflame.experiment.resume import (
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
-from rlflame.rendering.clip_recorder import ClipRecorder, make_clip_recorder
+from rlflame.rendering.clip_recorder import BackgroundClipMaker, ClipRecorder
 from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.run_folder import (
     RunFolder,
     format_resume_hint,
@@ -49,7 +48,7 @@ from rlflame.storage.run_folder import (
     load_newest_checkpoint,
     report_disk_errors,
 )
-from rlflame.storage.run_recorder import FileRecorder
+from rlflame.storage.run_recorder import FileRecorder, MachineLog
 from rlflame.storage.tracking import tensorboard
 from rlflame.training.critic_helper.helper_client import open_critic_helper
 from rlflame.training.evaluation import make_evaluation_plan
@@ -219,14 +218,11 @@ class Run:
             observer=host.view,
             take_counts=lambda: {**counts.take(), **traffic.take()},
         )
-        clip_recorder = make_clip_recorder(
-            recorder,
-            self.folder.path / "videos",
-            self.source,
-            self.runtime.video_every_steps,
-            host.view.show_note,
-            self.folder.check_all,
-        )
+        clips, every_steps = None, self.runtime.video_every_steps or 0
+        if every_steps:
+            videos = self.folder.path / "videos"
+            clips = BackgroundClipMaker(videos, self.source, check=self.folder.check_all)
+        clip_recorder = ClipRecorder(recorder, clips, every_steps, host.view.show_note)
         complete = False
         try:
             # Not earlier: a run that is refused keeps its config.

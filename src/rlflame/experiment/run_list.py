@@ -17,7 +17,7 @@ from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment.resume import has_final_evaluation, is_finished
 from rlflame.statistics import compute_interquartile_means
-from rlflame.storage import record_reader
+from rlflame.storage import run_reader
 from rlflame.storage.run_folder import is_locked, load_newest_checkpoint
 from rlflame.storage.sweep_folder import SWEEP_FILE, is_sweep, list_seed_runs
 
@@ -161,7 +161,7 @@ def _read_last_counts(folder: Path) -> dict[str, int]:
         with regular_file.open_to_read(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        line = record_reader.parse_line(lines[-1]) if lines else {}
+        line = run_reader.parse_line(lines[-1]) if lines else {}
     except (OSError, ValueError):
         return {}
     return {name: number for name, number in line.items() if isinstance(number, int)}

@@ -45,25 +45,7 @@ def render_job(job: RenderJob, mujoco: bool, is_stopped: Callable[[], bool]) -> 
     return policy_render.render_in_subprocess(job, mujoco=mujoco, is_stopped=is_stopped)
 
 
-class NullClipMaker:
-    """No films are wanted."""
-
-    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
-        """Film this policy as soon as no other film is being made."""
-
-    def is_busy(self) -> bool:
-        """Whether a film is being made."""
-        return False
-
-    def take_notes(self) -> list[str]:
-        """Notes for the user since the last call."""
-        return []
-
-    def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for the film that is being made, or end it where there is no time."""
-
-
-class BackgroundClipMaker(NullClipMaker):
+class BackgroundClipMaker:
     """Makes one film at a time. Of the policies that wait, the newest is filmed."""
 
     def __init__(
@@ -73,6 +55,7 @@ class BackgroundClipMaker(NullClipMaker):
         render: RenderCallback = render_job,
         check: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check` raises where the folder must not be written into any more."""
         from rlflame.rendering import episodes  # loads Gymnasium
 
         self._folder = folder
@@ -93,6 +76,7 @@ class BackgroundClipMaker(NullClipMaker):
             self._give_up(f"{type(error).__name__}: {error}")
 
     def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
+        """Film this policy as soon as no other film is being made."""
         self._due_count += 1
         if self._render_info is None or self._stopped:
             return
@@ -115,14 +99,17 @@ class BackgroundClipMaker(NullClipMaker):
                 self._thread.start()
 
     def is_busy(self) -> bool:
+        """Whether a film is being made."""
         return self._thread is not None
 
     def take_notes(self) -> list[str]:
+        """Notes for the user since the last call."""
         with self._lock:
             notes, self._notes = self._notes, []
         return notes
 
     def close(self, hurry: Callable[[], bool], timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait for the film that is being made, or end it where there is no time."""
         deadline = time.monotonic() + timeout_s
         while (thread := self._thread) is not None:
             if hurry() or time.monotonic() > deadline:
@@ -170,32 +157,13 @@ class BackgroundClipMaker(NullClipMaker):
             self._notes.append(f"There will be no {more}films of this run: {reason}")
 
 
-def make_clip_recorder(
-    recorder: Recorder,
-    folder: Path,
-    source: Checkpoint,
-    every_steps: int | None,
-    note: Callable[[str], None],
-    check: Callable[[], None] = lambda: None,
-) -> ClipRecorder:
-    """The recorder with films in that folder, if any are wanted.
-
-    `check` raises where the folder must not be written into any more.
-    """
-    if every_steps is None:
-        return ClipRecorder(recorder, NullClipMaker(), 1, note)
-    return ClipRecorder(
-        recorder, BackgroundClipMaker(folder, source, check=check), every_steps, note
-    )
-
-
 class ClipRecorder:
-    """A Recorder that also films the policy, once every `every_steps` steps."""
+    """A Recorder that also films the policy every `every_steps` steps, where films are wanted."""
 
     def __init__(
         self,
         recorder: Recorder,
-        clips: NullClipMaker,
+        clips: BackgroundClipMaker | None,
         every_steps: int,
         note: Callable[[str], None],
     ) -> None:
@@ -220,6 +188,8 @@ class ClipRecorder:
         self, take: Callable[[], Snapshot], progress: Progress, final: bool
     ) -> None:
         self._recorder.record_snapshot(take, progress, final)
+        if self._clips is None:
+            return
         every, last = self._every_steps, self._last_clip_steps
         if last is None or progress.steps // every > last // every:
             self._last_clip_steps = progress.steps
@@ -230,10 +200,12 @@ class ClipRecorder:
 
     def report_notes(self) -> None:
         """Show notes in this thread, which shows everything else too."""
-        for text in self._clips.take_notes():
+        for text in self._clips.take_notes() if self._clips else ():
             self._note(text)
 
     def close(self, hurry: Callable[[], bool]) -> None:
+        if self._clips is None:
+            return
         if self._clips.is_busy() and not hurry():
             self._note("The last film is being drawn; Ctrl-C goes without it.")
         self._clips.close(hurry)

@@ -1,17 +1,20 @@
-"""A job drawn: episodes are chosen, filmed, put together, and turned into a file's bytes."""
+"""A job drawn: episodes are chosen, filmed, put together, and encoded as GIF, MP4 or PNG."""
 
 from __future__ import annotations
 
+import io
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from rlflame.errors import ConfigError
-from rlflame.rendering import encoders, episodes
-from rlflame.rendering.encoders import Frame
+from rlflame.rendering import episodes
 from rlflame.rendering.episodes import EpisodePlayer, StepImage
 from rlflame.rendering.job import PlayedEpisode, RenderJob, RenderKind, RenderResult
 from rlflame.rollout.task import Array
@@ -29,6 +32,18 @@ _INK = (240, 240, 240)
 _GAP = 4
 #: As wide as a return may get, so that all frames of a film have one layout.
 _WIDEST = "return -00,000.0"
+#: Numbers of colours of a GIF. One is left for what has not changed since the frame before.
+COLOURS = (255, 127, 63)
+_SLOWEST_FPS = 8.0
+_SAMPLED_PIXELS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A picture and how long it stays."""
+
+    picture: Image.Image
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +53,6 @@ class _EpisodeImages:
     played: PlayedEpisode
     ticks: tuple[int, ...]
     sides: tuple[tuple[StepImage, ...], ...]
-
-
-def draw(
-    job: RenderJob, report_progress: Callable[[int, int], None] = lambda count, of: None
-) -> RenderResult:
-    """The whole drawing; `report_progress` gets how many episodes are filmed, of how many."""
-    return Film(job).draw(report_progress)
 
 
 class Film:
@@ -74,7 +82,10 @@ class Film:
         #: Steps from one frame to the next: time stays the environment's own.
         self._stride = max(1, round(self._info.steps_per_s / rate))
 
-    def draw(self, report_progress: Callable[[int, int], None]) -> RenderResult:
+    def draw(
+        self, report_progress: Callable[[int, int], None] = lambda count, of: None
+    ) -> RenderResult:
+        """The whole drawing; `report_progress` gets how many episodes are filmed, of how many."""
         try:
             scored = self._player.score_episodes(self._options.candidates)
             if len(scored) > self._options.episodes:  # the best, the best one first
@@ -124,14 +135,14 @@ class Film:
         one_line = self._has_one_line(reels)
         if self._kind == "png":
             rows = [[*side] for reel in reels for side in self._make_panels(reel, one_line)]
-            sheet = join_vertically([join_horizontally(row) for row in rows])
+            sheet = join_images([join_images(row, 0) for row in rows], 1)
             count = sum(len(reel.ticks) for reel in reels)
-            return RenderResult(encoders.encode_png(sheet), played, count, *sheet.size, 0.0)
+            return RenderResult(encode_png(sheet), played, count, *sheet.size, 0.0)
         frames = [frame for reel in reels for frame in self._make_frames(reel, one_line)]
         if self._kind == "gif":
-            data, count = encoders.encode_gif(frames, self._job.max_bytes)
+            data, count = encode_gif(frames, self._job.max_bytes)
         else:
-            data = encoders.encode_mp4(frames, self._info.steps_per_s / self._stride)
+            data = encode_mp4(frames, self._info.steps_per_s / self._stride)
             count = len(frames)
         seconds = sum(frame.seconds for frame in frames)
         return RenderResult(data, played, count, *frames[0].picture.size, seconds)
@@ -158,7 +169,7 @@ class Film:
         sides = zip(*self._make_panels(reel, one_line), strict=True)
         following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * self._info.steps_per_s)
         return [
-            Frame(join_horizontally(pictures), (end - start) / self._info.steps_per_s)
+            Frame(join_images(pictures, 0), (end - start) / self._info.steps_per_s)
             for pictures, start, end in zip(sides, reel.ticks, following, strict=True)
         ]
 
@@ -201,25 +212,15 @@ def add_caption(
     return result
 
 
-def join_horizontally(images: Sequence[Image.Image]) -> Image.Image:
-    """From left to right, with a gap."""
-    width = sum(image.width for image in images) + _GAP * (len(images) - 1)
-    result = Image.new("RGB", (width, max(image.height for image in images)), _PAPER)
-    x = 0
+def join_images(images: Sequence[Image.Image], axis: int) -> Image.Image:
+    """One picture, with gaps: from left to right along axis 0, from top to bottom along axis 1."""
+    size = [max(image.size[side] for image in images) for side in (0, 1)]
+    size[axis] = sum(image.size[axis] + _GAP for image in images) - _GAP
+    result = Image.new("RGB", (size[0], size[1]), _PAPER)
+    place = [0, 0]
     for image in images:
-        result.paste(image, (x, 0))
-        x += image.width + _GAP
-    return result
-
-
-def join_vertically(images: Sequence[Image.Image]) -> Image.Image:
-    """From top to bottom, with a gap."""
-    height = sum(image.height for image in images) + _GAP * (len(images) - 1)
-    result = Image.new("RGB", (max(image.width for image in images), height), _PAPER)
-    y = 0
-    for image in images:
-        result.paste(image, (0, y))
-        y += image.height + _GAP
+        result.paste(image, (place[0], place[1]))
+        place[axis] += image.size[axis] + _GAP
     return result
 
 
@@ -228,3 +229,90 @@ def _make_layout(width: int) -> tuple[Font, int, int]:
     """Font, height of a line and margin for a picture of this width."""
     size = max(11, min(22, width // 20))
     return ImageFont.load_default(size), round(1.6 * size), max(2, width // 60)
+
+
+def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:
+    """An endless GIF with one palette, and how many frames it has.
+
+    Where it must be small, colours go first and then every second frame, in turns.
+    """
+    remaining, data = list(frames), b""
+    while True:
+        for colours in COLOURS:
+            data = _encode_palette_gif(remaining, colours)
+            if max_bytes is None or len(data) <= max_bytes:
+                return data, len(remaining)
+        fps = len(remaining) / sum(frame.seconds for frame in remaining)
+        if len(remaining) < 3 or fps / 2 < _SLOWEST_FPS:
+            return data, len(remaining)
+        remaining = halve_frames(remaining)
+
+
+def halve_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """Every second frame and the last, over the same time."""
+    *body, last = frames
+    pairs = [body[i : i + 2] for i in range(0, len(body), 2)]
+    return [Frame(pair[0].picture, sum(f.seconds for f in pair)) for pair in pairs] + [last]
+
+
+def _encode_palette_gif(frames: Sequence[Frame], colours: int) -> bytes:
+    palette = _make_palette([frame.picture for frame in frames], colours)
+    # Without dithering: noise that differs from frame to frame is what makes GIFs large.
+    flat = [frame.picture.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    buffer = io.BytesIO()
+    flat[0].save(
+        buffer,
+        "GIF",
+        save_all=True,
+        append_images=flat[1:],
+        duration=[10 * ticks for ticks in round_to_centiseconds([f.seconds for f in frames])],
+        loop=0,
+        optimize=True,
+    )
+    return buffer.getvalue()
+
+
+def round_to_centiseconds(seconds: Sequence[float]) -> list[int]:
+    """Whole hundredths that keep pace with the true time: no rounding adds up."""
+    ends = np.round(100.0 * np.cumsum([0.0, *seconds]) + 1e-6).astype(int)
+    return [max(2, int(end - begin)) for begin, end in pairwise(ends)]
+
+
+def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
+    """The colours of a whole film, from a share of the pixels of every frame."""
+    width, height = pictures[0].size
+    scale = min(1.0, (_SAMPLED_PIXELS / (len(pictures) * width * height)) ** 0.5)
+    size = (max(1, int(width * scale)), max(1, int(height * scale)))
+    mosaic = Image.new("RGB", (size[0], size[1] * len(pictures)))
+    for row, picture in enumerate(pictures):
+        mosaic.paste(picture.resize(size, Image.Resampling.NEAREST), (0, row * size[1]))
+    return mosaic.quantize(colours, method=Image.Quantize.MEDIANCUT)
+
+
+def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
+    """H.264 at a constant rate; a frame that stays longer is repeated."""
+    import imageio_ffmpeg
+
+    width, height = frames[0].picture.size
+    even = (width + width % 2, height + height % 2)
+    with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:
+        path = Path(folder) / "film.mp4"
+        writer = imageio_ffmpeg.write_frames(
+            str(path), even, fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
+        )
+        writer.send(None)
+        try:
+            for frame in frames:
+                padded = Image.new("RGB", even)
+                padded.paste(frame.picture)
+                for _ in range(max(1, round(frame.seconds * fps))):
+                    writer.send(padded.tobytes())
+        finally:
+            writer.close()
+        return path.read_bytes()
+
+
+def encode_png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

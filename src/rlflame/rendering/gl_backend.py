@@ -191,7 +191,7 @@ class BackendFinder:
 
     def forget(self) -> None:
         """What was remembered does not work any more."""
-        self._write({k: v for k, v in self._read_cache().items() if k != self._make_machine_key()})
+        self._store("")
 
     def _make_machine_key(self) -> str:
         """A home folder may be shared by machines, and one machine have a display or none."""
@@ -208,10 +208,8 @@ class BackendFinder:
         return backends if isinstance(backends, dict) else {}
 
     def _store(self, backend: str) -> None:
-        self._write({**self._read_cache(), self._make_machine_key(): backend})
-
-    def _write(self, backends: dict[str, str]) -> None:
         """A memory that cannot be written costs a second next time, and nothing else."""
+        backends = {**self._read_cache(), self._make_machine_key(): backend}
         temporary = self._cache_path.with_name(f".{self._cache_path.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
             self._cache_path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from rlflame.errors import (
     CheckpointError,
     ConfigError,
     RlflameError,
+    check_extra,
     format_shell,
     make_error,
     replace_suffix,
@@ -36,6 +37,8 @@ from rlflame.storage.checkpoint import Checkpoint
 ProgressCallback = Callable[[int, int], None]
 #: What a GIF may weigh before it loses colours and frames.
 MAX_GIF_BYTES = 5_000_000
+#: Viewers show shorter frames at a tenth of their speed.
+MAX_GIF_FPS = 50.0
 #: How often it is asked whether the drawing is still wanted.
 _POLL_S = 0.2
 
@@ -49,9 +52,7 @@ def resolve_kind(out: Path) -> RenderKind:
             format_shell("-o", replace_suffix(out, ".gif", "film")),
         )
     if kind == "mp4":
-        from rlflame.rendering import encoders  # needs Pillow, which takes long to load
-
-        encoders.check_video()
+        check_extra("imageio_ffmpeg", "no .mp4 can be written", "video")
     if out.is_dir():
         raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
     folder = out.absolute().parent
@@ -71,10 +72,11 @@ def check_options(options: RenderOptions) -> None:
         )
     if options.kind == "window" and options.versus_untrained:
         raise ConfigError("--human shows one policy.", "-o film.gif --vs-untrained")
-    if options.kind == "gif" and options.fps is not None:
-        from rlflame.rendering import encoders
-
-        encoders.check_gif_rate(options.fps)
+    if options.kind == "gif" and (options.fps or 0.0) > MAX_GIF_FPS:
+        raise ConfigError(
+            f"--fps {options.fps:g} is more than viewers show of a GIF.",
+            "--fps 50, or -o with .mp4",
+        )
 
 
 def make_job(

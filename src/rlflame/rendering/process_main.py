@@ -54,7 +54,7 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
         user_code.load_from_environment()
         from rlflame.rendering import film
 
-        drawing = film.draw(job, report_progress)
+        drawing = film.Film(job).draw(report_progress)
     except RlflameError as error:
         return MessageKind.FAILED, error.as_dict()
     except MemoryError:

@@ -13,6 +13,7 @@ import platform
 import socket
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from typing import Any
 from . import blas
 
 _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
+_MACHINE_FACTS = ("host", "processor", "memory_bytes", "system", "libc", "python", "packages")
+#: Fields of a fingerprint whose difference can change bits; the others are for the reader.
+_BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
+#: The same of gradients, compared where both sides have them. Acting needs neither.
+_GRADIENT_FIELDS = ("torch", "cpu_vendor", "card")
 PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
 
 
@@ -36,6 +42,17 @@ def describe_host() -> dict[str, Any]:
         "processor": _read_processor(),
         "folder": os.getcwd(),
         "graphics": list_gl_backends(),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """The facts that a number measured here should be read with."""
+    facts = describe_host()
+    return {
+        **{name: facts[name] for name in _MACHINE_FACTS},
+        "cores": os.cpu_count() or 1,
+        "usable_cores": count_usable_cores(),
+        "blas": blas.read_core_name(),
     }
 
 
@@ -57,6 +74,16 @@ def read_versions() -> dict[str, str]:
     """The fingerprint with the versions of Python and of the simulators, for comparisons."""
     packages = {name: _find_version(name) or "absent" for name in ("gymnasium", "mujoco", "box2d")}
     return {"python": platform.python_version(), **read_fingerprint(), **packages}
+
+
+def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """What differs between two machines that can change bits, as `name: one -> other`."""
+    gradient_fields = [name for name in _GRADIENT_FIELDS if name in a and name in b]
+    return [
+        f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
+        for name in (*_BIT_FIELDS, *gradient_fields)
+        if a.get(name) != b.get(name)
+    ]
 
 
 def count_usable_cores() -> int:

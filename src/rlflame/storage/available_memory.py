@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -18,38 +19,28 @@ _ROOT = Path("/")
 
 def measure_available_bytes(root: Path = _ROOT) -> int:
     """What the machine has left, or its container where that is less."""
-    return max(0, min([_read_machine_bytes(root), *_read_cgroup_limits(root)]))
+    machine_bytes = _read_number(root / "proc/meminfo", "MemAvailable:") * 1024
+    machine_bytes = machine_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min([machine_bytes, *_read_cgroup_limits(root)]))
 
 
 def measure_usable_bytes(root: Path = _ROOT) -> tuple[int, int]:
     """What one replay can take in this process beside all else that it will need: beyond the first
     it cannot run, up to the second it can."""
-    shared, address_limits = (
-        measure_available_bytes(root) - PROCESS_BYTES,
-        [*_read_address_limits(root)],
-    )
-    maximum, safe = (
-        min([shared, *(limit_bytes - reserve_bytes for limit_bytes in address_limits)])
-        for reserve_bytes in RESERVED_BYTES
-    )
-    return max(0, maximum), max(0, safe)
+    shared = measure_available_bytes(root) - PROCESS_BYTES
+    address_bytes = _read_address_bytes(root)
+    maximum, safe = (max(0, min(shared, address_bytes - reserve)) for reserve in RESERVED_BYTES)
+    return int(maximum), int(safe)
 
 
-def _read_address_limits(root: Path) -> Iterator[int]:
-    """Of `ulimit -v`, what this process has not taken yet."""
+def _read_address_bytes(root: Path) -> float:
+    """Of `ulimit -v`, what this process has not taken yet; infinite without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError, ValueError, IndexError):
             pages = int((root / "proc/self/statm").read_text().split()[0])
-            yield limit - pages * resource.getpagesize()
-
-
-def _read_machine_bytes(root: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return limit - pages * resource.getpagesize()
+    return math.inf
 
 
 def _read_cgroup_limits(root: Path) -> Iterator[int]:
@@ -75,14 +66,15 @@ def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -
         with contextlib.suppress(OSError, ValueError):
             # A group without a limit says `max`, or has no such file.
             free_bytes = int((folder / limit).read_text()) - int((folder / usage).read_text())
-            yield free_bytes + _read_cached_bytes(folder / "memory.stat", cached)
+            # Pages of files count as used, and are given up when they are needed.
+            yield free_bytes + _read_number(folder / "memory.stat", cached)
         if folder == base:
             return
 
 
-def _read_cached_bytes(file: Path, name: str) -> int:
-    """Pages of files count as used, and are given up when they are needed."""
-    with contextlib.suppress(OSError, ValueError):
+def _read_number(file: Path, name: str) -> int:
+    """The number after a name in a file of statistics; 0 where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in file.read_text().splitlines():
             if line.startswith(f"{name} "):
                 return int(line.split()[1])

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from rlflame.config.recipe import EnvironmentSettings, Recipe
-from rlflame.errors import CheckpointError
 from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
-from rlflame.storage.record_reader import MAX_COUNT, Count
+from rlflame.storage.run_reader import MAX_COUNT, Count
 from rlflame.storage.safetensors_file import Layout
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot
@@ -97,18 +96,8 @@ def compute_state_digest(checkpoint: Checkpoint) -> str:
 
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
-    try:
+    with safetensors_file.report_read_errors(path):
         return _parse(path, *safetensors_file.read(path, "recipe", _FIELDS, _check_header))
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise safetensors_file.make_read_error(path, error) from error
-    except MemoryError as error:
-        raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
-    except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        raise CheckpointError(
-            f"{path} is damaged: {_format_reason(error)}.", safetensors_file.EARLIER_HINT
-        ) from error
 
 
 def read_segment_names(path: Path) -> set[str]:
@@ -166,13 +155,8 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
-    is_checkpoint = metadata["kind"] == "checkpoint"
-    prefixes = ("policy.", *(("learner.", "behaviour.") if is_checkpoint else ()))
-    unexpected = [
-        name
-        for name in layouts
-        if not name.startswith(prefixes) and not (is_checkpoint and name == "envs")
-    ]
+    groups = ("policy", "learner", "behaviour", "envs")[: 4 if _is_resumable(metadata) else 1]
+    unexpected = [name for name in layouts if name.partition(".")[0] not in groups]
     if unexpected:
         raise ValueError(f"unexpected tensors: {_join_names(unexpected)}")
     expected = compute_array_shapes(spec)
@@ -182,13 +166,17 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
             _check_layouts(group_layouts, expected, group)
 
 
+def _is_resumable(metadata: Mapping[str, str]) -> bool:
+    return metadata["kind"] == "checkpoint"
+
+
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
     recipe, env, spec = _parse_policy(metadata)
     progress = _parse_json(Progress, metadata["progress"])
     _check_progress(progress, recipe)
     policy = _select(tensors, "policy.")
     snapshot = None
-    if metadata["kind"] == "checkpoint":
+    if _is_resumable(metadata):
         behaviour = _select(tensors, "behaviour.")
         states = _decode_states(tensors.get("envs"), recipe, env)
         learner = _select(tensors, "learner.")
@@ -259,12 +247,8 @@ def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
     """The recipe alone determines how the environment is made. An absent time limit stays absent:
     the environment's registration sets it wherever the policy runs.
     """
-    arguments = {
-        "id": (settings.id, env.id),
-        "kwargs": (settings.kwargs, dict(env.kwargs)),
-        "max_episode_steps": (settings.max_episode_steps, env.max_episode_steps),
-    }
-    for name, (expected, actual) in arguments.items():
+    for name in ("id", "kwargs", "max_episode_steps"):
+        expected, actual = getattr(settings, name), getattr(env, name)
         # As text, because True == 1 in Python.
         if json.dumps(expected, sort_keys=True) != json.dumps(actual, sort_keys=True):
             raise ValueError(
@@ -291,7 +275,8 @@ def _check_layouts(
         differing = _join_names(layouts.keys() ^ expected.keys())
         raise ValueError(f"{group} tensors missing or unknown: {differing}")
     for name, shape in expected.items():
-        if (layout := layouts[name]) != Layout("F32", shape):
+        layout = layouts[name]
+        if (layout.dtype, layout.shape) != ("F32", shape):
             raise ValueError(
                 f"tensor {group}.{name} is {layout.dtype} {layout.shape}, expected F32 {shape}"
             )
@@ -351,23 +336,14 @@ def _parse_json(kind: Any, text: str) -> Any:
     """A frozen value from its JSON, each field of its declared type, and no other field."""
     value = _make_adapter(kind).validate_json(text, strict=True)
     names = {field.name for field in fields(value)} if is_dataclass(value) else None
-    safetensors_file.check_names(text, names)
+    safetensors_file.check_json(text, names)
     return value
 
 
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
-    safetensors_file.check_names(text)
-    _check_types(
-        json.loads(text, parse_int=_parse_integer), recipe.model_dump(mode="json"), "recipe"
-    )
+    _check_types(safetensors_file.check_json(text), recipe.model_dump(mode="json"), "recipe")
     return recipe
-
-
-def _parse_integer(text: str) -> int:
-    if len(text) > 20 or abs(int(text)) >= MAX_COUNT:
-        raise ValueError(f"its recipe has the number {text:.40}, which is beyond 64 bits")
-    return int(text)
 
 
 def _check_types(raw: Any, parsed: Any, path: str) -> None:
@@ -389,11 +365,3 @@ def _make_adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)[:5])
-
-
-def _format_reason(error: Exception) -> str:
-    """The first line of what went wrong, and for JSON of the wrong shape, where."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False)[0]
-        return f"{error.title} {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,6 +1,6 @@
-"""The closed list of metric names, each explained, and the sinks they are written to.
+"""The closed list of metric names, each explained, the files they are written to, and the clocks.
 
-Sinks of a run's own record hold no wall clock, so two runs can be compared byte by byte; timing
+The files of a run's record hold no wall clock, so two runs can be compared byte by byte. Timing
 goes to a separate file.
 """
 
@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,11 +67,12 @@ LIVE_METRICS: dict[str, tuple[str, str]] = {
     "ent_coef": ("entropy coefficient", ".3g"),
 }
 
+_THREADS = "/proc/self/task"
 EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
 
 
 class Sink(Protocol):
-    """Where metrics go. Nothing else prints."""
+    """Where else metrics go, such as TensorBoard."""
 
     def write(self, step: int, metrics: dict[str, Any]) -> None: ...
 
@@ -128,21 +130,14 @@ def _find_end_offset(path: Path, lines: int, header: str) -> int:
     return end
 
 
-class JsonLines:
+class JsonLines(LineFile):
     """One JSON object a line; the order of keys is the order of writing."""
 
-    def __init__(self, file: LineFile) -> None:
-        self._file = file
-
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        unknown = metrics.keys() - NAMES.keys()
-        if unknown:
+        if unknown := metrics.keys() - NAMES.keys():
             raise KeyError(f"metrics without an explanation in NAMES: {sorted(unknown)}")
         line = {"steps": step, **{name: _to_json_number(value) for name, value in metrics.items()}}
-        self._file.append(json.dumps(line, allow_nan=False))
-
-    def close(self) -> None:
-        self._file.close()
+        self.append(json.dumps(line, allow_nan=False))
 
 
 def _to_json_number(value: Any) -> Any:
@@ -180,3 +175,37 @@ class PhaseTimer:
 
     def _read_clocks(self) -> tuple[float, float, float | None]:
         return time.monotonic(), time.process_time(), self._read_workers_cpu_s()
+
+
+def read_children_cpu_s() -> float | None:
+    """Processor seconds of the processes begun by this one; None where the system does not tell."""
+    try:
+        pids = [pid for thread in os.listdir(_THREADS) for pid in _list_children(thread)]
+    except OSError:
+        return None
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime + sum(map(_read_cpu_s, pids))
+
+
+def _list_children(thread: str) -> list[str]:
+    """A system without the file raises; a thread that has just ended has no children."""
+    try:
+        return _read_proc_file(f"{_THREADS}/{thread}/children").split()
+    except FileNotFoundError:
+        if os.path.exists(f"{_THREADS}/{thread}"):
+            raise
+        return []
+
+
+def _read_cpu_s(pid: str) -> float:
+    """Its own and its ended children's; nothing once it has ended itself."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name, in parentheses, may hold anything; utime is the twelfth word after it.
+        fields = _read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _read_proc_file(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return file.read()

@@ -48,18 +48,14 @@ def make_lazy_segment(folder: Path, number: int, digest: str) -> Segment:
 
 def _read_segment(path: Path, number: int, digest: str) -> State:
     try:
-        metadata, arrays = safetensors_file.read(path, "segment", _FIELDS)
-        if metadata["segment"] != str(number) or compute_digest(arrays) != digest:
-            raise ValueError("it is not the segment that the checkpoint names")
+        with safetensors_file.report_read_errors(path):
+            metadata, arrays = safetensors_file.read(path, "segment", _FIELDS)
+            if metadata["segment"] != str(number) or compute_digest(arrays) != digest:
+                raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
-        raise ReplayError(error.message, _HINT) from error
-    except FileNotFoundError as error:
-        raise ReplayError(f"{path} is missing, and the replay needs it.", _HINT) from error
-    except OSError as error:
-        raise ReplayError(f"{path} cannot be read: {error.strerror}.", _HINT) from error
-    except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise ReplayError(f"{path} is damaged: {reason}.", _HINT) from error
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        message = f"{path} is missing, and the replay needs it." if missing else error.message
+        raise ReplayError(message, _HINT) from error
     return arrays
 
 

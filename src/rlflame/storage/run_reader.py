@@ -1,27 +1,100 @@
-"""A run's folder, read for pictures and reports. Never writes."""
+"""A run's folder, read for pictures, reports and lists. Never writes.
+
+A damaged record or final evaluation is refused by name, because numbers are made of it. Of clocks
+and machines, a value of another type than expected counts as absent.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from rlflame.config import nested, regular_file, toml_io
 from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
 from rlflame.config.recipe import make_defaults
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.rollout.task import Float64
-from rlflame.storage import record_reader
-from rlflame.storage.record_reader import Count, Line, Text
 from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
+Line = dict[str, Any]
+#: Steps and bytes are counted in 64 bits.
+MAX_COUNT = 2**63
+Count = Annotated[int, Field(strict=True, ge=0, lt=MAX_COUNT)]
+Number = (
+    Annotated[int, Field(strict=True, gt=-MAX_COUNT, lt=MAX_COUNT)]
+    | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+)
+#: Printable as one line.
+Text = Annotated[str, Field(strict=True, pattern=r"^( |[^\p{C}\p{Z}])*$")]
 #: The sum of the squares of all episodes' returns is then still finite.
 _MAX_VALUE = 1e140
+
+
+def _validate_or_drop(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+_OR_NONE = WrapValidator(_validate_or_drop)
+_MaybeCount = Annotated[Count | None, _OR_NONE]
+
+
+class _Numbers(BaseModel):
+    """An object of which only the numbers are read."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Number | None, _OR_NONE]]
+
+
+class _Record(_Numbers):
+    steps: Count
+
+
+class _Evaluation(_Numbers):
+    mean: Number
+
+
+class _Result(BaseModel):
+    steps: Count
+    evaluation: _Evaluation
+
+
+class _Facts(BaseModel):
+    """What is known of a process, a machine or a worker: text, but for what counts something."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Text | None, _OR_NONE]]
+
+    steps: _MaybeCount = None
+    capacity: _MaybeCount = None
+    cores: _MaybeCount = None
+    usable_cores: _MaybeCount = None
+    memory_bytes: _MaybeCount = None
+    number: _MaybeCount = None
+    packages: Annotated[_Facts | None, _OR_NONE] = None
+    machine: Annotated[_Facts | None, _OR_NONE] = None
+    workers: Annotated[list[_Facts] | None, _OR_NONE] = None
+
+
+_MACHINES = TypeAdapter(list[Annotated[_Facts | None, _OR_NONE]])
 
 
 class _EnvironmentHead(BaseModel):
@@ -102,19 +175,17 @@ class RunData:
     def read_episodes(self) -> tuple[Float64, Float64]:
         """Return and length of every training episode, in the order they were collected."""
         path = self.folder / "episodes.csv"
+        rows: list[tuple[float, float]] = []
         try:
-            lines = regular_file.read_lines(path, newline="")
-            complete_lines = (line for line in lines if line.endswith("\n"))
-            rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(complete_lines)]
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error.strerror or error}.", "rlflame runs lists the runs"
-            ) from error
+            with _report_read_errors(path):
+                lines = regular_file.read_lines(path, newline="")
+                complete_lines = (line for line in lines if line.endswith("\n"))
+                rows += (
+                    (float(row["r"]), float(row["l"])) for row in csv.DictReader(complete_lines)
+                )
         except (ValueError, KeyError, TypeError, csv.Error) as error:
-            raise CheckpointError(
-                f"{path} is damaged: not all its lines have a return and a length.",
-                record_reader.format_rebuild_hint(self.folder),
-            ) from error
+            reason = "not all its lines have a return and a length"
+            raise _make_damage_error(path, reason) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]
         _check_magnitudes(path, "episode_return", table.ravel())
@@ -168,10 +239,10 @@ def read_run(folder: Path) -> RunData:
         algorithm=learning.algorithm,
         environment=learning.environment.id,
         seed=learning.seed,
-        metrics=record_reader.read_lines(folder / "metrics.jsonl"),
-        timing=record_reader.read_valid_lines(folder / "timing.jsonl"),
-        machines=record_reader.read_machines(folder / "machines.json"),
-        result=record_reader.read_result(folder / "result.json"),
+        metrics=read_lines(folder / "metrics.jsonl"),
+        timing=read_valid_lines(folder / "timing.jsonl"),
+        machines=read_machines(folder / "machines.json"),
+        result=read_result(folder / "result.json"),
     )
     returns = {name for line in run.metrics for name in line if "return" in name}
     for name in sorted(returns):
@@ -232,3 +303,82 @@ def _find_runs(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [*run_folders, *(run for sweep in sweeps for run in _find_runs(sweep))]
+
+
+@contextlib.contextmanager
+def _report_read_errors(path: Path) -> Iterator[None]:
+    """A CheckpointError for a file that cannot be read; an absent one reads as empty."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise CheckpointError(
+            f"{path} cannot be read: {reason or error}.",
+            "restore it from a copy, or check its permissions",
+        ) from error
+
+
+def read_text(path: Path) -> str:
+    """All of a file; nothing where there is none."""
+    with _report_read_errors(path):
+        return regular_file.read_text(path, regular_file.RECORD_BYTES)
+    return ""
+
+
+def read_lines(path: Path) -> tuple[Line, ...]:
+    """The whole lines of a JSONL file, each with its steps; none where there is no file."""
+    records: list[Line] = []
+    with _report_read_errors(path):
+        for number, content in enumerate(regular_file.read_lines(path), 1):
+            try:
+                if content.endswith("\n"):
+                    records.append(parse_line(content))
+            except ValueError as error:
+                raise _make_damage_error(path, f"line {number} is not one of a run's") from error
+    return tuple(records)
+
+
+def read_valid_lines(path: Path) -> tuple[Line, ...]:
+    """The same of a file that is never truncated, where a crash may have left half a line; numbers
+    that no clock has counted are left out."""
+    records: list[Line] = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for content in regular_file.read_lines(path):
+            with contextlib.suppress(ValueError):
+                line = parse_line(content)
+                records.append({name: n for name, n in line.items() if abs(n) < MAX_COUNT})
+    return tuple(records)
+
+
+def parse_line(content: str | bytes) -> Line:
+    """The numbers of a line, the steps among them; a ValueError for anything else."""
+    return _Record.model_validate_json(content).model_dump(exclude_none=True)
+
+
+def read_result(path: Path) -> Line | None:
+    """The steps and the numbers of the final evaluation, which has a mean at least."""
+    if not (content := read_text(path)):
+        return None
+    try:
+        return _Result.model_validate_json(content).model_dump(exclude_none=True)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged: it is not a final evaluation.",
+            f"remove it, then: {format_command('resume', path.parent)}",
+        ) from error
+
+
+def read_machines(path: Path) -> tuple[Line, ...]:
+    """The processes that trained in the folder, each with what is known of it."""
+    try:
+        entries = _MACHINES.validate_json(read_text(path) or "[]")
+    except (ValueError, CheckpointError):
+        return ()
+    return tuple(entry.model_dump(exclude_none=True) if entry else {} for entry in entries)
+
+
+def _make_damage_error(path: Path, reason: str) -> CheckpointError:
+    command = format_command("train", "--config", path.parent / "config.toml")
+    return CheckpointError(f"{path} is damaged: {reason}.", f"to the same bits again: {command}")

@@ -10,16 +10,26 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlflame import __version__
 from rlflame.config import regular_file
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, RlflameError
+from rlflame.fleet.base import Fleet
+from rlflame.rollout.machine import describe_machine
 from rlflame.rollout.task import EpisodeStat, Fragment, PolicyArrays
-from rlflame.storage import checkpoint, record_reader, safetensors_file
+from rlflame.storage import checkpoint, run_reader, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_log import read_children_cpu_s
-from rlflame.storage.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimer, Sink
+from rlflame.storage.metrics import (
+    EPISODE_HEADER,
+    JsonLines,
+    LineFile,
+    PhaseTimer,
+    Sink,
+    read_children_cpu_s,
+)
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.run_folder import (
     RunFolder,
@@ -98,9 +108,8 @@ class FileRecorder:
                 f"{folder} has no record of what was before: a new one begins."
             )
             metric_lines = episode_lines = 0
-        self._metric_file = LineFile(metrics, metric_lines)
-        self._metrics: Sink = JsonLines(self._metric_file)
-        stack.callback(self._metrics.close)
+        self._metric_file = JsonLines(metrics, metric_lines)
+        stack.callback(self._metric_file.close)
         self._episode_file = LineFile(episodes, episode_lines, EPISODE_HEADER)
         stack.callback(self._episode_file.close)
         self._timing = stack.enter_context(regular_file.open_to_append(folder / "timing.jsonl"))
@@ -126,7 +135,7 @@ class FileRecorder:
                     f"{e.episode_return!r},{e.length},{progress.iteration},{progress.steps},"
                     f"{slot},{e.row},{e.episode},{int(e.truncated)}"
                 )
-            self._metrics.write(progress.steps, summary)
+            self._metric_file.write(progress.steps, summary)
             self._steps = progress.steps
             timing = self._write_timing()
             for sink in self._sinks:
@@ -139,7 +148,7 @@ class FileRecorder:
     ) -> None:
         line = {"iteration": progress.iteration, **record.to_metrics()}
         with self._report_write_errors():
-            for sink in (self._metrics, *self._sinks):
+            for sink in (self._metric_file, *self._sinks):
                 sink.write(progress.steps, line)
             self._flush_logs()
         better = self.offer_best(progress, record, policy)
@@ -263,7 +272,7 @@ class FileRecorder:
         if record is None:
             return None
         with contextlib.suppress(CheckpointError):
-            lines = record_reader.read_lines(self._folder.path / "metrics.jsonl")
+            lines = run_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
                 if line.get("eval_return_mean") == record.mean:
                     saved_checkpoint = checkpoint.load(
@@ -338,3 +347,52 @@ def _link(link: Path, target: Path) -> None:
         return
     os.replace(temporary, link)
     safetensors_file.sync_folder(link.parent)
+
+
+class MachineLog:
+    """This process's entry, and those of the processes before it."""
+
+    def __init__(self, folder: RunFolder, fleet: Fleet, steps: int) -> None:
+        self._folder = folder
+        self._fleet = fleet
+        self._previous_entries: list[Any] = []
+        with contextlib.suppress(ValueError, RecursionError, CheckpointError):
+            entries = json.loads(run_reader.read_text(folder.path / "machines.json"))
+            self._previous_entries = entries if isinstance(entries, list) else []
+        self._entry: dict[str, Any] = {
+            "steps": steps,
+            "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "rlflame": __version__,
+            "fleet": fleet.name,
+            "capacity": fleet.capacity,
+            "machine": describe_machine(),
+            "workers": [],
+            "critic_helper_batches": None,
+        }
+        self._write()
+
+    def record_work(self, helper_batches: int) -> None:
+        """Once there was some: before, workers may not have come yet. Of so many batches a
+        critic helper has learned half."""
+        self._entry["critic_helper_batches"] = helper_batches
+        # Which fleet it is may have been decided on the way.
+        self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
+        with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run
+            self._entry["workers"] = _group_workers(self._fleet)
+        self._write()
+
+    def _write(self) -> None:
+        text = json.dumps([*self._previous_entries, self._entry], indent=1) + "\n"
+        with report_disk_errors(self._folder.path):
+            self._folder.check()
+            safetensors_file.write_atomically(self._folder.path / "machines.json", text.encode())
+
+
+def _group_workers(fleet: Fleet) -> list[dict[str, Any]]:
+    """The facts of the workers; equal ones together with their number."""
+    groups: dict[str, dict[str, Any]] = {}
+    for worker in fleet.probe().workers:
+        facts = {name: value for name, value in worker.items() if name not in ("name", "pid")}
+        group = groups.setdefault(json.dumps(facts, sort_keys=True), {"number": 0, **facts})
+        group["number"] += 1
+    return [*groups.values()]

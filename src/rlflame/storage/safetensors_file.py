@@ -8,20 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import math
 import os
 import re
 import secrets
 import struct
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rlflame import __version__
 from rlflame.config import regular_file
@@ -35,11 +34,9 @@ _BLANK_CHECKSUM = "0" * 64
 _HEADER_LIMIT = 16_000_000
 #: More than sixteen layers of several networks have, with the state of their optimizers.
 _MAX_TENSORS = 10_000
-_MAX_AXES = 16
 #: What so many tensors take in a header besides its strings, and how many strings they take.
 _SKELETON_LIMIT = 1_000_000
 _MAX_STRINGS = 5 * _MAX_TENSORS
-_TENSOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,199}", re.ASCII)
 #: Bytes of one number of each type that numpy has.
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8"), 1),
@@ -47,6 +44,8 @@ _ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
+_TensorName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.]{0,199}$")]
+_Size = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 #: There is no room, as against no right to write.
 FULL_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: How the names end of files that are being written, and of those that were when power failed.
@@ -72,20 +71,26 @@ def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) ->
         )
     file_metadata = {"format": str(FORMAT), "rlflame": __version__, "checksum": _BLANK_CHECKSUM}
     data = _sort_metadata(safetensors.numpy.save(tensors, {**metadata, **file_metadata}))
-    position = _find_checksum(data)
-    checksum = _compute_checksum(data, position)
-    write_atomically(path, b"".join((data[:position], checksum, data[position + len(checksum) :])))
+    checksum = hashlib.sha256(data).hexdigest()
+    write_atomically(path, data.replace(_format_seal(_BLANK_CHECKSUM), _format_seal(checksum), 1))
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(BaseModel):
     """What a header says of one tensor, before any of its bytes is read."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: Literal[tuple(_ITEM_BYTES)]  # type: ignore[valid-type]
+    shape: Annotated[tuple[_Size, ...], Field(max_length=16)]
+    data_offsets: tuple[_Size, _Size]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 Layouts = Mapping[str, Layout]
+_LAYOUTS = TypeAdapter(dict[_TensorName, Layout])
 
 
 def read(
@@ -115,7 +120,7 @@ def read(
         data = file.read(size)
         if len(data) != size or file.read(1) or not data.startswith(head):
             raise ValueError("it changed while it was read")
-    _verify(data, metadata, fields)
+    _verify(head, data, metadata, fields)
     tensors: dict[str, Array] = safetensors.numpy.load(data)
     if (name := _find_not_finite(tensors)) is not None:
         raise ValueError(f"tensor {name} holds NaN or infinity")
@@ -143,16 +148,32 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {}
 
 
-def make_read_error(path: Path, error: OSError) -> CheckpointError:
-    """The sentence for a file that cannot be read."""
-    hint = "rlflame runs lists the runs here"
-    if isinstance(error, FileNotFoundError):
-        return CheckpointError(f"{path} does not exist.", hint)
-    if isinstance(error, IsADirectoryError):
-        return CheckpointError(f"{path} is a folder.", hint)
-    if isinstance(error, regular_file.NotRegularError):
-        return CheckpointError(f"{path} is no file: {error.strerror}.", hint)
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", "")
+@contextlib.contextmanager
+def report_read_errors(path: Path) -> Iterator[None]:
+    """A CheckpointError with a sentence for whatever reading a file meets."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a crafted header provokes is one sentence to the user
+        hint = "rlflame runs lists the runs here"
+        if isinstance(error, FileNotFoundError):
+            reason = "does not exist"
+        elif isinstance(error, OSError):
+            reason = f"cannot be read: {error.strerror or error}"
+        elif isinstance(error, MemoryError):
+            reason = "does not fit into this machine's memory"
+        else:
+            reason, hint = f"is damaged: {_format_reason(error)}", EARLIER_HINT
+        raise CheckpointError(f"{path} {reason}.", hint) from error
+
+
+def _format_reason(error: Exception) -> str:
+    """The first line of what went wrong, and for JSON of the wrong shape, where."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False)[0]
+        return f"{error.title} {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -211,23 +232,9 @@ def _sort_metadata(data: bytes) -> bytes:
     return b"".join((struct.pack("<Q", len(text)), text, data[8 + length :]))
 
 
-def _find_checksum(data: bytes) -> int:
-    """Where the digits of the checksum stand in the header, found once and only once."""
-    (length,) = struct.unpack_from("<Q", data)
-    header = data[8 : 8 + length]
-    key = b'"checksum":"'
-    if header.count(key) != 1:
-        raise ValueError("it has no single checksum")
-    return 8 + header.index(key) + len(key)
-
-
-def _compute_checksum(data: bytes, position: int) -> bytes:
-    """SHA-256 of the file as it is with zeros for its checksum."""
-    view = memoryview(data)
-    digest = hashlib.sha256(view[:position])
-    digest.update(_BLANK_CHECKSUM.encode())
-    digest.update(view[position + len(_BLANK_CHECKSUM) :])
-    return digest.hexdigest().encode()
+def _format_seal(checksum: str) -> bytes:
+    """The checksum as it stands in the header. Texts in the metadata have their quotes escaped."""
+    return f'"checksum":"{checksum}"'.encode()
 
 
 def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
@@ -238,11 +245,6 @@ def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
         raise CheckpointError(
             f"{path} is a pickle or zip file, which rlflame never opens.",
             "rlflame reads only its own .safetensors files",
-        )
-    if data[8:9] != b"{" and any(data[:8]) and all(byte < 128 for byte in data[:8]):
-        raise CheckpointError(
-            f"{path} is no safetensors file: it begins {data[:8]!r}.",
-            "rlflame reads the .safetensors files of a run, such as its latest.safetensors",
         )
     (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
     if length < 2 or length > min(_HEADER_LIMIT, size - 8) or data[8:9] != b"{":
@@ -256,15 +258,10 @@ def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
 
 def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str, str], Layouts]:
     """What the header says; its tensors lie side by side and fill the file exactly."""
-    objects = itertools.count()
-
-    def make_bounded_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if next(objects) > _MAX_TENSORS:
-            raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
-        return _make_distinct_dict(pairs)
-
     _check_skeleton(head)
-    header = json.loads(head[8:], object_pairs_hook=make_bounded_dict)
+    header = json.loads(head[8:], object_pairs_hook=_make_distinct_dict)
+    if len(header) > _MAX_TENSORS:
+        raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or "format" not in metadata or mark not in metadata:
         raise CheckpointError(
@@ -279,15 +276,12 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
             f"{path} has format {version[:20]!r}; this rlflame reads up to {FORMAT}.",
             "install a newer rlflame",
         )
-    layouts, extents = {}, []
-    for name, entry in header.items():
-        layouts[name], extent = _parse_entry(name, entry)
-        extents.append(extent)
+    layouts = _LAYOUTS.validate_python(header)
     end = 0
-    for start, next_end in sorted(extents):
-        if start != end:
-            raise ValueError("its tensors overlap, or leave bytes between them")
-        end = next_end
+    for layout in sorted(layouts.values(), key=lambda layout: layout.data_offsets):
+        if layout.data_offsets != (end, end + layout.nbytes):
+            raise ValueError("its tensors overlap, or do not fill the bytes between them")
+        end += layout.nbytes
     if len(head) + end != size:
         raise ValueError(f"its header describes {len(head) + end} bytes, and it has {size}")
     return metadata, layouts
@@ -302,39 +296,31 @@ def _check_skeleton(head: bytes) -> None:
         raise ValueError("its header has too many values")
 
 
-def _parse_entry(name: str, entry: Any) -> tuple[Layout, tuple[int, int]]:
-    """The layout of one tensor, and where its bytes begin and end after the header."""
-    if not _TENSOR_NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name of a tensor")
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"tensor {name} is not described by dtype, shape and data_offsets")
-    dtype, shape, extent = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise ValueError(f"tensor {name} is of the unknown type {dtype!r:.40}")
-    for numbers, max_length in ((shape, _MAX_AXES), (extent, 2)):
-        if not isinstance(numbers, list) or len(numbers) > max_length:
-            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {extent!r:.80}")
-        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
-            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {extent!r:.80}")
-    if len(extent) != 2 or extent[1] - extent[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
-        raise ValueError(f"tensor {name} of shape {shape!r:.80} does not fill {extent!r:.80}")
-    return Layout(dtype, tuple(shape)), (extent[0], extent[1])
-
-
-def _verify(data: bytes, metadata: Mapping[str, str], fields: Collection[str]) -> None:
-    position = _find_checksum(data)
-    if _compute_checksum(data, position) != data[position : position + len(_BLANK_CHECKSUM)]:
+def _verify(head: bytes, data: bytes, metadata: Mapping[str, str], fields: Collection[str]) -> None:
+    """The checksum is of the file with zeros in its place."""
+    checksum = metadata.get("checksum", "")
+    digest = hashlib.sha256(head.replace(_format_seal(checksum), _format_seal(_BLANK_CHECKSUM)))
+    digest.update(memoryview(data)[len(head) :])
+    if digest.hexdigest() != checksum:
         raise ValueError("its checksum does not match its content")
     absent = sorted(set(fields) - metadata.keys())
     if absent:
         raise ValueError(f"its metadata lacks {', '.join(absent)}")
 
 
-def check_names(text: str, fields: Collection[str] | None = None) -> None:
-    """Refuse JSON with a name that stands twice in an object, or that is not known."""
-    value = json.loads(text, object_pairs_hook=_make_distinct_dict)
+def check_json(text: str, fields: Collection[str] | None = None) -> Any:
+    """The JSON value. A name that stands twice in an object or is not known, and a number beyond
+    64 bits, are refused."""
+    value = json.loads(text, object_pairs_hook=_make_distinct_dict, parse_int=_parse_integer)
     if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
         raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")
+    return value
+
+
+def _parse_integer(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= 2**63:
+        raise ValueError(f"it has the number {text:.40}, which is beyond 64 bits")
+    return int(text)
 
 
 def _make_distinct_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.statistics import Interval, Significance, compare_medians
-from rlflame.storage.record_reader import Count
+from rlflame.storage.run_reader import Count
 
 #: Of `rlflame bench`'s files, without their ends.
 NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")

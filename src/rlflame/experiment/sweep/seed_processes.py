@@ -21,7 +21,7 @@ from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, WakePipe, wait
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.storage.run_folder import RunFolder
-from rlflame.storage.sweep_result import SeedOutcome
+from rlflame.storage.sweep_folder import SeedOutcome
 from rlflame.training.trainer import StopRequest
 
 MODULE = "rlflame.experiment.sweep.seed_main"

@@ -43,13 +43,15 @@ from rlflame.storage.run_folder import (
 from rlflame.storage.sweep_folder import (
     RESTORE_HINT,
     SWEEP_FILE,
+    SeedOutcome,
+    SeedResult,
+    SweepSummary,
     format_folder_name,
     format_seeds,
     get_seed_folder,
     is_sweep,
     parse_seeds,
 )
-from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
 
 
 @dataclass(frozen=True)

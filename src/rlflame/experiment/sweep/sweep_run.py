@@ -28,8 +28,7 @@ from rlflame.rollout import machine
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.available_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_folder import RunFolder, is_locked, report_disk_errors
-from rlflame.storage.sweep_folder import get_seed_folder
-from rlflame.storage.sweep_result import SeedOutcome
+from rlflame.storage.sweep_folder import SeedOutcome, get_seed_folder
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 

@@ -21,8 +21,7 @@ from rlflame.config import nested
 from rlflame.config.recipe import Recipe
 from rlflame.config.regular_file import open_unless_link
 from rlflame.errors import check_extra
-from rlflame.storage.record_reader import Line
-from rlflame.storage.run_reader import read_run
+from rlflame.storage.run_reader import Line, read_run
 
 Scalar = str | bool | int | float
 
