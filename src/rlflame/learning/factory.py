@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
@@ -117,7 +118,8 @@ def _read_torch_facts() -> dict[str, str]:
 def _make_ppo(
     learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Ppo:
-    assert learning.ppo is not None
+    settings = learning.settings
+    assert isinstance(settings, PpoSettings)
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
     provider: PpoProvider
@@ -129,7 +131,7 @@ def _make_ppo(
     else:
         provider = NumpyPpo(parameters, network)
     return Ppo(
-        learning.ppo,
+        settings,
         network,
         parameters,
         provider,
@@ -142,7 +144,8 @@ def _make_ppo(
 def _make_reinforce(
     learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Reinforce:
-    assert learning.reinforce is not None
+    settings = learning.settings
+    assert isinstance(settings, ReinforceSettings)
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any]
@@ -154,14 +157,14 @@ def _make_reinforce(
         )
     else:
         provider = NumpyReinforce(parameters, network)
-    return Reinforce(learning.reinforce, network, parameters, provider, shards)
+    return Reinforce(settings, network, parameters, provider, shards)
 
 
 def _make_sac(
     learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Sac:
-    settings = learning.sac
-    assert settings is not None
+    settings = learning.settings
+    assert isinstance(settings, SacSettings)
     networks = build_sac_networks(
         spec,
         learning.network,

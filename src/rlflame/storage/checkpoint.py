@@ -106,9 +106,8 @@ def load(path: Path) -> Checkpoint:
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        raise CheckpointError(
-            f"{path} is damaged: {_format_reason(error)}.", safetensors_file.EARLIER_HINT
-        ) from error
+        reason = _format_reason(error)
+        raise CheckpointError(f"{path} is {reason}.", safetensors_file.EARLIER_HINT) from error
 
 
 def read_segment_names(path: Path) -> set[str]:
@@ -358,9 +357,8 @@ def _parse_json(kind: Any, text: str) -> Any:
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
     safetensors_file.check_names(text)
-    _check_types(
-        json.loads(text, parse_int=_parse_integer), recipe.model_dump(mode="json"), "recipe"
-    )
+    raw = json.loads(text, parse_int=_parse_integer)
+    _check_types(raw, recipe.model_dump(mode="json"), "recipe")
     return recipe
 
 
@@ -395,5 +393,8 @@ def _format_reason(error: Exception) -> str:
     """The first line of what went wrong, and for JSON of the wrong shape, where."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
-        return f"{error.title} {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+        name = ".".join(map(str, first["loc"]))[:200]
+        if error.title == "Recipe" and first["type"] == "extra_forbidden":
+            return f"of another version of rlflame: this one does not know its setting {name}"
+        return f"damaged: {error.title} {name}: {first['msg']}"[:300]
+    return "damaged: " + (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from rlflame.config import nested, regular_file, toml_io
-from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
+from rlflame.config.algorithms import TRAITS
+from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.recipe import make_defaults
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.task import Float64
