@@ -542,7 +542,7 @@ def test_help_loads_no_rich() -> None:
 
 #: Names that only the folders and tables of algorithms and fleets may compare or look up.
 NAMED_IN = {
-    "ppo": {"learning.ppo.*", "learning.factory", "config.algorithms"},
+    "ppo": {"learning.ppo.*", "learning.factory", "config.algorithms", "config.flags"},
     "reinforce": {"learning.reinforce.*", "learning.factory", "config.algorithms"},
     "sac": {"learning.sac.*", "learning.factory", "config.algorithms"},
     "flame": {"fleet.flame.*", "fleet.factory", "config.runtime"},
@@ -615,11 +615,13 @@ def test_every_algorithm_has_a_row_in_each_table() -> None:
     from typing import get_args
 
     from rlflame.config.algorithms import TRAITS, AlgorithmName, AlgorithmSections
+    from rlflame.config.flags import ALGORITHM_NAMES
     from rlflame.config.runtime import RuntimeSettings
     from rlflame.fleet.factory import FLEETS
     from rlflame.learning.factory import ALGORITHMS
 
     names = set(get_args(AlgorithmName))
+    assert sorted(names) == ALGORITHM_NAMES
     assert names == TRAITS.keys() == ALGORITHMS.keys() == AlgorithmSections.model_fields.keys()
     fleets = get_args(RuntimeSettings.model_fields["fleet"].annotation)
     assert set(fleets) - {"auto"} == FLEETS.keys()

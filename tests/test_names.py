@@ -32,8 +32,13 @@ VERBS = set(
     """
     abandon abort accumulate acquire act adapt add allow announce answer append apply ask
     assemble await backward broadcast build cache call can cancel capture catch check choose
+<<<<<<< HEAD
     classify clean clip close collect commit compare compute concatenate conclude
     connect convert copy count create decode defer delete deliver describe diagnose die discard
+=======
+    classify clean clip close collect commit compare complete compute concatenate conclude
+    connect copy count create decode defer delete deliver describe diagnose die discard
+>>>>>>> cut-config
     dispatch dispose do draw drop dump encode enlarge ensure escape estimate evaluate exchange
     exclude exit explain extend extract fail fence fetch fill find finish fit flatten flush
     forget format forward gather generate get give greet group guard halve handle has hash

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from rlflame.config.flags import TrainFlags
-from rlflame.config.module_trust import allow_modules
+from rlflame.config.module_trust import allow_modules, load_env_file
 from rlflame.config.recipe import RunConfig
 from rlflame.config.resolve import resolve
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.user_env_file import load_env_file
 from rlflame.console.base import NullView, RunResult, RunView
 from rlflame.experiment import components
 from rlflame.experiment.resume import check_environment

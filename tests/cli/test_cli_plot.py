@@ -527,7 +527,7 @@ def test_of_rates_there_is_no_picture(tmp_path, monkeypatch, named):
     (tmp_path / "it/rollouts.json").write_text("{}")
     spoken = rlflame("plot", named)
     assert spoken.code == 2
-    assert f"{named}: of these results of a benchmark there is no picture." in spoken.err
+    assert f"{named}: a picture of run times is of one .csv." in spoken.err
     assert "  hint: rlflame report it/rollouts.json" in spoken.err
 
 

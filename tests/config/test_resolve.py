@@ -71,6 +71,20 @@ def test_a_runtime_is_made_of_options_over_set_over_what_was_recorded():
         config_resolve.resolve_runtime(RuntimeFlags(sets=["learning.seed=4"]))
 
 
+def test_a_setting_of_another_version_is_named_with_its_new_name(tmp_path):
+    saved, file = {"runtime": {"companion": "on"}}, tmp_path / "config.toml"
+    with pytest.raises(ConfigError, match=r"runtime\.companion") as recorded:
+        config_resolve.resolve_runtime(RuntimeFlags(), saved, file)
+    assert str(file) in recorded.value.message
+    with pytest.raises(ConfigError, match=r"runtime\.companion") as typed:
+        resolve(sets=["runtime.companion=on"])
+    for caught in (recorded, typed):
+        assert "runtime.critic_helper" in caught.value.hint
+    file.write_text("[learning.ppo]\ndesired_kl = 0.01\n")
+    with pytest.raises(ConfigError, match=r"learning\.ppo\.desired_kl"):
+        resolve(config=file)
+
+
 def test_critics_without_a_norm_are_asked_for_by_the_plain_word():
     config = resolve(
         env="ant", algo="sac", sets=["sac.critic_norm=none"], continuous=lambda _: True
@@ -238,12 +252,12 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"sets": ["stop_at_steps=none"]}, "one of stop_at_steps and", "rlflame config"),
         (
             {"sets": ["until_return=5", "evaluation.every_steps=none"]},
-            "there are none",
+            'evaluation.every_steps is "none"',
             "every_steps",
         ),
         (
             {"sets": ["until_return=5", "every_steps=64", "evaluation.episodes=1"]},
-            "one episode has none",
+            "evaluation.episodes is 1",
             "evaluation.episodes=8",
         ),
         ({"algo": "ppo", "preset": "reinforce-classic"}, "for reinforce", "cartpole-ppo"),

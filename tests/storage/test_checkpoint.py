@@ -341,6 +341,16 @@ def test_a_field_that_a_later_version_adds_leaves_older_files_valid(file, forge)
     assert older.recipe.learning.network.observation_clip == 10.0
 
 
+def test_a_setting_of_another_version_is_named(file, forge):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe = json.loads(metadata["recipe"])
+    recipe["learning"]["ppo"]["desired_kl"] = 0.01
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(forge(metadata={"recipe": json.dumps(recipe)}))
+    assert "learning.ppo.desired_kl" in caught.value.message
+    assert "damaged" not in caught.value.message
+
+
 @pytest.mark.parametrize("shape", [[2], [3, 2], [-1, -3], []])
 def test_actions_of_a_shape_that_cannot_be_are_refused(hopper, tmp_path, shape):
     path = tmp_path / "a.safetensors"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import resolve, user_env_file
-from rlflame.config.batch_scaling import copy_with_episodes
+from rlflame.config import module_trust, resolve
 from rlflame.config.flags import TrainFlags
 from rlflame.config.nested import flatten
 from rlflame.config.recipe import Recipe
+from rlflame.config.resolve import copy_with_episodes
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
@@ -122,7 +122,7 @@ def make_sleeping_cases(
                 f"{name} is {value}, and the length of episodes has its own option.",
                 f"--episode-ms {value} in its place",
             )
-    user_env_file.load_env_file(SLEEPING)
+    module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:
         fitting = min(_MOST_EPISODES, int(_ITERATION_MS / max(length_ms, 1.0)))

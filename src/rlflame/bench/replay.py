@@ -150,7 +150,7 @@ class ReplayBenchmark:
         )
 
     def _describe_work(self, transitions: int) -> str:
-        rollout, settings = self.case.recipe.learning.rollout, self.case.recipe.learning.sac
+        rollout, settings = self.case.recipe.learning.rollout, self.case.recipe.learning.replay
         assert settings is not None
         room = ""
         if settings.buffer_size < transitions:

@@ -1,34 +1,48 @@
-"""The command line: which commands there are.
+"""The command line: which commands there are, and how they end.
 
-Imports nothing heavy, so that help comes at once; each command imports its parts when it runs.
+Every error becomes a sentence and a fixed exit code: 0 good, 1 failed, 2 usage or config, 3 fleet
+unreachable, 129, 130 and 143 interrupted. Imports nothing heavy, so that help comes at once; each
+command imports its parts when it runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
+import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
 from rlflame import __version__
-from rlflame.cli import bench, trust
+from rlflame.cli import bench, listings
 from rlflame.cli.cluster_check import cluster_check
-from rlflame.cli.errors import handle_errors
 from rlflame.cli.eval import evaluate
 from rlflame.cli.export import export
 from rlflame.cli.inspect import inspect
-from rlflame.cli.listings import config, envs, runs
 from rlflame.cli.plot import plot
 from rlflame.cli.render import render
 from rlflame.cli.report import report
 from rlflame.cli.train import resume, train
+from rlflame.console.output import (
+    discard_unwritten_results,
+    escape_standard_streams,
+    mute,
+    print_error,
+    print_note_lines,
+    print_result,
+)
+from rlflame.errors import ConfigError, Interruption, RlflameError, from_os_error, is_documented
 
 if TYPE_CHECKING:
     from rlflame.fleet.prestart import PrestartPool
+
+P = ParamSpec("P")
 
 app = typer.Typer(
     name="rlflame",
@@ -44,8 +58,6 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from rlflame.console.output import print_result
-
         print_result(f"rlflame {__version__}")
         raise typer.Exit
 
@@ -60,24 +72,99 @@ def _parse_root_options(
     del version
 
 
-app.command("train")(handle_errors(train))
-app.command("resume")(handle_errors(resume))
-app.command("eval")(handle_errors(evaluate))
-app.command("render")(handle_errors(render))
-app.command("export")(handle_errors(export))
-app.command("inspect")(handle_errors(inspect))
-app.command("plot")(handle_errors(plot))
-# Whatever looks like an option and is none, such as --vs, stays among the arguments, in its place.
-app.command("report", context_settings={"ignore_unknown_options": True})(handle_errors(report))
-app.add_typer(bench.group, name="bench")
-app.command("runs")(handle_errors(runs))
-app.command("envs")(handle_errors(envs))
-app.command("config")(handle_errors(config))
-trust.group.command("add")(handle_errors(trust.add))
-trust.group.command("remove")(handle_errors(trust.remove))
-trust.group.command("list")(handle_errors(trust.show))
-app.add_typer(trust.group, name="trust")
-app.command("cluster-check")(handle_errors(cluster_check))
+def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, with every way it can end turned into a sentence and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            _check_folder()
+            command(*args, **options)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except BrokenPipeError:
+            mute(sys.stdout)
+            raise typer.Exit(1) from None
+        except (Exception, KeyboardInterrupt) as error:
+            failure = _make_failure(error)
+            as_json = bool(options.get("json_lines") or options.get("as_json"))
+            as_json = as_json and not is_documented(error)
+            print_error(failure, debug=bool(options.get("debug")), as_json=as_json)
+            if isinstance(error, OSError):
+                discard_unwritten_results()
+            raise typer.Exit(failure.exit_code) from None
+
+    return run
+
+
+def _check_folder() -> None:
+    """Where the shell stands in a folder that is gone, no name in it is found and no file made."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise RlflameError(
+            "The current folder is gone: removed, or renamed.", "cd to another one"
+        ) from None
+
+
+def _make_failure(error: BaseException) -> RlflameError:
+    """The sentence for whatever ended a command."""
+    if isinstance(error, RlflameError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interruption("Interrupted.", "type the same again", signal.SIGINT)
+    if isinstance(error, MemoryError):
+        hint = "take less at a time: a smaller rollout.steps or rollout.num_slots, or buffer_size"
+        return RlflameError("Memory ran out.", hint)
+    if isinstance(error, OSError):
+        return from_os_error(error)
+    text = str(error).strip().splitlines()
+    summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    failure = RlflameError(
+        f"Something went wrong inside rlflame ({summary}).", "this is a bug; --debug shows where"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _make_group(**options: Any) -> typer.Typer:
+    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, **options)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "render": render,
+    "export": export,
+    "inspect": inspect,
+    "plot": plot,
+    "report": report,
+    "runs": listings.runs,
+    "envs": listings.envs,
+    "config": listings.config,
+    "cluster-check": cluster_check,
+}
+for name, command in COMMANDS.items():
+    # Whatever looks like an option and is none, such as --vs, stays among report's arguments.
+    settings = {"ignore_unknown_options": True} if name == "report" else {}
+    app.command(name, context_settings=settings)(handle_errors(command))
+bench_group = _make_group(invoke_without_command=True)
+bench_group.callback()(handle_errors(bench.bench))
+bench_group.command("rollouts")(handle_errors(bench.rollouts))
+bench_group.command("scaling")(handle_errors(bench.scaling))
+bench_group.command("replay")(handle_errors(bench.replay))
+bench_group.command("learners")(handle_errors(bench.learners))
+app.add_typer(bench_group, name="bench")
+trust_group = _make_group(
+    help="Manage the modules that checkpoints, configs and run folders may import."
+)
+trust_group.command("add")(handle_errors(listings.add))
+trust_group.command("remove")(handle_errors(listings.remove))
+trust_group.command("list")(handle_errors(listings.show))
+app.add_typer(trust_group, name="trust")
 
 
 def main(head_start: PrestartPool | None = None) -> None:
@@ -88,7 +175,10 @@ def main(head_start: PrestartPool | None = None) -> None:
     except KeyboardInterrupt:  # before any command has begun
         code = 130
     except OSError as error:  # from --help and --version, which run no command
-        code = _print_write_error(error)
+        if not isinstance(error, BrokenPipeError):
+            print_error(from_os_error(error), as_json="--json" in sys.argv)
+        discard_unwritten_results()
+        code = 1
     except Exception as error:
         # A word on the command line that means nothing; the class has no public name.
         if not hasattr(error, "format_message"):
@@ -108,29 +198,14 @@ def _exit_process(code: int) -> None:
     sys.exit(code)
 
 
-def _print_write_error(error: OSError) -> int:
-    """Standard output could not be written; nobody is left to tell where a pipe was closed."""
-    from rlflame.console.output import discard_unwritten_results, print_error
-    from rlflame.errors import from_os_error
-
-    if not isinstance(error, BrokenPipeError):
-        print_error(from_os_error(error), as_json="--json" in sys.argv)
-    discard_unwritten_results()
-    return 1
-
-
 def _print_usage_error(error: Any) -> int:
-    from rlflame.console.output import print_error, print_note_lines
-    from rlflame.errors import ConfigError
-
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
         print_note_lines(str(error.format_message()))
         return int(error.exit_code)
     if str(error.message).startswith("Input should"):
         error.message = _describe_bad_number(error)
     message = str(error.format_message())
-    if message[-1:] not in ".?)":
-        message += "."
+    message += "" if message[-1:] in ".?)" else "."
     command = error.ctx.command_path if error.ctx is not None else "rlflame"
     print_error(ConfigError(message, f"{command} --help"), as_json="--json" in sys.argv)
     return int(error.exit_code)
@@ -153,8 +228,6 @@ def _describe_bad_number(error: Any) -> str:
 
 def _prepare_streams() -> None:
     """No text is worth an error about its encoding, and none may drive the terminal."""
-    from rlflame.console.output import escape_standard_streams
-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

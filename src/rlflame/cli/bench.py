@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlflame.cli.errors import handle_errors
-from rlflame.cli.options import Debug, Json, Sets
+from rlflame.cli.options import ALGO_HELP, Debug, Json, Sets
+from rlflame.console.output import as_json_text, print_result_lines
 from rlflame.errors import ConfigError, format_shell
+from rlflame.rollout.blas import limit_threads
 
 FLEETS = ("local", "flame", "inline")
 _MAX_COUNT = 4096
@@ -42,9 +44,7 @@ Out = Annotated[
     ),
 ]
 Env = Annotated[str, typer.Option(metavar="ENV", help="An alias of `rlflame envs`, or an id.")]
-Algo = Annotated[
-    str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")
-]
+Algo = Annotated[str | None, typer.Option(metavar="ALGO", help=ALGO_HELP)]
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="A preset, not the environment's own.")
 ]
@@ -79,7 +79,7 @@ def bench(
             "bench needs one thing to do, and has options alone.",
             "rlflame bench rollouts, scaling, replay or learners, or --diff OLD NEW",
         )
-    _prepare(None)
+    limit_threads(1)
     _print_diff(*diff, as_json=as_json)
 
 
@@ -120,18 +120,22 @@ def scaling(
         raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
     if env is None and (algo, preset) != (None, None):
         raise ConfigError("--algo and --preset are for --env.", "--env ant")
-    counts, fleets = parse_counts(workers, [1, _count_cores()]), parse_fleets(compare)
-    if env is not None:
-        case, runtime = make_env_case(
-            env, algorithm=algo, preset=preset, episodes=episodes, iterations=iterations,
-            sets=sets or (),
-        )  # fmt: skip
-        cases = [case]
-    else:
+    counts, fleets = parse_counts(workers, _list_counts()), parse_fleets(compare)
+    if env is None:
         lengths_ms = _parse_lengths(episode_ms or "1,15,50,100")
         cases, runtime = make_sleeping_cases(
             lengths_ms, max(counts), episodes=episodes, iterations=iterations, sets=sets or ()
         )
+    else:
+        case, runtime = make_env_case(
+            env,
+            algorithm=algo,
+            preset=preset,
+            episodes=episodes,
+            iterations=iterations,
+            sets=sets or (),
+        )
+        cases = [case]
     benchmark = ScalingBenchmark(cases, fleets, counts, repeat)
     BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
@@ -170,11 +174,9 @@ def rollouts(
     kind, *more = parse_fleets(fleet)
     if more:
         raise ConfigError(f"--fleet is {fleet}, and rollouts takes one.", f"--fleet {kind}")
-    counts = parse_counts(workers, [1, _count_cores()])
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
-    benchmark = RolloutsBenchmark(
-        case, kind, counts, seconds, repeat, has_limits=limit and kind != "flame"
-    )
+    counts, has_limits = parse_counts(workers, _list_counts()), limit and kind != "flame"
+    benchmark = RolloutsBenchmark(case, kind, counts, seconds, repeat, has_limits=has_limits)
     BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
 
@@ -200,7 +202,7 @@ def replay(
     from rlflame.bench.replay import ReplayBenchmark
     from rlflame.bench.runner import BenchRunner
 
-    fleets, counts = parse_fleets(compare), parse_counts(workers, [_count_cores()])
+    fleets, counts = parse_fleets(compare), parse_counts(workers, _list_counts()[-1:])
     case, runtime = make_replay_case(env, transitions, sets=sets or ())
     benchmark = ReplayBenchmark(case, fleets, counts, repeat)
     BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
@@ -245,8 +247,6 @@ def learners(
 
 def _prepare(out: str | None) -> Path | None:
     """Limit threads before numpy is loaded, and check the folder of results."""
-    from rlflame.rollout.blas import limit_threads
-
     limit_threads(1)
     return parse_folder(out)
 
@@ -261,10 +261,11 @@ def parse_folder(out: str | None) -> Path | None:
     return Path(out) if out is not None else None
 
 
-def _count_cores() -> int:
-    from rlflame.rollout import machine
+def _list_counts() -> list[int]:
+    """One worker, and a worker for each core."""
+    from rlflame.rollout.machine import count_usable_cores
 
-    return machine.count_usable_cores()
+    return [1, count_usable_cores()]
 
 
 def parse_fleets(compare: str | None) -> list[str]:
@@ -280,33 +281,32 @@ def parse_fleets(compare: str | None) -> list[str]:
     return fleets
 
 
-def parse_counts(text: str | None, default: list[int], flag: str = "--workers") -> list[int]:
-    values = default if text is None else [*map(_parse_number, text.split(","))]
-    if not all(value.is_integer() and 1 <= value <= _MAX_COUNT for value in map(float, values)):
+def parse_counts(text: str | None, default: Sequence[int], flag: str = "--workers") -> list[int]:
+    """Whole numbers in ascending order."""
+    try:
+        values = default if text is None else [int(word) for word in text.split(",")]
+        if not all(1 <= value <= _MAX_COUNT for value in values):
+            raise ValueError
+    except ValueError:
         message = f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}."
-        raise ConfigError(message, f"{flag} 1,2,4")
-    return sorted({int(value) for value in values})
-
-
-def _parse_lengths(text: str) -> list[float]:
-    values = [*map(_parse_number, text.split(","))]
-    if not all(0.0 <= value <= _MAX_EPISODE_MS for value in values):
-        limits = f"from 0 to {_MAX_EPISODE_MS:,.0f}"
-        message = f"--episode-ms {text!r} is no list of milliseconds {limits}."
-        raise ConfigError(message, "--episode-ms 1,15,50,100")
+        raise ConfigError(message, f"{flag} 1,2,4") from None
     return sorted(set(values))
 
 
-def _parse_number(word: str) -> float:
+def _parse_lengths(text: str) -> list[float]:
     try:
-        return float(word)
+        values = [float(word) for word in text.split(",")]
+        if not all(0.0 <= value <= _MAX_EPISODE_MS for value in values):
+            raise ValueError
     except ValueError:
-        return -1.0
+        limits = f"from 0 to {_MAX_EPISODE_MS:,.0f}"
+        message = f"--episode-ms {text!r} is no list of milliseconds {limits}."
+        raise ConfigError(message, "--episode-ms 1,15,50,100") from None
+    return sorted(set(values))
 
 
 def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
     from rlflame.analysis.report import bench_comparison, build, document
-    from rlflame.console.output import as_json_text, print_result_lines
 
     results = [bench_comparison.find_results(path) or path for path in (old, new)]
     for path, file in zip((old, new), results, strict=True):
@@ -317,13 +317,5 @@ def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
                 format_shell("rlflame", "bench", "--diff", *examples),
             )
     content = build.build_report([new], [old], MARGIN)
-    text = (
-        as_json_text(content.facts, indent=1) if as_json else document.to_markdown(content.document)
-    )
-    print_result_lines(text.rstrip())
-
-
-group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)
-group.callback()(handle_errors(bench))
-for command in (rollouts, scaling, replay, learners):
-    group.command(command.__name__)(handle_errors(command))
+    text = document.to_markdown(content.document)
+    print_result_lines(as_json_text(content.facts, indent=1) if as_json else text.rstrip())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlflame.cli.options import Debug, Json
+from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
 
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Diagnosis, Finding
@@ -42,7 +43,6 @@ def cluster_check(
 
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
-    from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.fleet.flame.cluster_config import EXPORT, UP, find_configuration
     from rlflame.rendering.gl_backend import GraphicsCheck

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +18,18 @@ from rlflame.cli.options import (
     Local,
     RuntimeSets,
     Workers,
+    load_source,
+    print_machine_differences,
+    print_pairs,
 )
+from rlflame.config.flags import RuntimeFlags
+from rlflame.console.output import as_json_text, print_error, print_result
+from rlflame.errors import ConfigError, RlflameError
 
 if TYPE_CHECKING:
     from rlflame.experiment.evaluation_comparison import EvaluationCheck
     from rlflame.storage.checkpoint import Checkpoint
-    from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
+    from rlflame.training.evaluation import EvaluationRecord
 
 Episodes = Annotated[
     int | None, typer.Option(metavar="N", help="How many episodes. [default: 100]", min=1)
@@ -52,19 +57,6 @@ ExpectRecorded = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    """A policy's score, and that of another policy where one was named."""
-
-    file: Path
-    source: Checkpoint
-    plan: EvaluationPlan
-    record: EvaluationRecord
-    checks: list[EvaluationCheck]
-    versus: Path | None
-    other_record: EvaluationRecord | None
-
-
 def evaluate(
     file: CheckpointFile,
     episodes: Episodes = None,
@@ -83,107 +75,72 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score a policy over episodes that are always the same."""
-    from rlflame.config.flags import RuntimeFlags
-    from rlflame.config.resolve import resolve_runtime
-    from rlflame.rollout.blas import limit_threads
-
-    runtime = resolve_runtime(
-        RuntimeFlags(
-            sets=sets,
-            workers=workers,
-            fleet=fleet,
-            local=local,
-            env_file=env_file,
-            debug=debug,
-            allow_modules=allow_modules,
-        )
+    flags = RuntimeFlags(
+        sets=sets,
+        workers=workers,
+        fleet=fleet,
+        local=local,
+        env_file=env_file,
+        debug=debug,
+        allow_modules=allow_modules,
     )
-    limit_threads(1)
-    from rlflame import api
-    from rlflame.console.quiet import StatusLine
-    from rlflame.errors import ConfigError
-    from rlflame.experiment import evaluation_comparison
-    from rlflame.storage.run_folder import load_policy_file
-    from rlflame.training.stop_signal import exit_on_signal
-
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
-    source = load_policy_file(file)
-    plan = _make_plan(
-        source, file, episodes, seed, versus, stochastic=stochastic, expect_recorded=expect_recorded
-    )
+    if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
+        raise ConfigError(
+            "--expect-recorded runs the recorded episodes and no others.",
+            "leave out --episodes, --seed, --stochastic and --vs",
+        )
+    source, runtime = load_source(file, flags)
+    from rlflame import api
+    from rlflame.console.quiet import StatusLine
+    from rlflame.experiment import evaluation_comparison
+    from rlflame.storage.run_folder import load_policy_file
+    from rlflame.training.evaluation import EvaluationPlan
+    from rlflame.training.stop_signal import exit_on_signal
+
+    limit = source.recipe.evaluation.max_episode_steps
+    plan = EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
+    if expect_recorded:
+        plan = evaluation_comparison.make_recorded_plan(source, file)
     other = load_policy_file(versus) if versus is not None else None
     if other is not None:
         evaluation_comparison.check_comparable(source, other)
-    differences = _print_machine_differences(source)
+    differences = print_machine_differences(source)
     with exit_on_signal(), StatusLine() as show:
         record = api.evaluate(source, plan, runtime, show=show)
         other_record = api.evaluate(other, plan, runtime, show=show) if other else None
     checks = evaluation_comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
-    evaluation = _Evaluation(file, source, plan, record, checks, versus, other_record)
-    (_print_json if as_json else _print_lines)(evaluation)
+    print_record = _print_json if as_json else _print_lines
+    print_record(file, source, record, checks, versus, other_record)
     _exit_unless_passed(checks, debug=debug)
 
 
 def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
-    from rlflame.console.output import print_error
-    from rlflame.errors import RlflameError
-
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        # The checks are in the JSON object already, and a second one would follow it.
-        print_error(RlflameError(failed[0].text), debug=debug)
-        raise typer.Exit(1)
+    for check in checks:
+        if not check.passed:
+            # The checks are in the JSON object already, and a second one would follow it.
+            print_error(RlflameError(check.text), debug=debug)
+            raise typer.Exit(1)
 
 
-def _make_plan(
-    source: Checkpoint,
+def _print_lines(
     file: Path,
-    episodes: int | None,
-    seed: int | None,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    checks: list[EvaluationCheck],
     versus: Path | None,
-    *,
-    stochastic: bool,
-    expect_recorded: bool,
-) -> EvaluationPlan:
-    from rlflame.errors import ConfigError
-    from rlflame.experiment import evaluation_comparison
-    from rlflame.training.evaluation import EvaluationPlan
-
-    if not expect_recorded:
-        limit = source.recipe.evaluation.max_episode_steps
-        return EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
-    if versus is not None or stochastic or episodes is not None or seed is not None:
-        raise ConfigError(
-            "--expect-recorded runs the recorded episodes and no others.",
-            "leave out --episodes, --seed, --stochastic and --vs",
-        )
-    return evaluation_comparison.make_recorded_plan(source, file)
-
-
-def _print_machine_differences(source: Checkpoint) -> list[str]:
-    from rlflame.console.output import print_note
-    from rlflame.experiment import resume
-
-    differences = resume.find_machine_differences(source)
-    for difference in differences:
-        print_note(f"This machine differs from the file's in {difference}; bits may too.")
-    return differences
-
-
-def _print_lines(evaluation: _Evaluation) -> None:
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import print_result
+    other_record: EvaluationRecord | None,
+) -> None:
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.experiment import evaluation_comparison
     from rlflame.training.evaluation import compute_paired_difference
 
-    source, record, other_record = evaluation.source, evaluation.record, evaluation.other_record
-    learning, choice = source.recipe.learning, "sampled" if evaluation.plan.stochastic else "best"
+    learning, choice = source.recipe.learning, "sampled" if record.stochastic else "best"
     lines = [
-        ("policy", f"{evaluation.file}: {learning.environment.id}, {learning.algorithm.upper()}, "
+        ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
                    f"step {source.progress.steps:,}"),
         ("return", f"{format_evaluation(record)}, {choice} actions"),
         ("spread", f"std {record.std:,.1f}, IQM {record.iqm:,.1f}, min {record.min:,.1f}, "
@@ -193,7 +150,7 @@ def _print_lines(evaluation: _Evaluation) -> None:
     if other_record is not None:
         difference = compute_paired_difference(record, other_record)
         lines += [
-            ("other", f"{evaluation.versus}: {format_evaluation(other_record)}"),
+            ("other", f"{versus}: {format_evaluation(other_record)}"),
             (
                 "difference",
                 f"{difference['mean']:+,.1f}, 95% interval "
@@ -201,26 +158,30 @@ def _print_lines(evaluation: _Evaluation) -> None:
                 f"over the same episodes: {evaluation_comparison.format_comparison(difference)}",
             ),
         ]
-    lines += [("check", check.text) for check in evaluation.checks if check.passed]
-    for line in format_pairs(lines):
-        print_result(line)
+    lines += [("check", check.text) for check in checks if check.passed]
+    print_pairs(lines)
 
 
-def _print_json(evaluation: _Evaluation) -> None:
-    from rlflame.console.output import as_json_text, print_result
+def _print_json(
+    file: Path,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    checks: list[EvaluationCheck],
+    versus: Path | None,
+    other_record: EvaluationRecord | None,
+) -> None:
     from rlflame.training.evaluation import compute_paired_difference
 
-    source, other_record = evaluation.source, evaluation.other_record
     fields: dict[str, Any] = {
-        "policy": str(evaluation.file),
+        "policy": str(file),
         "environment": source.recipe.learning.environment.id,
         "algorithm": source.recipe.learning.algorithm,
         "steps": source.progress.steps,
-        **evaluation.record.as_dict(),
-        "passed": all(check.passed for check in evaluation.checks),
-        "checks": [check.as_dict() for check in evaluation.checks],
+        **record.as_dict(),
+        "passed": all(check.passed for check in checks),
+        "checks": [check.as_dict() for check in checks],
     }
     if other_record is not None:
-        fields["versus"] = {"policy": str(evaluation.versus), **other_record.as_dict()}
-        fields["difference"] = compute_paired_difference(evaluation.record, other_record)
+        fields["versus"] = {"policy": str(versus), **other_record.as_dict()}
+        fields["difference"] = compute_paired_difference(record, other_record)
     print_result(as_json_text(fields))

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.cli.options import AllowModules, CheckpointFile, Debug, EnvFile, Json
+from rlflame.cli.options import (
+    AllowModules,
+    CheckpointFile,
+    Debug,
+    EnvFile,
+    Json,
+    load_source,
+    print_pairs,
+)
+from rlflame.config.flags import RuntimeFlags
+from rlflame.console.output import as_json_text, print_note, print_result
+from rlflame.errors import ConfigError, RlflameError, format_command
 
 if TYPE_CHECKING:
     from rlflame.storage.checkpoint import Checkpoint
@@ -41,26 +52,18 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write the policy alone, without what only training needs."""
-    from rlflame.config.flags import RuntimeFlags
-    from rlflame.config.resolve import resolve_runtime
-    from rlflame.rollout.blas import limit_threads
-
-    resolve_runtime(RuntimeFlags(env_file=env_file, allow_modules=allow_modules))
-    limit_threads(1)
-    from rlflame.config import resolve
-    from rlflame.console.output import print_note
-    from rlflame.errors import ConfigError, RlflameError, format_command
-    from rlflame.experiment import resume
-    from rlflame.storage import export as files
-    from rlflame.storage.run_folder import load_policy_file
-
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
+    flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
+    source, _ = load_source(file, flags)
+    from rlflame.config.resolve import make_short_name
+    from rlflame.experiment import resume
+    from rlflame.storage import export as files
+
     if onnx:
         files.check_onnx_available()
-    source = load_policy_file(file)
-    name = f"{resolve.make_short_name(source.env.id)}-{source.recipe.learning.algorithm}"
+    name = f"{make_short_name(source.env.id)}-{source.recipe.learning.algorithm}"
     out = out or Path(f"{name}{'.onnx' if onnx else '.safetensors'}")
     files.check_target(file, out, onnx)
     difference = None
@@ -88,8 +91,6 @@ def export(
 def _print_file(
     source: Checkpoint, out: Path, difference: float | None, passed: bool, *, as_json: bool
 ) -> None:
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import as_json_text, print_result
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.storage.export import OBSERVATION_COUNT
 
@@ -105,5 +106,4 @@ def _print_file(
     if difference is not None:
         text = f"the largest difference over {OBSERVATION_COUNT:,} observations is {difference:.2g}"
         lines.append(("check", text))
-    for line in format_pairs(lines):
-        print_result(line)
+    print_pairs(lines)

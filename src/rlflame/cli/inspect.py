@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.cli.options import Debug, Json
+from rlflame.cli.options import Debug, Json, print_pairs
+from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+from rlflame.errors import ConfigError
+from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
 if TYPE_CHECKING:
     from rlflame.experiment.checkpoint_diff import ReplayFiles
@@ -33,6 +36,12 @@ class _Entry:
     replay: ReplayFiles | None
 
 
+#: By the place of another file, or by the folder of a seed.
+Differences = list[str | None] | dict[str, str]
+#: What the seeds of a job have in common.
+_COMMON_LINES = ("environment", "budget", "batch", "policy", "learner", "made with")
+
+
 def inspect(
     files: Files, recipe: PrintRecipe = False, as_json: Json = False, debug: Debug = False
 ) -> None:
@@ -40,41 +49,52 @@ def inspect(
 
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
-    del debug
-    from rlflame.errors import ConfigError
-    from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.sweep_folder import is_sweep
+    from rlflame.config import toml_io
+    from rlflame.experiment import checkpoint_diff, resume
 
     if recipe and as_json:
         raise ConfigError(
             "--recipe and --json exclude each other.", "leave out --recipe: --json has the recipe"
         )
-    if any(map(is_sweep, files)):
-        _inspect_sweeps(files, recipe=recipe, as_json=as_json)
-        return
-    entries = [_read_entry(path, with_replay=not recipe) for path in files]
+    differences: Differences
+    if has_seeds := any(map(is_sweep, files)):
+        sweeps = [_read_seeds(path, with_replay=not recipe) for path in files]
+        entries = [entry for sweep in sweeps for entry in sweep.values()]
+        differences = {} if recipe else _find_sweep_differences(files, sweeps)
+    else:
+        entries = [_read_entry(path, with_replay=not recipe) for path in files]
+        differences = [
+            checkpoint_diff.find_first_difference(entries[0].checkpoint, other.checkpoint)
+            for other in entries[1:]
+        ]
     if recipe:
-        _print_recipes(entries)
-    first, *others = entries
-    differences = [
-        checkpoint_diff.find_first_difference(first.checkpoint, other.checkpoint)
-        for other in others
-    ]
-    if as_json:
-        _print_json(entries, differences)
-    elif not recipe:
-        if others:
-            _print_outlines(entries, differences)
-        else:
-            _print_summary(first)
-        _print_replay_problems(entries)
-    if _print_replay_advice(entries) or any(differences):
+        for entry in entries[:1] if has_seeds else entries:
+            print_result_lines(toml_io.to_toml(entry.checkpoint.recipe).rstrip())
+    elif as_json:
+        records = [checkpoint_diff.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
+        document = {"files": records, "equal": not any(differences), "differences": differences}
+        print_result_lines(as_json_text(document, indent=2))
+    else:
+        _print_entries(entries, differences, len(files))
+    broken = [entry for entry in entries if entry.replay and entry.replay.problem]
+    for entry in broken:
+        print_note(f"{resume.format_replay_hint(entry.checkpoint, entry.path)}.")
+    if broken or any(differences):
         raise typer.Exit(1)
+
+
+def _read_seeds(folder: Path, *, with_replay: bool) -> dict[str, _Entry]:
+    """The newest checkpoint of each seed of a job."""
+    if not is_sweep(folder):
+        raise ConfigError(
+            f"{folder} is no folder of seeds, and others here are.",
+            "folders of seeds with each other, or a seed's own folder with another run",
+        )
+    return {run.name: _read_entry(run, with_replay=with_replay) for run in list_seed_runs(folder)}
 
 
 def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
     """The newest checkpoint, and what there is of its replay."""
-    from rlflame.console.output import print_note
     from rlflame.experiment import checkpoint_diff
     from rlflame.storage.run_folder import load_newest_checkpoint
 
@@ -88,45 +108,34 @@ def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
     return _Entry(path, checkpoint, replay)
 
 
-def _print_recipes(entries: Sequence[_Entry]) -> None:
-    from rlflame.config import toml_io
-    from rlflame.console.output import print_result_lines
+def _print_entries(entries: Sequence[_Entry], differences: Differences, count: int) -> None:
+    """One file in detail; of several files or seeds a line each, and where they differ."""
+    from rlflame.experiment import checkpoint_diff
 
+    has_seeds = isinstance(differences, dict)
+    if count == 1 and entries:
+        first = entries[0]
+        lines = checkpoint_diff.summarise_checkpoint(first.path, first.checkpoint, first.replay)
+        print_pairs(line for line in lines if not has_seeds or line[0] in _COMMON_LINES)
+    if count > 1 or has_seeds:
+        for entry in entries:
+            print_result(checkpoint_diff.format_outline(entry.path, entry.checkpoint))
+    if isinstance(differences, dict):
+        for seed, difference in differences.items():
+            print_result(f"{seed} differs first in {difference}.")
+        if count > 1 and not differences:
+            print_result(f"{len(entries) // count} seeds are equal to the last bit.")
+    else:
+        _print_differences(entries, differences)
     for entry in entries:
-        print_result_lines(toml_io.to_toml(entry.checkpoint.recipe).rstrip())
+        if entry.replay is not None and entry.replay.problem is not None:
+            print_result(entry.replay.problem)
 
 
-def _print_json(
-    entries: Sequence[_Entry], differences: Sequence[str | None] | Mapping[str, str]
-) -> None:
-    from rlflame.console.output import as_json_text, print_result_lines
+def _print_differences(entries: Sequence[_Entry], differences: Sequence[str | None]) -> None:
+    """Where each of the others differs from the first."""
     from rlflame.experiment import checkpoint_diff
 
-    files = [checkpoint_diff.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
-    document = {"files": files, "equal": not any(differences), "differences": differences}
-    print_result_lines(as_json_text(document, indent=2))
-
-
-def _print_summary(entry: _Entry, names: Sequence[str] | None = None) -> None:
-    """The lines of these names, or all."""
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import print_result
-    from rlflame.experiment import checkpoint_diff
-
-    lines = checkpoint_diff.summarise_checkpoint(entry.path, entry.checkpoint, entry.replay)
-    if names is not None:
-        lines = [(name, dict(lines)[name]) for name in names]
-    for line in format_pairs(lines):
-        print_result(line)
-
-
-def _print_outlines(entries: Sequence[_Entry], differences: Sequence[str | None]) -> None:
-    """A line each, and where each of the others differs from the first."""
-    from rlflame.console.output import print_result
-    from rlflame.experiment import checkpoint_diff
-
-    for entry in entries:
-        print_result(checkpoint_diff.format_outline(entry.path, entry.checkpoint))
     first, *others = entries
     for other, difference in zip(others, differences, strict=True):
         if difference is None:
@@ -139,64 +148,6 @@ def _print_outlines(entries: Sequence[_Entry], differences: Sequence[str | None]
         print_result(f"{first.path} and {other.path} differ first in {difference}.")
         for machine in checkpoint_diff.find_machine_differences(first.checkpoint, other.checkpoint):
             print_result(f"  They were made on machines that differ in {machine}.")
-
-
-def _print_replay_problems(entries: Sequence[_Entry]) -> None:
-    from rlflame.console.output import print_result
-
-    for entry in entries:
-        if entry.replay is not None and entry.replay.problem is not None:
-            print_result(entry.replay.problem)
-
-
-def _print_replay_advice(entries: Sequence[_Entry]) -> bool:
-    """What to type for those whose replay is not whole; whether there are any."""
-    from rlflame.console.output import print_note
-    from rlflame.experiment import resume
-
-    broken = [entry for entry in entries if entry.replay and entry.replay.problem]
-    for entry in broken:
-        print_note(f"{resume.format_replay_hint(entry.checkpoint, entry.path)}.")
-    return bool(broken)
-
-
-def _inspect_sweeps(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
-    """A line a seed; of several jobs, seed by seed where they differ first from the first."""
-    from rlflame.console.output import print_result
-    from rlflame.errors import ConfigError
-    from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
-
-    other_folders = [folder for folder in folders if not is_sweep(folder)]
-    if other_folders:
-        raise ConfigError(
-            f"{other_folders[0]} is no folder of seeds, and others here are.",
-            "folders of seeds with each other, or a seed's own folder with another run",
-        )
-    sweeps = [
-        {run.name: _read_entry(run, with_replay=not recipe) for run in list_seed_runs(folder)}
-        for folder in folders
-    ]
-    entries = [entry for sweep in sweeps for entry in sweep.values()]
-    if recipe:
-        _print_recipes(entries[:1])
-        return
-    differences = _find_sweep_differences(folders, sweeps)
-    if as_json:
-        _print_json(entries, differences)
-    else:
-        if len(folders) == 1 and entries:
-            names = ("environment", "budget", "batch", "policy", "learner", "made with")
-            _print_summary(entries[0], names)
-        for entry in entries:
-            print_result(checkpoint_diff.format_outline(entry.path, entry.checkpoint))
-        for seed, difference in differences.items():
-            print_result(f"{seed} differs first in {difference}.")
-        if len(folders) > 1 and not differences:
-            print_result(f"{len(sweeps[0])} seeds are equal to the last bit.")
-        _print_replay_problems(entries)
-    if _print_replay_advice(entries) or differences:
-        raise typer.Exit(1)
 
 
 def _find_sweep_differences(

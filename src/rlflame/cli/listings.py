@@ -1,4 +1,4 @@
-"""`rlflame runs`, `envs` and `config`."""
+"""`rlflame runs`, `envs`, `config` and `trust`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlflame.cli.options import Debug, Json
+from rlflame.console.formatting import format_table
+from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+from rlflame.errors import CheckpointError
 
 if TYPE_CHECKING:
     from rlflame.experiment.run_list import RunOverview
@@ -24,10 +27,6 @@ def runs(
 
     A run is training, finished, stopped, or damaged.
     """
-    del debug
-    from rlflame.console.formatting import format_table
-    from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
-    from rlflame.errors import CheckpointError
     from rlflame.experiment.run_list import list_runs
 
     if not folder.exists() and folder != Path("runs"):
@@ -64,10 +63,7 @@ def _format_row(run: RunOverview) -> tuple[str, ...]:
 
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
-    del debug
     from rlflame.config import resolve
-    from rlflame.console.formatting import format_table
-    from rlflame.console.output import as_json_text, print_result, print_result_lines
     from rlflame.experiment.catalog import list_environments
 
     entries = list_environments()
@@ -96,8 +92,6 @@ def config(
     debug: Debug = False,
 ) -> None:
     """List all settings: meaning, default, range."""
-    del debug
-    from rlflame.console.output import as_json_text, print_result, print_result_lines
     from rlflame.experiment.catalog import list_settings
 
     if schema:
@@ -119,3 +113,28 @@ def _format_value(value: Any) -> str:
 
     # A choice of that name is shown as it is typed, not with the backslash of a text.
     return toml_io.format_value(None if value == toml_io.NONE else value)
+
+
+Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names of modules.")]
+
+
+def add(modules: Modules) -> None:
+    """Trust modules in every command: importing them runs their code."""
+    from rlflame.config import module_trust
+
+    module_trust.add_trusted(modules)
+
+
+def remove(modules: Modules) -> None:
+    """Stop trusting modules."""
+    from rlflame.config import module_trust
+
+    module_trust.remove_trusted(modules)
+
+
+def show() -> None:
+    """List the trusted modules, one a line."""
+    from rlflame.config import module_trust
+
+    for module in module_trust.read_trusted_modules():
+        print_result(module)

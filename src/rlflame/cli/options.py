@@ -1,17 +1,27 @@
-"""Options that commands share, and the options of `train` and `resume`, each explained once."""
+"""Options and steps that commands share, and the options of `train` and `resume`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from rlflame.config.flags import RuntimeFlags
+from rlflame.config.flags import ALGORITHM_NAMES, DEFAULT_ALGORITHM, RuntimeFlags
+from rlflame.console.formatting import format_pairs
+from rlflame.console.output import print_note, print_result
+from rlflame.rollout.blas import limit_threads
+
+if TYPE_CHECKING:
+    from rlflame.config.runtime import RuntimeSettings
+    from rlflame.storage.checkpoint import Checkpoint
+
+_names, _last = ", ".join(ALGORITHM_NAMES[:-1]), ALGORITHM_NAMES[-1]
+ALGO_HELP = f"{_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
 
 CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")
@@ -91,45 +101,6 @@ RuntimeSets = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-FilmFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FILE",
-        help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
-    ),
-]
-FilmEpisodes = Annotated[
-    int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
-]
-FilmSeed = Annotated[
-    int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
-]
-BestOf = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
-]
-VersusUntrained = Annotated[
-    bool,
-    typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
-]
-PictureWidth = Annotated[
-    int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
-]
-PictureHeight = Annotated[
-    int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
-]
-FrameRate = Annotated[
-    float | None,
-    typer.Option(
-        metavar="N",
-        help="Frames a second, about; time stays real. [default: 25, .mp4: 50]",
-        min=1,
-        max=1000,
-    ),
-]
-Window = Annotated[bool, typer.Option("--human", help="In a window, where there is a display.")]
 
 #: The options of `train` and `resume` by the names of their parameters, in the order of the help.
 #: An option without a type has the type of its field in the flags.
@@ -138,14 +109,13 @@ _OPTIONS: dict[str, Any] = {
         metavar="ENV",
         help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
     ),
-    "algo": typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]"),
+    "algo": typer.Option(metavar="ALGO", help=ALGO_HELP),
     "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
     "iterations": typer.Option(
-        metavar="N", help="REINFORCE: stop after this many iterations. [reinforce-classic: 100]"
+        metavar="N",
+        help="Stop after this many iterations, of algorithms that count them.",
     ),
-    "episodes_per_iter": typer.Option(
-        metavar="N", help="REINFORCE: episodes in an iteration. [reinforce-classic: 100]"
-    ),
+    "episodes_per_iter": typer.Option(metavar="N", help="Episodes in such an iteration."),
     "seed": typer.Option(metavar="N", help="All randomness follows from it. [default: 0]"),
     "seeds": Seeds,
     "preset": typer.Option(
@@ -216,3 +186,29 @@ def add_flag_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     return run
+
+
+def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:
+    """The policy in a file, and the runtime of the options."""
+    from rlflame.config.resolve import resolve_runtime
+
+    runtime = resolve_runtime(flags)
+    limit_threads(1)  # before numpy is loaded
+    from rlflame.storage.run_folder import load_policy_file
+
+    return load_policy_file(file), runtime
+
+
+def print_machine_differences(source: Checkpoint) -> list[str]:
+    """What this machine has in another way than the one that made the file."""
+    from rlflame.experiment import resume
+
+    differences = resume.find_machine_differences(source)
+    for difference in differences:
+        print_note(f"This machine differs from the file's in {difference}; bits may too.")
+    return differences
+
+
+def print_pairs(lines: Iterable[tuple[str, str]]) -> None:
+    for line in format_pairs([*lines]):
+        print_result(line)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlflame.cli.options import Debug
+from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
+from rlflame.errors import ConfigError, format_command
+from rlflame.storage.sweep_folder import is_sweep
 
 if TYPE_CHECKING:
     from rlflame.analysis.plots.chart import Plot
@@ -65,10 +68,8 @@ def plot(
     Each environment has a panel of its own.
     Without matplotlib they are drawn in the terminal.
     """
-    del debug
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart
-    from rlflame.console.output import print_note, print_result
     from rlflame.storage import safetensors_file
 
     if out is not None and str(out) != "-":
@@ -102,9 +103,7 @@ def _draw_runs(
 ) -> tuple[Plot, Path]:
     """The curves, and the file for them unless another is named."""
     from rlflame.analysis import curves
-    from rlflame.console.output import print_note
     from rlflame.storage import run_reader
-    from rlflame.storage.sweep_folder import is_sweep
 
     runs, notes = run_reader.read_runs(paths)
     for note in notes:
@@ -126,23 +125,13 @@ def _find_results(path: Path) -> Path | None:
 
 def _check_table(paths: list[Path], options: dict[str, object]) -> None:
     """One table of run times, and nothing that is for curves."""
-    from rlflame.errors import ConfigError, format_command
-
     if len(paths) > 1 or paths[0].suffix != ".csv":
-        names = ", ".join(map(str, paths))
-        csv_paths = [
-            (results := _find_results(path)) and results.with_suffix(".csv") for path in paths
-        ]
-        tables = [table for table in (*paths, *csv_paths) if table and table.suffix == ".csv"]
-        csv_path = next((table for table in tables if table.is_file()), None)
-        if csv_path is None:
-            file = next(filter(None, map(_find_results, paths)))
-            raise ConfigError(
-                f"{names}: of these results of a benchmark there is no picture.",
-                format_command("report", file),
-            )
+        results = [_find_results(path) or path for path in paths]
+        tables = [file.with_suffix(".csv") for file in results]
+        table = next((table for table in tables if table.is_file()), None)
         raise ConfigError(
-            f"{names}: a picture of run times is of one .csv.", format_command("plot", csv_path)
+            f"{', '.join(map(str, paths))}: a picture of run times is of one .csv.",
+            format_command("plot", table) if table else format_command("report", *results),
         )
     for name, value in options.items():
         if value is not None:
@@ -156,7 +145,6 @@ def draw_in_terminal(drawing: Plot) -> None:
     import shutil
 
     from rlflame.analysis.plots import terminal_backend
-    from rlflame.console.output import can_encode, print_result_lines
 
     width = min(120, max(20, shutil.get_terminal_size().columns))
     print_result_lines(

@@ -9,27 +9,67 @@ import typer
 
 from rlflame.cli.options import (
     AllowModules,
-    BestOf,
+    CheckpointFile,
     Debug,
     EnvFile,
-    FilmEpisodes,
-    FilmFile,
-    FilmSeed,
-    FrameRate,
     Json,
-    PictureHeight,
-    PictureWidth,
-    VersusUntrained,
-    Window,
+    load_source,
+    print_machine_differences,
+    print_pairs,
 )
+from rlflame.config.flags import RuntimeFlags
+from rlflame.console.output import as_json_text, print_note, print_result
+from rlflame.errors import ConfigError
+from rlflame.terminal_text import format_count
 
 if TYPE_CHECKING:
     from rlflame.rendering.job import RenderResult
     from rlflame.storage.checkpoint import Checkpoint
 
 
+FilmFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
+    ),
+]
+FilmEpisodes = Annotated[
+    int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
+]
+FilmSeed = Annotated[
+    int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
+]
+BestOf = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
+]
+VersusUntrained = Annotated[
+    bool,
+    typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
+]
+PictureWidth = Annotated[
+    int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
+]
+PictureHeight = Annotated[
+    int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
+]
+FrameRate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="Frames a second, about; time stays real. [default: 25, .mp4: 50]",
+        min=1,
+        max=1000,
+    ),
+]
+Window = Annotated[bool, typer.Option("--human", help="In a window, where there is a display.")]
+
+
 def render(
-    file: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")],
+    file: CheckpointFile,
     out: FilmFile = None,
     episodes: FilmEpisodes = 1,
     seed: FilmSeed = 0,
@@ -45,31 +85,21 @@ def render(
     debug: Debug = False,
 ) -> None:
     """Draw what a policy does: the very episodes that eval scores, also without a display."""
-    from rlflame.config.flags import RuntimeFlags
-    from rlflame.config.resolve import resolve_runtime
-    from rlflame.rollout.blas import limit_threads
-
-    resolve_runtime(RuntimeFlags(env_file=env_file, allow_modules=allow_modules))
-    limit_threads(1)
-    from rlflame import api
-    from rlflame.config import resolve
-    from rlflame.console.output import print_note
-    from rlflame.console.quiet import StatusLine
-    from rlflame.errors import ConfigError
-    from rlflame.experiment import resume
-    from rlflame.rendering.job import RenderOptions
-    from rlflame.rendering.policy_render import resolve_kind
-    from rlflame.storage.run_folder import load_policy_file
-
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")
-    source = load_policy_file(file)
+    flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
+    source, _ = load_source(file, flags)
+    from rlflame import api
+    from rlflame.config.resolve import make_short_name
+    from rlflame.console.quiet import StatusLine
+    from rlflame.rendering.job import RenderOptions
+    from rlflame.rendering.policy_render import resolve_kind
+
     if not human:
-        out = out or Path(f"{resolve.make_short_name(source.env.id)}.gif")
+        out = out or Path(f"{make_short_name(source.env.id)}.gif")
     kind = "window" if out is None else resolve_kind(out)
     options = RenderOptions(kind, seed, episodes, best_of, vs_untrained, width, height, fps)
-    for difference in resume.find_machine_differences(source):
-        print_note(f"This machine differs from the file's in {difference}; bits may too.")
+    print_machine_differences(source)
     with StatusLine() as status_line:
         drawing = api.render(
             source, options, out, show_output=debug, report_progress=status_line.show_rendering
@@ -81,10 +111,6 @@ def render(
 
 
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import print_result
-    from rlflame.terminal_text import format_count
-
     learning = source.recipe.learning
     lines = [
         ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
@@ -102,13 +128,10 @@ def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Rend
                      f"{format_count(drawing.frames, 'picture')}{duration_text}, "
                      f"{len(drawing.data) / 1e6:.2f} MB")
         )  # fmt: skip
-    for line in format_pairs(lines):
-        print_result(line)
+    print_pairs(lines)
 
 
 def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
-    from rlflame.console.output import as_json_text, print_result
-
     learning = source.recipe.learning
     fields: dict[str, Any] = {
         "policy": str(file),

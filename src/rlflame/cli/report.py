@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlflame.cli.options import Debug, Json
+from rlflame.console.output import (
+    as_json_text,
+    can_encode,
+    print_note,
+    print_result,
+    print_result_lines,
+)
+from rlflame.errors import ConfigError, format_shell, replace_suffix
 
 if TYPE_CHECKING:
     from rlflame.analysis.report.build import Report
@@ -56,10 +64,7 @@ def report(
 
     With --vs, whether it is better, equivalent or not worse.
     """
-    del debug
     from rlflame.analysis.report import build
-    from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
-    from rlflame.errors import ConfigError, format_shell, replace_suffix
     from rlflame.storage import safetensors_file
 
     paths, baseline_paths = _split_sides(runs)
@@ -94,8 +99,6 @@ def report(
 
 def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
     """What stands before --vs, and what stands behind it."""
-    from rlflame.errors import ConfigError
-
     sides: tuple[list[Path], list[Path]] = [], []
     side = 0
     for word in words:
@@ -118,7 +121,6 @@ def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
 
 def _format_report(content: Report, suffix: str, *, ascii_only: bool = False) -> str:
     from rlflame.analysis.report import document
-    from rlflame.console.output import as_json_text
 
     if suffix == ".json":
         return as_json_text(content.facts, indent=2) + "\n"

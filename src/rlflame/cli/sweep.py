@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlflame.config.flags import read_rank
+from rlflame.errors import ConfigError, Interruption, RlflameError, format_command, mark_documented
+from rlflame.storage import sweep_folder
+from rlflame.terminal_text import format_count
+
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.config.runtime import RuntimeSettings
     from rlflame.console.base import RunView, SweepResult
-    from rlflame.errors import RlflameError
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -19,44 +23,29 @@ def parse_seeds(
 ) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.config.validation import parse_set
-    from rlflame.errors import ConfigError
-    from rlflame.storage.sweep_folder import parse_seeds
 
     _check_no_torchrun("rlflame train --seeds without torchrun, or one --seed")
-    if seed is not None:
+    options = [] if seed is None else [f"--seed {seed}"]
+    options += [f"--set {text}" for text in sets if parse_set(text)[0] == "learning.seed"]
+    options += ["--plot"] if plot else []
+    if options:
         raise ConfigError(
-            f"--seed {seed} and --seeds {seeds} exclude each other.", "leave out --seed"
+            f"{options[0]} and --seeds {seeds} exclude each other.", f"leave out {options[0]}"
         )
-    for text in sets:
-        if parse_set(text)[0] == "learning.seed":
-            raise ConfigError(
-                f"--set {text} and --seeds {seeds} exclude each other.", f"leave out --set {text}"
-            )
-    if plot:
-        raise ConfigError(
-            "--plot draws the episodes of one run; of several seeds a picture is drawn anyway.",
-            "leave out --plot; rlflame plot draws any run",
-        )
-    return parse_seeds(seeds)
+    return sweep_folder.parse_seeds(seeds)
 
 
 def check_learners(learners: int) -> None:
     """Seeds need no help: each is one process, and as many run side by side as there are cores."""
-    from rlflame.errors import ConfigError
-
     if learners > 1:
         raise ConfigError(
-            f"--seeds has as many seeds side by side as there are cores, each with one learner, "
-            f"which uses the machine better than {learners} learners for each.",
+            f"--seeds trains several seeds at once, each with one learner, and not {learners}.",
             "leave out --learners; or --seed N for one run",
         )
 
 
 def _check_no_torchrun(hint: str) -> None:
-    from rlflame.config import torchrun
-    from rlflame.errors import ConfigError
-
-    if torchrun.read_rank() is not None:
+    if read_rank() is not None:
         raise ConfigError(
             "The processes that torchrun starts learn in one run, and --seeds are several.", hint
         )
@@ -79,7 +68,6 @@ def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
     from rlflame.console.display import make_display
-    from rlflame.errors import ConfigError, format_command
     from rlflame.experiment.sweep import sweep_run
     from rlflame.training.stop_signal import SignalStop
 
@@ -100,8 +88,6 @@ def resume(
 def _finish_sweep(
     result: SweepResult, runtime: RuntimeSettings, display: RunView, stop: SignalStop
 ) -> None:
-    from rlflame.errors import mark_documented
-
     display.show_result(result)
     if result.plot is None and runtime.progress not in ("json", "quiet"):
         _draw_curves(result)
@@ -114,9 +100,6 @@ def _finish_sweep(
 
 def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
-    from rlflame.errors import Interruption, RlflameError, format_command
-    from rlflame.terminal_text import format_count
-
     resume_command = format_command("resume", result.folder)
     seeds = format_count(len(result.summary.seeds), "seed")
     if not result.complete and stop.signal_number is not None:
@@ -147,7 +130,6 @@ def _draw_curves(result: SweepResult) -> None:
     """The curves in characters, where no picture could be drawn."""
     from rlflame.analysis import curves
     from rlflame.cli.plot import draw_in_terminal
-    from rlflame.errors import RlflameError
     from rlflame.storage import run_reader
 
     try:

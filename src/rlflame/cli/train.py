@@ -18,7 +18,12 @@ from rlflame.cli.options import (
     TotalSteps,
     add_flag_options,
 )
-from rlflame.config.flags import RuntimeFlags, TrainFlags
+from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
+from rlflame.console.formatting import format_pairs
+from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+from rlflame.errors import ConfigError, Interruption, RlflameError, format_command
+from rlflame.rollout.blas import limit_threads
+from rlflame.storage.sweep_folder import format_seeds, is_sweep
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
@@ -44,7 +49,6 @@ def train(
     _run_replica_if_launched(dry_run=dry_run)
     from rlflame.cli import sweep
     from rlflame.config.resolve import resolve
-    from rlflame.rollout.blas import limit_threads
 
     seed_list: tuple[int, ...] = ()
     if seeds is not None:
@@ -81,8 +85,6 @@ def resume(
         read_recorded_threads,
         resolve_resumed_runtime,
     )
-    from rlflame.rollout.blas import limit_threads
-    from rlflame.storage.sweep_folder import is_sweep
 
     saved = read_recorded_config(run)
     runtime = resolve_resumed_runtime(run, saved, flags)
@@ -105,9 +107,7 @@ def resume(
 
 def _run_replica_if_launched(*, dry_run: bool = False) -> None:
     """Of the processes that torchrun starts, the first one trains and the others learn with it."""
-    from rlflame.config import torchrun
-
-    place = torchrun.read_rank()
+    place = read_rank()
     if place is not None and place.rank > 0:
         if dry_run:
             raise typer.Exit
@@ -122,9 +122,6 @@ def _run_replica_if_launched(*, dry_run: bool = False) -> None:
 
 def _choose_device(name: str | None) -> str | None:
     """The device that auto stands for: CUDA where torch finds it."""
-    from rlflame.errors import ConfigError
-    from rlflame.rollout.blas import limit_threads
-
     if name in (None, "cpu"):
         return name
     if name not in ("auto", "cuda"):
@@ -142,8 +139,6 @@ def _choose_device(name: str | None) -> str | None:
 
 
 def _has_continuous_actions(config: RunConfig) -> bool:
-    from rlflame.rollout.blas import limit_threads
-
     limit_threads(config.learning.threads)
     from rlflame.experiment import components
     from rlflame.training.stop_signal import SignalStop, abort_on_stop
@@ -198,8 +193,6 @@ def _print_dry_run(
 ) -> None:
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import as_json_text, print_result, print_result_lines
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.preflight import run_preflight
     from rlflame.rollout.envs.vector_env import describe_stepping
@@ -219,8 +212,6 @@ def _print_dry_run(
         print_result_lines(as_json_text({**summary.as_dict(), **fields}, indent=2))
         return
     if seeds:
-        from rlflame.storage.sweep_folder import format_seeds
-
         print_result(f"# --seeds {format_seeds(seeds)}: this recipe, and so on with each of them.")
     workers = f"at most {summary.max_workers:,} can help (learning.rollout.num_slots)"
     lines = [*summary.format_lines(), ("rollouts", stepping), ("workers", workers)]
@@ -232,8 +223,6 @@ def _print_dry_run(
 
 def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
     """What this machine cannot do is a note, because the recipe may be meant for another one."""
-    from rlflame.console.output import print_note
-    from rlflame.errors import ConfigError
     from rlflame.experiment.memory_check import check_memory
     from rlflame.learning.factory import resolve_device
 
@@ -251,7 +240,6 @@ def _draw_returns(result: RunResult, config: RunConfig, display: RunView) -> Non
     from rlflame.analysis import curves
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.console.recipe_summary import format_title
-    from rlflame.errors import RlflameError
     from rlflame.storage import run_reader, safetensors_file
 
     out = result.folder / "returns.png"
@@ -269,8 +257,6 @@ def _draw_returns(result: RunResult, config: RunConfig, display: RunView) -> Non
 
 
 def _check_complete(result: RunResult, stop: SignalStop) -> None:
-    from rlflame.errors import Interruption, format_command
-
     if not result.complete and stop.signal_number is not None:
         raise Interruption(
             f"Stopped at step {result.progress.steps:,}; everything is saved.",

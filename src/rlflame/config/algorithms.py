@@ -1,16 +1,16 @@
 """The algorithms: the settings of each, and the traits that other code reads.
 
-A new algorithm is a settings class, a name, a section and a row of TRAITS here, and a row in
-`learning/factory.py`. No other code compares an algorithm's name.
+A new algorithm is a settings class and a row of TRAITS here, and a row in `learning/factory.py`.
+No other code compares an algorithm's name.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from rlflame.config.runtime import Positive, SettingsModel
 from rlflame.errors import ConfigError
@@ -20,18 +20,18 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
 #: Below this Adam divides by nothing where a gradient is 0: the moments are float32.
 Epsilon = Annotated[float, Field(ge=1e-30, le=10.0)]
-
-
-def _convert_none(norm: Any) -> Any:
-    """What is typed as `none` comes as nothing at all."""
-    return "none" if norm is None else norm
-
-
-CriticNorm = Annotated[Literal["none", "batch"], BeforeValidator(_convert_none)]
+MaxNorm = Annotated[float, Field(gt=0.0, le=1e6)] | None
+#: In TOML and on the command line, `none` is read as None.
+CriticNorm = Annotated[
+    Literal["none", "batch"], BeforeValidator(lambda norm: "none" if norm is None else norm)
+]
 
 
 class AlgorithmSection(SettingsModel):
     """Base of the settings of one algorithm."""
+
+    if TYPE_CHECKING:  # a field of each algorithm
+        anneal_learning_rate: bool = False
 
     @property
     def needs_whole_batches(self) -> bool:
@@ -83,7 +83,7 @@ class PpoSettings(AlgorithmSection):
     minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
     value_weight: float = Field(0.25, ge=0.0, le=100.0, description="Weight of the value loss.")
-    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+    max_gradient_norm: MaxNorm = Field(
         0.5, description="Longer gradients are scaled down to this norm."
     )
     target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
@@ -123,7 +123,7 @@ class ReinforceSettings(AlgorithmSection):
         "discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
-    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+    max_gradient_norm: MaxNorm = Field(
         None, description="Longer gradients are scaled down to this norm."
     )
 
@@ -199,20 +199,16 @@ class SacSettings(AlgorithmSection):
         description="Of both target critics' quantiles together, twice so many of the highest are "
         "left out of what is learned from.",
     )
-    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+    max_gradient_norm: MaxNorm = Field(
         None, description="Longer gradients, of the actor or of one critic, are scaled to this."
     )
 
     @model_validator(mode="after")
-    def _check_targets(self) -> SacSettings:
+    def _check_coherent(self) -> SacSettings:
         for name in ("target_update_rate", "target_update_interval"):
-            value, default = getattr(self, name), type(self).model_fields[name].default
-            if self.critic_norm == "batch" and value != default:
+            value = getattr(self, name)
+            if self.critic_norm == "batch" and value != SacSettings.model_fields[name].default:
                 raise ValueError(f"{name} is {value}, but with critic_norm=batch nothing follows")
-        return self
-
-    @model_validator(mode="after")
-    def _check_quantiles(self) -> SacSettings:
         if self.dropped_quantiles >= self.quantiles:
             raise ValueError(
                 f"dropped_quantiles is {self.dropped_quantiles}, which has to be less than "
@@ -236,19 +232,8 @@ class SacSettings(AlgorithmSection):
             )
 
 
-AlgorithmName = Literal["ppo", "reinforce", "sac"]
-AlgorithmSettings = PpoSettings | ReinforceSettings | SacSettings
 #: The settings of algorithms with a replay have the same names for it.
 ReplaySettings = SacSettings
-DEFAULT_ALGORITHM: AlgorithmName = "ppo"
-
-
-class AlgorithmSections(SettingsModel):
-    """The sections of the algorithms in a recipe; only the section of its algorithm exists."""
-
-    ppo: PpoSettings | None = None
-    reinforce: ReinforceSettings | None = None
-    sac: SacSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +260,7 @@ class AlgorithmTraits:
     uses_blas_threads: bool = True
 
 
+#: Each algorithm has one row here, and a preset `default-NAME`.
 TRAITS: dict[str, AlgorithmTraits] = {
     "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, splits_update=True),
     "reinforce": AlgorithmTraits(
@@ -296,3 +282,17 @@ TRAITS: dict[str, AlgorithmTraits] = {
         uses_blas_threads=False,
     ),
 }
+
+if TYPE_CHECKING:
+    AlgorithmName = str
+
+    class AlgorithmSections(SettingsModel): ...
+
+else:
+    AlgorithmName = Literal[tuple(TRAITS)]
+    AlgorithmSections = create_model(
+        "AlgorithmSections",
+        __base__=SettingsModel,
+        __doc__="The sections of the algorithms; only the section of a recipe's algorithm exists.",
+        **{name: (traits.settings | None, None) for name, traits in TRAITS.items()},
+    )

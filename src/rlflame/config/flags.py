@@ -1,10 +1,24 @@
-"""The options of commands as typed values: what the user typed, and nothing from a file."""
+"""How a command was started: its options, and its rank among processes that torchrun starts.
+
+Loads nothing heavy, because help reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from rlflame.errors import ConfigError
+
+#: The algorithms, each with a default preset; their settings need pydantic, which is slow to load.
+ALGORITHM_NAMES = sorted(
+    path.stem.removeprefix("default-")
+    for path in Path(__file__).with_name("presets").glob("default-*.toml")
+)
+DEFAULT_ALGORITHM = "ppo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +59,30 @@ class TrainFlags(RuntimeFlags):
     device: str | None = None
     scale_batch: bool = False
     scale_lr: bool = False
+
+
+class LearnerRank(NamedTuple):
+    """A process among those that learn together."""
+
+    rank: int
+    size: int
+
+
+def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
+    """The rank of this process; None where torchrun has not started it beside others."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not all(name in environment for name in names):
+        return None
+    hint = f"start the processes by torchrun, or: unset {' '.join(names)}"
+    try:
+        rank, size, _ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    except ValueError as error:
+        raise ConfigError(f"A variable of torchrun is no number: {error}.", hint) from None
+    if size > 1 and not 0 <= rank < size:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {size}; ranks begin at 0.", hint)
+    return LearnerRank(rank, size) if size > 1 else None
+
+
+def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun itself keeps the store where the processes meet."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,22 +1,27 @@
-"""The modules whose code a file may ask for: named in this command, or trusted by the user before.
+"""The user's own code: modules that files may ask for, and the file of `--env-file`.
 
 A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`); importing it runs code.
+So the user names it in the command, or has trusted it before.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.envs.user_code import find_named_modules
+
+if TYPE_CHECKING:
+    from rlflame.config.recipe import Recipe
 
 _FILE_NAME = "trusted_modules"
 #: Where Gymnasium looks for packages that register environments when it is imported.
@@ -35,7 +40,10 @@ def allow_modules(modules: Iterable[str]) -> None:
     for module in modules:
         _check_name(module)
         _command_modules.add(module)
-        _add_current_folder_for(module)
+        top = module.partition(".")[0]
+        is_local = os.path.isdir(top) or os.path.isfile(f"{top}.py")
+        if is_local and top not in sys.modules and importlib.util.find_spec(top) is None:
+            user_code.add_folder(os.getcwd())
 
 
 def list_allowed_modules() -> list[str]:
@@ -61,13 +69,11 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
     """What a later command has to say so that this environment may import its modules."""
-    trusted = read_trusted_modules()
-    options = [
-        ("--allow-module", module)
-        for module in find_named_modules(id, kwargs)
-        if module not in trusted
-    ]
-    return [option for pair in options for option in pair]
+    options = []
+    for module in find_named_modules(id, kwargs):
+        if module not in read_trusted_modules():
+            options += ["--allow-module", module]
+    return options
 
 
 def read_trusted_modules() -> list[str]:
@@ -75,8 +81,9 @@ def read_trusted_modules() -> list[str]:
     path = _get_trust_path()
     if path is None:
         return []
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        file = open(path, "rb", opener=_open_list)  # noqa: SIM115
+        file = open(os.open(path, flags), "rb")  # noqa: SIM115
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -97,12 +104,8 @@ def read_trusted_modules() -> list[str]:
                 f"The list of trusted modules, {path}, is not owner-only.",
                 f"check what it lists, then: {format_shell('chmod', '600', path)}",
             )
-        text = file.read(_MAX_BYTES).decode("utf-8", "replace")
-    return sorted({line.strip() for line in text.splitlines() if _is_module_name(line.strip())})
-
-
-def _open_list(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+        lines = file.read(_MAX_BYTES).decode("utf-8", "replace").splitlines()
+    return sorted({line.strip() for line in lines if _is_module_name(line.strip())})
 
 
 def add_trusted(modules: Iterable[str]) -> None:
@@ -119,16 +122,14 @@ def remove_trusted(modules: Iterable[str]) -> None:
                 f"The module {module!r} is not trusted.",
                 f"{format_command('trust', 'list')} shows them",
             )
-        trusted.remove(module)
-    _write_trusted(trusted)
+    _write_trusted(trusted.difference(modules))
 
 
 def _write_trusted(modules: Iterable[str]) -> None:
-    path = _get_trust_path()
+    path, hint = _get_trust_path(), "or name the module in each command: --allow-module MODULE"
     if path is None:
         raise ConfigError(
-            "The list of trusted modules has no place: this user has no home folder.",
-            "set HOME, or name the module in each command instead: --allow-module MODULE",
+            "This user has no home folder for a list of trusted modules.", f"set HOME, {hint}"
         )
     temporary = path.with_name(f".{_FILE_NAME}.{os.getpid()}")
     try:
@@ -139,10 +140,8 @@ def _write_trusted(modules: Iterable[str]) -> None:
             file.writelines(f"{module}\n" for module in sorted(modules))
         os.replace(temporary, path)
     except OSError as error:
-        raise ConfigError(
-            f"The list of trusted modules, {path}, cannot be written: {error.strerror}.",
-            "name the module in each command instead: --allow-module MODULE",
-        ) from error
+        message = f"The list of trusted modules, {path}, cannot be written: {error.strerror}."
+        raise ConfigError(message, f"free its place, {hint}") from error
 
 
 def _get_trust_path() -> Path | None:
@@ -157,22 +156,13 @@ def _get_trust_path() -> Path | None:
 
 
 def _is_allowed(module: str) -> bool:
-    if module in _find_plugin_modules():
+    # Gymnasium imports its plugins by itself, and with `a.b` also `a`, so naming them imports
+    # nothing more.
+    plugins = [point.value.partition(":")[0] for point in metadata.entry_points(group=_PLUGINS)]
+    if any(f"{plugin}.".startswith(f"{module}.") for plugin in plugins):
         return True
     names = {*_command_modules, *read_trusted_modules()}
-    return any(module == name or module.startswith(f"{name}.") for name in names)
-
-
-def _find_plugin_modules() -> set[str]:
-    """Modules that Gymnasium imports by itself, so that naming them imports nothing more.
-
-    Importing `a.b` imports `a` too, and not the other modules in `a`.
-    """
-    modules = set()
-    for point in metadata.entry_points(group=_PLUGINS):
-        parts = point.value.partition(":")[0].split(".")
-        modules |= {".".join(parts[: i + 1]) for i in range(len(parts))}
-    return modules
+    return any(f"{module}.".startswith(f"{name}.") for name in names)
 
 
 def _is_module_name(text: str) -> bool:
@@ -184,9 +174,73 @@ def _check_name(module: str) -> None:
         raise ConfigError(f"{module!r} is not the name of a Python module.", "my_package.my_module")
 
 
-def _add_current_folder_for(module: str) -> None:
-    """Search the current folder, last, for a module that the user named and that lies there."""
-    top, folder = module.partition(".")[0], os.getcwd()
-    is_local = os.path.isdir(top) or os.path.isfile(f"{top}.py")
-    if is_local and top not in sys.modules and importlib.util.find_spec(top) is None:
-        user_code.add_folder(folder)
+def load_env_file(path: str) -> str:
+    """Run a file that the user named in this command, here and in workers; return its SHA-256."""
+    path = os.path.abspath(path)
+    module, extension = os.path.splitext(os.path.basename(path))
+    if not os.path.isfile(path):
+        raise ConfigError(f"There is no file {path!r}.", "name an environment's: --env-file PATH")
+    if extension != ".py":
+        raise ConfigError(f"--env-file {path!r} is no Python file.", "name a file that ends .py")
+    loaded_path = getattr(sys.modules.get(module), "__file__", path)
+    if not module.isidentifier() or module in sys.stdlib_module_names or loaded_path != path:
+        raise ConfigError(
+            f"--env-file {path!r} has a name that is taken, or that Python cannot import.",
+            f"rename it: {format_shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
+        )
+    try:
+        user_code.load(path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigError(
+            f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
+            f"{format_shell('python', Path(path))} shows where",
+        ) from error
+    os.environ[user_code.FILE_VARIABLE] = path
+    allow_modules([module])
+    return _hash_file(path)
+
+
+def get_loaded_digest() -> str | None:
+    """The SHA-256 of the file that this command loaded; None without one."""
+    path = os.environ.get(user_code.FILE_VARIABLE)
+    return _hash_file(path) if path else None
+
+
+def _hash_file(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        message = f"--env-file {path!r} cannot be read: {error.strerror}."
+        raise ConfigError(message, "make it readable") from error
+
+
+def pin_env_file(
+    recipe: Recipe, path: str | None, read_recorded_path: Callable[[], str | None] = lambda: None
+) -> Recipe:
+    """Load the file that the command names, and write its digest into the recipe.
+
+    A recipe with a digest takes that file and no other. `read_recorded_path` gives the path in the
+    run's config.toml, which is shown and never loaded.
+    """
+    expected = recipe.learning.environment.file_digest
+    if path is None:
+        if expected is None:
+            return recipe
+        option = format_shell("--env-file", read_recorded_path() or "FILE.py")
+        raise ConfigError(
+            f"This run's environment comes from a file (SHA-256 {expected[:12]}), and the command "
+            "names none.",
+            f"add {option}, which runs the file",
+        )
+    digest = load_env_file(path)
+    if expected is not None and digest != expected:
+        raise ConfigError(
+            f"The environment file {path} has the SHA-256 {digest[:12]}, and this run was begun "
+            f"with {expected[:12]}.",
+            "put its code back, or start a new run",
+        )
+    environment = recipe.learning.environment.model_copy(update={"file_digest": digest})
+    learning = recipe.learning.model_copy(update={"environment": environment})
+    return recipe.model_copy(update={"learning": learning})

@@ -51,7 +51,7 @@ def find_first_difference(
 ) -> tuple[str, Any, Any] | None:
     """The first name under which two tables differ, and both values."""
     values_a, values_b = dict(flatten(a)), dict(flatten(b))
-    for name in [*values_a, *(name for name in values_b if name not in values_a)]:
+    for name in values_a | values_b:
         value_a, value_b = values_a.get(name, "absent"), values_b.get(name, "absent")
         if value_a != value_b:
             return name, value_a, value_b

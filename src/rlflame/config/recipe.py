@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlflame.config.algorithms import (
-    DEFAULT_ALGORITHM,
     TRAITS,
     AlgorithmName,
+    AlgorithmSection,
     AlgorithmSections,
-    AlgorithmSettings,
     AlgorithmTraits,
     ReplaySettings,
 )
+from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
 #: A first batch of more than this many times the budget is worth a warning.
@@ -213,11 +213,10 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
                 "parts: set gradient_shards to 1, and learn with one learner"
             )
         if self.samples_per_gradient < self.gradient_shards:
+            most = self.samples_per_gradient
             raise ValueError(
-                f"{self.samples_per_gradient} samples cannot be cut into {self.gradient_shards} "
-                "parts: set "
-                f"gradient_shards to {self.samples_per_gradient} or less, or learn from more "
-                "samples at once"
+                f"{most} samples cannot be cut into {self.gradient_shards} parts: set "
+                f"gradient_shards to {most} or less, or learn from more samples at once"
             )
         return self
 
@@ -226,9 +225,9 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
         return TRAITS[self.algorithm]
 
     @property
-    def settings(self) -> AlgorithmSettings:
+    def settings(self) -> AlgorithmSection:
         """The section of the algorithm."""
-        settings: AlgorithmSettings = getattr(self, self.algorithm)
+        settings: AlgorithmSection = getattr(self, self.algorithm)
         return settings
 
     @property
@@ -288,26 +287,21 @@ class Recipe(SettingsModel):
 
     def copy_with_horizon(self) -> Recipe:
         """The schedule's horizon written out, so that a longer `stop` later leaves it alone."""
-        learning = self.learning
-        if learning.horizon_steps is None and learning.horizon_iterations is None:
-            learning = learning.model_copy(
-                update={
-                    "horizon_steps": self.stop_at_steps,
-                    "horizon_iterations": self.stop_at_iterations,
-                }
-            )
-        return self.model_copy(update={"learning": learning})
+        if (self.learning.horizon_steps, self.learning.horizon_iterations) != (None, None):
+            return self
+        ends = {
+            "horizon_steps": self.stop_at_steps,
+            "horizon_iterations": self.stop_at_iterations,
+        }
+        return self.model_copy(update={"learning": self.learning.model_copy(update=ends)})
 
     @property
     def budget_warning(self) -> str | None:
         """A warning where the budget ends long before the first batch, or after learning has."""
         learning = self.learning
         batch, end = learning.rollout.steps_per_iteration, self.stop_at_steps
-        if (
-            learning.rollout.unit == "steps"
-            and end is not None
-            and batch > _BATCH_WARNING_FACTOR * end
-        ):
+        counts_steps = learning.rollout.unit == "steps"
+        if counts_steps and end is not None and batch > _BATCH_WARNING_FACTOR * end:
             return (
                 f"The first batch has {batch:,} steps, and the run is set to stop after {end:,} "
                 "steps, so it will stop after its first batch."
@@ -331,11 +325,8 @@ def make_defaults(algorithm: str) -> dict[str, Any]:
     def dump_section(section: SettingsModel) -> dict[str, Any]:
         return section.model_dump(mode="json", exclude_none=True)
 
-    learning = {
-        name: value
-        for name, value in dump_section(LearningSettings()).items()
-        if name not in TRAITS
-    }
+    learning = dump_section(LearningSettings())
+    del learning[DEFAULT_ALGORITHM]
     if algorithm in TRAITS:
         learning[algorithm] = dump_section(TRAITS[algorithm].settings())
     return {"learning": learning, "evaluation": dump_section(EvaluationSettings())}
@@ -350,11 +341,14 @@ class RunConfig(Recipe):
     @classmethod
     def _add_gradient_shards(cls, data: Any) -> Any:
         """Cut minibatches for several learners, unless the recipe says how many parts."""
-        runtime = data.get("runtime") if isinstance(data, dict) else None
-        learning = data.get("learning", {}) if isinstance(data, dict) else None
-        learners = runtime.get("learners") if isinstance(runtime, dict) else None
-        if isinstance(runtime, RuntimeSettings):
-            learners = runtime.learners
+        if not isinstance(data, dict):
+            return data
+        runtime, learning = data.get("runtime"), data.get("learning", {})
+        learners = (
+            runtime.get("learners")
+            if isinstance(runtime, dict)
+            else getattr(runtime, "learners", 1)
+        )
         if isinstance(learners, int) and learners > 1 and isinstance(learning, dict):
             return {**data, "learning": {"gradient_shards": DEFAULT_SHARDS, **learning}}
         return data

@@ -20,12 +20,7 @@ SETTINGS_BYTES = 1_000_000
 RECORD_BYTES = 32_000_000
 #: Limit for one line of a file that is read line by line.
 LINE_BYTES = 1_000_000
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class NotRegularError(OSError):
@@ -57,16 +52,14 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """The whole content of a file of at most `limit` bytes."""
     with open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size <= limit:
-            # The size is no promise: a file may grow meanwhile, or be made up by the kernel.
-            content = bytearray()
-            while len(content) <= limit and (part := file.read(1 << 16)):
-                content += part
-            size = len(content)
+        # The size is no promise: a file may grow meanwhile, or be made up by the kernel.
+        content = bytearray()
+        while size <= limit and (part := file.read(1 << 16)):
+            content += part
+            size = max(size, len(content))
         if size > limit:
-            raise TooLargeError(
-                errno.EOVERFLOW, f"it has {size:,} bytes, and at most {limit:,} are read", str(path)
-            )
+            reason = f"it has {size:,} bytes, and at most {limit:,} are read"
+            raise TooLargeError(errno.EOVERFLOW, reason, str(path))
         return bytes(content)
 
 
@@ -81,16 +74,12 @@ def read_lines(
 ) -> Iterator[str]:
     """The lines of a file of any size, with their ends; `newline` as `open` takes it."""
     with io.TextIOWrapper(open_to_read(path), encoding, newline=newline) as file:
-        number = 1
-        while line := file.readline(limit + 1):
+        lines = iter(lambda: file.readline(limit + 1), "")
+        for number, line in enumerate(lines, 1):
             if len(line) > limit:
-                raise TooLargeError(
-                    errno.EOVERFLOW,
-                    f"line {number} has more than {limit:,} characters",
-                    str(path),
-                )
+                reason = f"line {number} has more than {limit:,} characters"
+                raise TooLargeError(errno.EOVERFLOW, reason, str(path))
             yield line
-            number += 1
 
 
 def open_unless_link(path: str, flags: int) -> int:
@@ -116,5 +105,5 @@ def _check_kind(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        kind = next((name for matches, name in _KINDS if matches(mode)), "no regular file")
+        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise NotRegularError(errno.EINVAL, f"it is {kind}, not a file", str(path))

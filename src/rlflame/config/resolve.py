@@ -6,21 +6,19 @@ Strongest first: options, --set, --config, the preset, the defaults.
 from __future__ import annotations
 
 import difflib
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlflame.config import toml_io, torchrun
-from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
-from rlflame.config.batch_scaling import copy_with_episodes, scale_config
-from rlflame.config.flags import RuntimeFlags, TrainFlags
-from rlflame.config.module_trust import allow_modules, check_modules
+from rlflame.config import module_trust, toml_io
+from rlflame.config.algorithms import TRAITS
+from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.user_env_file import load_env_file, pin_env_file
 from rlflame.config.validation import check_tables, format_seen_value, parse_set, validate_config
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
@@ -29,9 +27,8 @@ _PACKAGES = "runtime.flame.extra_dependencies"
 _PRESETS = resources.files("rlflame.config") / "presets"
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A short name, the Gymnasium id behind it, and the family whose presets suit it."""
+class Alias(NamedTuple):
+    """The Gymnasium id behind a short name, and the family whose presets suit it."""
 
     id: str
     family: str
@@ -57,19 +54,29 @@ ALIASES: dict[str, Alias] = {
     "inverteddoublependulum": Alias("InvertedDoublePendulum-v5", "mujoco"),
 }
 _ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
+#: The settings that options set as they are, by their fields in the flags.
+_FLAG_SETTINGS = {
+    "env": "learning.environment.id",
+    "seed": "learning.seed",
+    "device": "learning.device",
+    "steps": "stop_at_steps",
+    "iterations": "stop_at_iterations",
+    "until_return": "evaluation.until_return",
+    "workers": "runtime.workers",
+    "video_every": "runtime.video_every_steps",
+    "tensorboard": "runtime.tensorboard",
+    "debug": "runtime.debug",
+}
 
 
 def resolve_env_id(name: str) -> str:
     """The Gymnasium id that a user's word stands for."""
-    alias = ALIASES.get(name.lower())
-    return alias.id if alias else name
+    return ALIASES[name.lower()].id if name.lower() in ALIASES else name
 
 
 def make_short_name(id: str) -> str:
     """The alias of an id, or the id as a word that can name a folder."""
-    return (
-        _ALIAS_BY_ID.get(id) or "".join(c if c.isalnum() or c in "-_." else "-" for c in id).lower()
-    )
+    return _ALIAS_BY_ID.get(id) or re.sub(r"[^\w.-]", "-", id).lower()
 
 
 def list_presets() -> list[str]:
@@ -100,28 +107,33 @@ def resolve(
 ) -> tuple[RunConfig, str]:
     """The config that the options of `train` mean, and the name of the preset under it.
 
-    Loads the environment file that the user typed. A preset may have a part named `continuous`,
-    which is laid over the rest for environments with continuous actions.
+    Loads the environment file that the user typed. The part `continuous` of a preset is for
+    environments with continuous actions.
     """
-    file_layer = _read_config_file(flags.config) if flags.config is not None else {}
-    typed_layer = merge_layers(_make_set_layer(flags.sets), _make_train_layer(flags))
+    file_layer = _read_config_file(flags.config) if flags.config else {}
+    typed_layer = merge_layers(_make_set_layer(flags.sets), _make_flag_layer(flags))
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
     preset_layer = read_preset(flags.preset) if flags.preset else {}
     environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
-    _check_algorithm(f"the preset {flags.preset}", preset_layer, environment, algorithm)
-    _check_algorithm(f"{flags.config}", file_layer, environment, algorithm)
+    sources = {f"the preset {flags.preset}": preset_layer, f"{flags.config}": file_layer}
+    for source, layer in sources.items():
+        named = get_nested(layer, "learning.algorithm")
+        if named not in (None, algorithm):
+            raise ConfigError(
+                f"The algorithm is to be {algorithm}, and {source} is for {named}.",
+                "leave one of them out, or use --preset " + choose_preset(environment, algorithm),
+            )
     set_nested(user_layer, "learning.environment.id", environment)
     set_nested(user_layer, "learning.algorithm", algorithm)
     name = flags.preset or choose_preset(environment, algorithm)
     base_layer = read_preset(name)
     overlay = base_layer.pop("continuous", None)
-    config = _pin_env_file(validate_config(merge_layers(base_layer, user_layer)))
-    check_modules(config.learning.environment.id, config.learning.environment.kwargs)
+    config = _validate_layers(base_layer, user_layer)
+    module_trust.check_modules(config.learning.environment.id, config.learning.environment.kwargs)
     if overlay is not None and has_continuous_actions(config):
-        layers = merge_layers(merge_layers(base_layer, overlay), user_layer)
-        config = _pin_env_file(validate_config(layers))
+        config = _validate_layers(base_layer, overlay, user_layer)
     _check_until_return(config.evaluation)
     return _apply_batch_flags(config, flags), name
 
@@ -136,14 +148,12 @@ def resolve_runtime(
 ) -> RuntimeSettings:
     """The runtime that options mean, over the runtime in the saved config of a run.
 
-    `reason` says why a setting of a recipe is refused. Loads the environment file that the user
-    typed, and only that one.
+    Loads the environment file that the user typed, and only that one.
     """
     for key, _ in map(parse_set, flags.sets or ()):
         if not key.startswith("runtime."):
             raise ConfigError(f"{key} belongs to the recipe, {reason}", hint)
-    runtime_layer = {"runtime": _make_runtime_layer(flags)}
-    typed_layer = merge(_make_set_layer(flags.sets), runtime_layer)
+    typed_layer = merge(_make_set_layer(flags.sets), _make_flag_layer(flags))
     _allow_modules(flags, typed_layer)
     _check_packages(saved or {}, typed_layer, file)
     inherited = get_nested(saved or {}, "runtime")
@@ -151,9 +161,13 @@ def resolve_runtime(
     for name in ("progress", "debug", "env_file"):  # each command decides these for itself
         inherited.pop(name, None)
     layers = merge({"stop_at_steps": 1, "runtime": inherited}, typed_layer)
-    runtime = validate_config(layers).runtime
+    try:
+        runtime = validate_config(layers).runtime
+    except ConfigError as error:
+        source = f"{file}: " if inherited else ""
+        raise ConfigError(f"{source}{error.message}", error.hint) from error
     if runtime.env_file is not None:
-        load_env_file(runtime.env_file)
+        module_trust.load_env_file(runtime.env_file)
     return runtime
 
 
@@ -177,29 +191,7 @@ def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
     return layer
 
 
-def _make_train_layer(flags: TrainFlags) -> dict[str, Any]:
-    if flags.env == "":
-        raise ConfigError("--env is empty.", "rlflame envs lists them")
-    layer = _drop_absent(
-        {
-            "stop_at_steps": flags.steps,
-            "stop_at_iterations": flags.iterations,
-            "learning": {
-                "algorithm": flags.algo or None,
-                "seed": flags.seed,
-                "device": flags.device,
-                "provider": "torch" if flags.device == "cuda" else None,
-                "environment": {"id": flags.env},
-            },
-            "evaluation": {"until_return": flags.until_return},
-            "runtime": {**_make_runtime_layer(flags), "out": _format_out(flags.out)},
-        }
-    )
-    kwargs = dict(map(_parse_env_argument, flags.env_kwargs or ()))
-    return merge(layer, {"learning": {"environment": {"kwargs": kwargs}}}) if kwargs else layer
-
-
-def _make_runtime_layer(flags: RuntimeFlags) -> dict[str, Any]:
+def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     displays = {"json": flags.json_lines, "quiet": flags.quiet, "plain": flags.plain}
     names = [name for name, chosen in displays.items() if chosen]
     if len(names) > 1:
@@ -207,28 +199,26 @@ def _make_runtime_layer(flags: RuntimeFlags) -> dict[str, Any]:
         raise ConfigError(f"{options} exclude each other.", "leave out one")
     if flags.local and flags.fleet not in (None, "local"):
         raise ConfigError(f"--local and --fleet {flags.fleet} exclude each other.", "leave out one")
-    rank = torchrun.read_rank()
-    return _drop_absent(
-        {
-            "workers": flags.workers,
-            "learners": flags.learners or (rank.size if rank else None),
-            "fleet": flags.fleet or ("local" if flags.local else None),
-            "env_file": str(flags.env_file.resolve()) if flags.env_file else None,
-            "video_every_steps": flags.video_every,
-            "debug": flags.debug or None,
-            "tensorboard": flags.tensorboard or None,
-            "progress": names[0] if names else None,
-        }
-    )
-
-
-def _drop_absent(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer without the settings that are None, and without empty sections."""
-    sections = {
-        name: _drop_absent(value) if isinstance(value, Mapping) else value
-        for name, value in layer.items()
+    rank = read_rank()
+    settings = {setting: getattr(flags, name, None) for name, setting in _FLAG_SETTINGS.items()}
+    settings |= {
+        "runtime.learners": flags.learners or (rank.size if rank else None),
+        "runtime.fleet": flags.fleet or ("local" if flags.local else None),
+        "runtime.env_file": str(flags.env_file.resolve()) if flags.env_file else None,
+        "runtime.progress": names[0] if names else None,
     }
-    return {name: value for name, value in sections.items() if value not in (None, {})}
+    if isinstance(flags, TrainFlags):
+        settings |= {
+            "learning.algorithm": flags.algo or None,
+            "learning.provider": "torch" if flags.device == "cuda" else None,
+            "learning.environment.kwargs": dict(map(_parse_env_argument, flags.env_kwargs or ())),
+            "runtime.out": _format_out(flags.out),
+        }
+    layer: dict[str, Any] = {}
+    for setting, value in settings.items():
+        if value is not None and value is not False and value != {}:
+            set_nested(layer, setting, value)
+    return layer
 
 
 def _parse_env_argument(text: str) -> tuple[str, Any]:
@@ -241,21 +231,19 @@ def _parse_env_argument(text: str) -> tuple[str, Any]:
 def _format_out(path: Path | None) -> str | None:
     if path is None:
         return None
-    if path.resolve() == Path.cwd():
-        raise ConfigError(
-            f"--out {str(path)!r} is the current folder.", "name a new one: --out runs/mine"
-        )
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"--out {str(path)!r} is not UTF-8.", "another name") from error
+    if path.resolve() == Path.cwd():
+        raise ConfigError(f"--out {str(path)!r} is the current folder.", "--out runs/mine")
     return str(path)
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the path absolute; it is relative to the folder of the file that names it.
+    """Make the path absolute: it begins in the folder of the file that names it.
 
-    Links are followed, as Python does for a script: its imports lie beside the file itself.
+    Links are followed, because a script's imports lie beside the file itself.
     """
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
@@ -291,22 +279,19 @@ def _check_packages(
 
 def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
     """Allow the modules that the user typed, and none that a file names."""
-    allow_modules(flags.allow_modules or ())
     id = get_nested(typed_layer, "learning.environment.id")
     kwargs = get_nested(typed_layer, "learning.environment.kwargs")
-    allow_modules(
-        find_named_modules(
-            id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
-        )
+    named = find_named_modules(
+        id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
     )
+    module_trust.allow_modules([*(flags.allow_modules or ()), *named])
 
 
 def _choose_environment_and_algorithm(
     user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
 ) -> tuple[str, str]:
     id = get_nested(user_layer, "learning.environment.id")
-    if id is None:
-        id = ALIASES["cartpole"].id
+    id = ALIASES["cartpole"].id if id is None else id
     if not isinstance(id, str) or not id:
         raise ConfigError(f"{format_seen_value(id)} is no environment's id.", "--env hopper")
     algorithm = (
@@ -315,64 +300,91 @@ def _choose_environment_and_algorithm(
         or DEFAULT_ALGORITHM
     )
     if algorithm not in tuple(TRAITS):
-        names = " or ".join(TRAITS)
-        raise ConfigError(f"There is no algorithm {algorithm!r}.", f"--algo {names}")
+        raise ConfigError(f"There is no algorithm {algorithm!r}.", f"--algo {' or '.join(TRAITS)}")
     return resolve_env_id(id), algorithm
 
 
-def _check_algorithm(
-    source: str, layer: Mapping[str, Any], environment: str, algorithm: str
-) -> None:
-    named = get_nested(layer, "learning.algorithm")
-    if named not in (None, algorithm):
-        raise ConfigError(
-            f"The algorithm is to be {algorithm}, and {source} is for {named}.",
-            f"leave one of them out, or use --preset {choose_preset(environment, algorithm)}",
-        )
-
-
-def _pin_env_file(config: RunConfig) -> RunConfig:
-    recipe = pin_env_file(config.recipe, config.runtime.env_file)
+def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
+    """The config of layers, the strongest last, with the digest of its environment file."""
+    config = validate_config(functools.reduce(merge_layers, layers))
+    recipe = module_trust.pin_env_file(config.recipe, config.runtime.env_file)
     return config.model_copy(update={"learning": recipe.learning})
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
     """Refuse a target that no evaluation can reach, or that one reaches by chance."""
-    if evaluation.until_return is None:
-        return
-    if evaluation.every_steps is None:
-        raise ConfigError(
-            "--until-return (evaluation.until_return) looks at evaluations during training, and "
-            "there are none.",
-            "--set evaluation.every_steps=50000",
-        )
-    if evaluation.episodes == 1:
-        raise ConfigError(
-            "--until-return (evaluation.until_return) looks at an evaluation's 95% interval, and "
-            "one episode has none.",
-            "--set evaluation.episodes=8",
-        )
+    for name, too_few, example in (("every_steps", None, 50_000), ("episodes", 1, 8)):
+        value = getattr(evaluation, name)
+        if evaluation.until_return is not None and value == too_few:
+            raise ConfigError(
+                "--until-return (evaluation.until_return) needs evaluations during training, of "
+                f"several episodes, and evaluation.{name} is {toml_io.format_value(value)}.",
+                f"--set evaluation.{name}={example}",
+            )
 
 
 def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
     """The options that change several settings, or change them relative to the preset."""
-    episodes, algorithm = flags.episodes_per_iter, config.learning.algorithm
-    options = {"--iterations": flags.iterations, "--episodes-per-iter": episodes}
-    used = [option for option, value in options.items() if value is not None]
-    if used and not config.learning.traits.counts_iterations:
+    algorithm, traits = config.learning.algorithm, config.learning.traits
+    used = (flags.iterations, flags.episodes_per_iter) != (None, None)
+    if not traits.counts_iterations and used:
+        option = "--episodes-per-iter" if flags.iterations is None else "--iterations"
         name = next(name for name, traits in TRAITS.items() if traits.counts_iterations)
         raise ConfigError(
-            f"{used[0]} is for {name.upper()}; {algorithm.upper()} counts steps.",
+            f"{option} is for {name.upper()}; {algorithm.upper()} counts steps.",
             f"--steps 100000, or --algo {name}",
         )
-    if episodes is not None:
-        config = copy_with_episodes(config, episodes)
+    if flags.episodes_per_iter is not None:
+        config = copy_with_episodes(config, flags.episodes_per_iter)
     return scale_config(config, batch=flags.scale_batch, learning_rate=flags.scale_lr)
 
 
 def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """One layer of settings over another. A layer that sets an end replaces both ends below."""
-    budgets = {"stop_at_steps", "stop_at_iterations"}
-    overridden = {key for key in budgets if above.get(key) is not None}
-    remaining = {key: value for key, value in below.items() if not (overridden and key in budgets)}
-    return merge(remaining, above)
+    budgets = ("stop_at_steps", "stop_at_iterations")
+    if any(above.get(key) is not None for key in budgets):
+        below = {key: value for key, value in below.items() if key not in budgets}
+    return merge(below, above)
+
+
+def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
+    """The config with this many episodes an iteration, in slots of at most its width."""
+    if episodes < 1:
+        raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
+    widest = min(config.learning.rollout.envs_per_slot, episodes)
+    width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
+    data = config.model_dump()
+    data["learning"]["rollout"] |= {"envs_per_slot": width, "num_slots": episodes // width}
+    return validate_config(data)
+
+
+def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
+    """The config with the samples of an update, and the learning rates, of all learners together.
+
+    With a replay, N times the samples make an Nth of the updates.
+    """
+    learning, learners = config.learning, config.runtime.learners
+    if learners == 1 or not (batch or learning_rate):
+        return config
+    data = config.model_dump()
+    settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
+    if batch and field is None:
+        data["learning"]["rollout"]["num_slots"] *= learners
+    elif batch:
+        settings[field] *= learners
+        size, collected = settings[field], learning.rollout.steps_per_iteration
+        if learning.replay is not None:
+            settings["updates_per_step"] /= learners
+        elif learning.rollout.unit == "steps" and size > collected:
+            # A smaller minibatch than that would not fit the scaled learning rate.
+            raise ConfigError(
+                f"--scale-batch makes minibatches of {size:,} samples, and an iteration collects "
+                f"{collected:,}.",
+                f"--set rollout.steps={-(-size // learning.rollout.columns)}, or --learners "
+                f"{max(1, collected // (size // learners))}",
+            )
+    if learning_rate:
+        for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
+            if settings.get(name) is not None:
+                settings[name] *= learners
+    return validate_config(data)

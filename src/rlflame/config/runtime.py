@@ -5,7 +5,7 @@ No setting here may change a bit of what is learned.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -21,28 +21,15 @@ class SettingsModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_bits(cls, value: object) -> object:
-        """A checkpoint with a larger number could not be read again."""
-        parts = value if isinstance(value, list | tuple) else [value]
-        for part in parts:
+    def _check_number(cls, value: object, info: ValidationInfo) -> object:
+        """Python would take true for 1; a checkpoint cannot hold more than 64 bits."""
+        for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, int) and abs(part) >= 2**63:
                 raise ValueError(f"a number of {part.bit_length()} bits is too large, 63 fit")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_not_boolean(cls, value: object, info: ValidationInfo) -> object:
-        """Python would take true for 1."""
-        parts = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(part, bool) for part in parts):
-            field = cls.model_fields[str(info.field_name)]
-            if not _is_accepted_type(bool, field.annotation):
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            if isinstance(part, bool) and bool not in (annotation, *get_args(annotation)):
                 raise ValueError("true and false are no values for it")
         return value
-
-
-def _is_accepted_type(kind: type, annotation: Any) -> bool:
-    return annotation is kind or any(_is_accepted_type(kind, part) for part in get_args(annotation))
 
 
 class FlameSettings(SettingsModel):

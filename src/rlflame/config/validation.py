@@ -15,6 +15,8 @@ from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 
 _SHOULD = "Input should "
+#: Settings of earlier versions, and their names now.
+_RENAMED = {"companion": "runtime.critic_helper"}
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
@@ -22,21 +24,7 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        first, *rest = error.errors(include_url=False)
-        path = _find_setting(first["loc"])
-        # A setting that may be several things has an error for each of them.
-        path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
-        reasons = dict.fromkeys(_format_reason({**entry}) for entry in path_errors)
-        message = f" or {_SHOULD}".join(reasons).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"There is no setting {path!r}.", _suggest_settings(path)) from error
-        seen_text = (
-            "" if first["type"] == "value_error" else f", seen {format_seen_value(first['input'])}"
-        )
-        description = list_settings().get(path, "").rstrip(".")
-        subject = f"{path} ({description}): " if description else f"{path}: " if path else ""
-        sentence = f"{subject}{message}{seen_text}".replace(f": {_SHOULD}", " should ")
-        raise ConfigError(f"{sentence}.", "rlflame config lists all") from error
+        raise make_error(error) from error
     for name, value in config.learning.environment.kwargs.items():
         if not _is_json_value(value):
             raise ConfigError(
@@ -48,6 +36,38 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     return config
 
 
+def make_error(error: ValidationError) -> ConfigError:
+    """What pydantic says, without what Python calls it."""
+    first, *rest = error.errors(include_url=False)
+    path = _find_setting(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return make_unknown_error(path)
+    # A setting that may be several things has an error for each of them.
+    path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
+    kinds = {"model_type": "table", "dict_type": "table", "tuple_type": "list"}
+    reasons = [
+        f"be a {kinds[entry['type']]}" if entry["type"] in kinds else entry["msg"]
+        for entry in path_errors
+    ]
+    choices = dict.fromkeys(reason.removeprefix(_SHOULD).removeprefix("be ") for reason in reasons)
+    description = list_settings().get(path, "").rstrip(".")
+    subject = f"{path} ({description})" if description else path
+    if first["type"] == "value_error":
+        reason = first["msg"].removeprefix("Value error, ")
+        sentence = f"{subject}: {reason}" if subject else reason
+    else:
+        seen_text = format_seen_value(first["input"])
+        sentence = f"{subject} should be {' or '.join(choices)}, seen {seen_text}"
+    return ConfigError(f"{sentence}.", "rlflame config lists all")
+
+
+def make_unknown_error(name: str) -> ConfigError:
+    """For a name that was mistyped, or that another version of rlflame knows."""
+    renamed = _RENAMED.get(name.rpartition(".")[2])
+    hint = f"it is {renamed} now" if renamed else _suggest_settings(name)
+    return ConfigError(f"There is no setting {name!r} in this version of rlflame.", hint)
+
+
 def _shorten(value: Any) -> str:
     try:
         return f"{value!r:.200}"
@@ -57,15 +77,6 @@ def _shorten(value: Any) -> str:
 
 def format_seen_value(value: Any) -> str:
     return repr(value) if isinstance(value, str) else toml_io.format_value(value)
-
-
-def _format_reason(error: Mapping[str, Any]) -> str:
-    """What pydantic says, without what Python calls it."""
-    if error["type"] in ("model_type", "dict_type"):
-        return f"{_SHOULD}be a table"
-    if error["type"] == "tuple_type":
-        return f"{_SHOULD}be a list"
-    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def _is_json_value(value: Any) -> bool:
@@ -101,21 +112,19 @@ def parse_set(text: str) -> tuple[str, Any]:
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
+    return _find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
 
 
-def find_full_key(key: str) -> str:
+def _find_full_key(key: str) -> str:
     head, marker, tail = key.partition("environment.kwargs.")
     if marker and head in ("", "learning."):
         return f"learning.environment.kwargs.{tail}"
     matches = [path for path in list_settings() if path == key or path.endswith("." + key)]
-    if len(matches) == 1:
-        return matches[0]
-    if key in matches:
-        return key
-    if matches:
+    if not matches:
+        raise make_unknown_error(key)
+    if len(matches) > 1 and key not in matches:
         raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
-    raise ConfigError(f"There is no setting {key!r}.", _suggest_settings(key))
+    return key if key in matches else matches[0]
 
 
 def list_settings() -> dict[str, str]:
@@ -150,12 +159,16 @@ def _find_setting(location: Sequence[int | str]) -> str:
 def _suggest_settings(key: str) -> str:
     """First those of the section that was typed, and of them what begins as what was typed."""
     section, _, last = key.rpartition(".")
-    by_last: dict[str, list[str]] = {}
-    for path in list_settings():
-        by_last.setdefault(path.rpartition(".")[2], []).append(path)
-    prefixed = [name for name in by_last if name.startswith(last)]
-    close = difflib.get_close_matches(last, by_last, n=5, cutoff=0.5)
-    paths = [path for name in dict.fromkeys([*prefixed, *close]) for path in by_last[name]]
-    paths.sort(key=lambda path: not f".{path}".rpartition(".")[0].endswith(f".{section}"))
+    names = {path: path.rpartition(".")[2] for path in list_settings()}
+    prefixed = [name for name in names.values() if name.startswith(last)]
+    close = difflib.get_close_matches(last, set(names.values()), n=5, cutoff=0.5)
+    ranks = {name: rank for rank, name in reversed([*enumerate([*prefixed, *close])])}
+    paths = sorted(
+        (path for path in names if names[path] in ranks),
+        key=lambda path: (
+            not f".{path}".rpartition(".")[0].endswith(f".{section}"),
+            ranks[names[path]],
+        ),
+    )
     suggestions = ", ".join(paths[:3])
     return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlflame.config.module_trust import pin_env_file
 from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.user_env_file import pin_env_file
 from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
 from rlflame.training.critic_helper.helper_client import check_critic_helper
 

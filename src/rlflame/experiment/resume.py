@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame.config import user_env_file
+from rlflame.config import module_trust
 from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
 from rlflame.experiment.preflight import read_env_spec
@@ -171,7 +171,7 @@ def find_machine_differences(
     """The differences between this machine and that of a checkpoint which can change bits."""
     differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
-    loaded = user_env_file.get_loaded_digest()
+    loaded = module_trust.get_loaded_digest()
     if expected is not None and loaded is not None and expected != loaded:
         differences.append(f"environment file: {expected:.12} -> {loaded:.12}")
     return differences

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
@@ -115,7 +116,8 @@ def _read_torch_facts() -> dict[str, str]:
 def _make_ppo(
     learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Ppo:
-    assert learning.ppo is not None
+    settings = learning.settings
+    assert isinstance(settings, PpoSettings)
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
     provider: PpoProvider = NumpyPpo(parameters, network)
@@ -125,13 +127,14 @@ def _make_ppo(
         device = resolve_device(learning, shards.rank)
         provider = TorchPpo(parameters, network, learning.threads, device)
     seed, columns = learning.seed, learning.rollout.columns
-    return Ppo(learning.ppo, network, parameters, provider, shards, seed=seed, columns=columns)
+    return Ppo(settings, network, parameters, provider, shards, seed=seed, columns=columns)
 
 
 def _make_reinforce(
     learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Reinforce:
-    assert learning.reinforce is not None
+    settings = learning.settings
+    assert isinstance(settings, ReinforceSettings)
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any] = NumpyReinforce(parameters, network)
@@ -140,14 +143,14 @@ def _make_reinforce(
 
         device = resolve_device(learning, shards.rank)
         provider = TorchReinforce(parameters, network, learning.threads, device)
-    return Reinforce(learning.reinforce, network, parameters, provider, shards)
+    return Reinforce(settings, network, parameters, provider, shards)
 
 
 def _make_sac(
     learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Sac:
-    settings = learning.sac
-    assert settings is not None
+    settings = learning.settings
+    assert isinstance(settings, SacSettings)
     critics = settings.critic_norm, settings.quantiles, settings.dropped_quantiles
     networks = build_sac_networks(spec, learning.network, learning.seed, *critics)
     _load_start_weights(networks.actor, start_policy)

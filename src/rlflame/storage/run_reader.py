@@ -26,7 +26,8 @@ from pydantic import (
 )
 
 from rlflame.config import nested, regular_file, toml_io
-from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
+from rlflame.config.algorithms import TRAITS
+from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.recipe import make_defaults
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.rollout.task import Float64

@@ -164,7 +164,7 @@ def report_read_errors(path: Path) -> Iterator[None]:
         elif isinstance(error, MemoryError):
             reason = "does not fit into this machine's memory"
         else:
-            reason, hint = f"is damaged: {_format_reason(error)}", EARLIER_HINT
+            reason, hint = f"is {_format_reason(error)}", EARLIER_HINT
         raise CheckpointError(f"{path} {reason}.", hint) from error
 
 
@@ -172,8 +172,11 @@ def _format_reason(error: Exception) -> str:
     """The first line of what went wrong, and for JSON of the wrong shape, where."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
-        return f"{error.title} {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+        name = ".".join(map(str, first["loc"]))[:200]
+        if error.title == "Recipe" and first["type"] == "extra_forbidden":
+            return f"of another version of rlflame: this one does not know its setting {name}"
+        return f"damaged: {error.title} {name}: {first['msg']}"[:300]
+    return "damaged: " + (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def write_atomically(path: Path, data: bytes) -> None:

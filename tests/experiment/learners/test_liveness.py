@@ -10,7 +10,7 @@ import threading
 import pytest
 from meetings import HERE, hosted
 
-from rlflame.config.torchrun import read_rank
+from rlflame.config.flags import read_rank
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment.learners import liveness
 from rlflame.experiment.learners.liveness import (
@@ -125,7 +125,7 @@ def test_torchrun_says_where_to_meet():
 def test_what_torchrun_would_not_set_is_a_sentence(odd) -> None:
     named = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert read_rank(named) == (0, 2)
-    with pytest.raises(ConfigError, match="a number where torchrun sets it") as refused:
+    with pytest.raises(ConfigError, match="A variable of torchrun is no number") as refused:
         read_rank({**named, **odd})
     assert repr(next(iter(odd.values()))) in refused.value.message
 

@@ -102,7 +102,7 @@ def test_options_that_make_no_sense_beside_seeds_are_refused(tmp_path):
     for more, said in (
         (("--seed", "3"), "--seed 3 and --seeds 0-1 exclude each other"),
         (("--set", "learning.seed=3"), "--set learning.seed=3 and --seeds 0-1 exclude each other"),
-        (("--plot",), "--plot draws the episodes of one run"),
+        (("--plot",), "--plot and --seeds 0-1 exclude each other"),
     ):
         spoken = rlflame("train", *TINY, "--seeds", "0-1", *more, "--out", tmp_path / "x")
         assert (spoken.code, said in spoken.err) == (2, True)
@@ -644,14 +644,14 @@ def test_seeds_are_not_shared_by_learners(tmp_path):
     for asked in (("--learners", "2"), ("--set", "runtime.learners=2")):
         spoken = rlflame(*words, *asked)
         assert spoken.code == 2
-        assert "better than 2 learners for each" in " ".join(spoken.err.split())
+        assert "with one learner, and not 2" in " ".join(spoken.err.split())
         assert "leave out --learners" in spoken.err
     assert not (tmp_path / "x").exists()
 
     assert rlflame(*words).code == 0
     spoken = rlflame("resume", tmp_path / "x", "--steps", "128", "--learners", "2")
     assert spoken.code == 2
-    assert "better than 2 learners for each" in " ".join(spoken.err.split())
+    assert "with one learner, and not 2" in " ".join(spoken.err.split())
 
 
 def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monkeypatch):

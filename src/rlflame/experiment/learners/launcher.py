@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from rlflame.config import torchrun
+from rlflame.config.flags import LearnerRank, has_agent_store, read_rank
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.torchrun import LearnerRank, read_rank
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment.learners.rendezvous_file import SharedFile, make_shared_file
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
@@ -88,7 +87,7 @@ def _join_torchrun(
                 make_torchrun_rendezvous,
             )
 
-            if torchrun.has_agent_store():
+            if has_agent_store():
                 await_learners(make_torchrun_rendezvous(), *learner_rank, JOIN_TIMEOUT_S)
     except StopInterrupt:  # nothing has been learned
         raise KeyboardInterrupt from None

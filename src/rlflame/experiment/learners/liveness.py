@@ -22,7 +22,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from rlflame.config.torchrun import LearnerRank
+from rlflame.config.flags import LearnerRank
 from rlflame.errors import LearnerFailure
 from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlflame.config import torchrun
-from rlflame.config.torchrun import LearnerRank
+from rlflame.config.flags import LearnerRank, has_agent_store
 from rlflame.errors import LearnerFailure, LearningError
 from rlflame.experiment.learners.launcher import JOIN_TIMEOUT_S, LOST_EXIT_CODE
 from rlflame.learning.parallel.process_group import ProcessGroup
@@ -44,7 +43,7 @@ def run_replica(
         make_torchrun_rendezvous,
     )
 
-    if rendezvous is None and torchrun.has_agent_store():
+    if rendezvous is None and has_agent_store():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
         await_learners(make_torchrun_rendezvous(), *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
