@@ -227,8 +227,11 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # percent of next to nothing
-def compare_medians(values: Float64, baseline: Float64, level: float = 0.95) -> Interval:
+def compare_medians(
+    values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
+) -> Interval:
     """By how many percent of theirs our median is the larger."""
+    values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
         base = np.median(b, axis=-1)
@@ -239,9 +242,9 @@ def compare_medians(values: Float64, baseline: Float64, level: float = 0.95) -> 
     return _resample([values, baseline], compute_change_percent).make_interval(value, level)
 
 
-def compute_median_interval(values: Float64, level: float = 0.95) -> Interval:
+def compute_median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """The median of repetitions and its bootstrap interval."""
-    medians = _resample([values], lambda part: np.median(part, axis=-1))
+    medians = _resample([np.array(values, np.float64)], lambda part: np.median(part, axis=-1))
     return medians.make_interval(float(np.median(values)), level)
 
 

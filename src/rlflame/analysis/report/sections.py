@@ -8,7 +8,7 @@ from typing import Any
 from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
 from rlflame.errors import format_command
-from rlflame.fleet.factory import get_worker_noun, is_remote
+from rlflame.fleet.factory import get_worker_noun, has_workers, is_remote
 from rlflame.statistics import FEWEST_SEEDS, SeedComparison
 from rlflame.terminal_text import format_count, format_duration
 
@@ -97,7 +97,7 @@ def _make_run_blocks(facts: Facts) -> list[Block]:
 
 def _format_fleet(cluster: Facts) -> str:
     fleet, capacity = cluster["fleet"], cluster["capacity"]
-    if fleet == "inline":
+    if not has_workers(fleet):
         return "one process"
     noun = get_worker_noun(fleet)
     text = f"{fleet}, {format_count(capacity, noun)}" if capacity else str(fleet or NOTHING)
