@@ -97,7 +97,7 @@ def run_race(options: argparse.Namespace) -> None:
         benchmark.draw_curves(Path(options.out) / f"{options.name}.curves.png")
 
 
-def run(benchmark: Benchmark[Any], runtime: Any, options: argparse.Namespace) -> None:
+def run(benchmark: Benchmark, runtime: Any, options: argparse.Namespace) -> None:
     from rlflame.bench.runner import BenchRunner
 
     out = parse_folder(options.out)

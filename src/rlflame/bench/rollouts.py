@@ -184,10 +184,10 @@ class RolloutsBenchmark:
             rounds.warm_up()
         for _ in session.take_turns([side], self.repeat):
             if collectors is None:
-                counts = sum_counts([measure_rounds(rounds, self.seconds, clock)])
+                counts = [measure_rounds(rounds, self.seconds, clock)]
             else:
-                counts = sum_counts(collectors.step(self.seconds))
-            side.repetitions.append({**counts, "retried": session.take_retried()})
+                counts = collectors.step(self.seconds)
+            side.repetitions.append({**sum_counts(counts), "retried": session.take_retried()})
             for way, processes in limits.items():
                 side.repetitions[-1][way] = sum_rates(processes.step(self.seconds))
 
@@ -240,19 +240,21 @@ def describe_rate(side: Side) -> dict[str, Any]:
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: [run[way] for run in side.repetitions if way in run] for way in WAYS}
     limits = {way: values for way, values in limits.items() if values}
-    # The time of one worker; an episode is as long as those that ended.
-    ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
+    shares = {
+        way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
+        for way, values in limits.items()
+    }
+    ms_per_episode = None
+    if episodes:
+        # The time of one worker; an episode is as long as those that ended.
+        ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
+        ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {
         **side.describe(),
         "steps_per_s": rates,
         "limits": limits,
-        "shares": {
-            way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
-            for way, values in limits.items()
-        },
-        "ms_per_episode": ms_per_step * sum(side.list_values("episode_steps")) / episodes
-        if episodes
-        else None,
+        "shares": shares,
+        "ms_per_episode": ms_per_episode,
         "steps": sum(side.list_values("steps")),
         "episodes": episodes,
     }

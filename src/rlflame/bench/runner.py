@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.bench.case import Clock
@@ -32,19 +32,6 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
 #: Seconds between two looks of a repetition at the status line.
 _STATUS_INTERVAL_S = 0.5
-
-
-class NamedSide(Protocol):
-    """What takes turns: a side, or another class with its own repetitions."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def repetitions(self) -> Sequence[Any]: ...
-
-
-SideT = TypeVar("SideT", bound=NamedSide)
 
 
 class OpenFleet(NamedTuple):
@@ -102,7 +89,7 @@ class BenchSession:
                     opened.append(OpenFleet(kind, count, fleet, self.clock() - start_s))
             yield opened
 
-    def take_turns(self, sides: Sequence[SideT], repeat: int) -> Iterator[SideT]:
+    def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
         """Every side in turn, so that a machine that drifts does so for all of them."""
         for number in range(repeat):
             for side in sides:
@@ -131,8 +118,11 @@ class BenchSession:
             self.show_note(f"{retry} A measurement that it falls into takes longer, and is marked.")
 
 
-class Benchmark(Protocol[SideT]):
-    """A measurement of several sides, which keep their repetitions however it ends."""
+class Benchmark(Protocol):
+    """A measurement of several sides, which keep their repetitions however it ends.
+
+    A side has a `name` and `repetitions`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -141,7 +131,7 @@ class Benchmark(Protocol[SideT]):
     def fleets(self) -> Sequence[str]: ...
 
     @property
-    def sides(self) -> Sequence[SideT]: ...
+    def sides(self) -> Sequence[Any]: ...
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         """Measure everything; yield whenever a part is complete.
@@ -149,7 +139,7 @@ class Benchmark(Protocol[SideT]):
         Raises StopInterrupt where the user asks to stop.
         """
 
-    def make_result(self, sides: Sequence[SideT]) -> BenchResult:
+    def make_result(self, sides: Sequence[Any]) -> BenchResult:
         """The result of the sides that have been measured."""
 
 
@@ -158,7 +148,7 @@ class BenchRunner:
 
     def __init__(
         self,
-        benchmark: Benchmark[Any],
+        benchmark: Benchmark,
         runtime: RuntimeSettings,
         out: Path | None,
         *,
