@@ -129,7 +129,6 @@ def make_sleeping_cases(
         fitting = min(_MOST_EPISODES, int(_ITERATION_MS / max(length_ms, 1.0)))
         case, runtime = make_env_case(
             "sleeping:Sleeping-v0",
-            algorithm="reinforce",
             preset="reinforce-classic",
             episodes=episodes or max(_FEWEST_EPISODES, 2 * most_workers, fitting),
             iterations=iterations or 1,

@@ -205,7 +205,7 @@ def make_advice(
 def _compare_fleets(cases: Sequence[Case], cells: Sequence[Side]) -> list[str]:
     """The faster fleet of each case that was measured on both."""
     texts = {
-        "flame": "Flame was faster for {}: --fleet flame.",
+        "remote": "Flame was faster for {}: --fleet flame.",
         "local": "This machine was faster for {}: --local.",
         "none": "No difference was shown for {}: --local needs no cluster, and --repeat tells them "
         f"apart, {FEWEST_SEEDS} or more.",
@@ -221,7 +221,7 @@ def _compare_fleets(cases: Sequence[Case], cells: Sequence[Side]) -> list[str]:
         if pair := _find_pair(best):
             local, flame = (best[name] for name in pair)
             speedup = compute_speedup(local, flame)
-            winner = "flame" if speedup.low > 1.0 else "local" if speedup.high < 1.0 else "none"
+            winner = "remote" if speedup.low > 1.0 else "local" if speedup.high < 1.0 else "none"
             is_known = min(len(local), len(flame)) >= FEWEST_SEEDS
             names[winner if is_known else "none"].append(case.name)
     return [text.format(", ".join(names[key])) for key, text in texts.items() if names[key]]
