@@ -104,11 +104,7 @@ class Significance:
         return self.not_worse and self.equivalence.high < self.margin
 
     def as_dict(self) -> dict[str, bool]:
-        return {
-            "better": self.better,
-            "not_worse": self.not_worse,
-            "equivalent": self.equivalent,
-        }
+        return {name: getattr(self, name) for name in ("better", "not_worse", "equivalent")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +125,14 @@ class SeedComparison:
         return Significance(self.seeds, self.difference, self.equivalence, self.margin)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            **self.significance.as_dict(),
-        }
+        return {**asdict(self), **self.significance.as_dict()}
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def summarise(values: Float64) -> SeedSummary:
     """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
-    return SeedSummary(
-        seeds=len(values),
-        iqm=compute_iqm_interval([values]),
-        mean=float(values.mean()),
-        std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
-        worst=float(values.min()),
-    )
+    mean_std, iqm = compute_mean_std(values), compute_iqm_interval([values])
+    return SeedSummary(len(values), iqm, mean_std.mean, mean_std.std, float(values.min()))
 
 
 def compute_mean_std(values: Float64) -> MeanStd:

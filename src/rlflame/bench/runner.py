@@ -161,17 +161,16 @@ class BenchRunner:
         self._monitor = LoadMonitor(benchmark.fleets)
 
     def run(self) -> None:
-        complete = has_results = False
         with SignalStop() as stop, StatusLine() as line:
             session = BenchSession(self._runtime, line, stop)
             try:
                 complete = self._measure(session)
             except BaseException as error:
+                session.show_status("")
                 if self._report(complete=False):
                     mark_documented(error)
                 raise
-            finally:
-                session.show_status("")
+            session.show_status("")
             has_results = self._report(complete)
             if stop.signal_number is not None and not complete:
                 raise self._make_interruption(has_results, stop.signal_number)

@@ -220,10 +220,10 @@ def _make_machine_blocks(facts: Facts) -> list[Block]:
         if is_remote(cluster["fleet"])
         for worker in cluster["workers"]
     ]
-    return [
-        make_table(rows, words=6),
-        *(["Executors:", make_table(executors, words=4)] if executors else []),
-    ]
+    blocks: list[Block] = [make_table(rows, words=6)]
+    if executors:
+        blocks += ["Executors:", make_table(executors, words=4)]
+    return blocks
 
 
 def _make_machine_row(number: int, machine: Facts) -> dict[str, str]:
