@@ -37,13 +37,13 @@ VERBS = set(
     dispatch dispose do draw drop dump encode enlarge ensure escape estimate evaluate exchange
     exclude exit explain extend extract fail fence fetch fill find finish fit flatten flush
     forget format forward gather generate get give greet group guard halve handle has hash
-    ignore import init inspect interpolate interrupt invert is iterate join keep kill learn
+    ignore import init inspect interrupt invert is iterate join keep kill learn
     limit link list listen load locate loop make mark measure merge move multiply mute normalise
-    note notify number observe offer open overwrite pack pad parse partition pin ping play poll
+    note notify number observe offer open overwrite pack parse partition pin ping play poll
     pop preload prepare print probe prune put quote read receive record refresh refuse register
-    release remove render repeat replace report request requeue require resample reset resize
+    release remove render repeat replace report request requeue resample reset resize
     resolve restore restrict resume rewind round run sample save scale score seal select send
-    separate serve set settle shorten show silence skip slice smooth snapshot sort speculate
+    separate serve set settle shorten show silence slice smooth snapshot sort speculate
     split standardise start step stop store submit suggest sum summarise sync take terminate
     tidy time track train trim truncate try unpack unregister unwrap update upload use validate
     verify view wait wake walk warm watch wrap write
