@@ -138,13 +138,13 @@ class _Canvas:
         """The line; the dots themselves where there are too few for one."""
         if not len(series.x):
             if series.dots is not None:
-                self._mark(self._scale_x(series.dots[0]), self._scale_y(series.dots[1]), number)
+                self._mark(self._scale(*series.dots), number)
             return
-        ends = np.stack([self._scale_x(series.x), self._scale_y(series.y)], axis=1)
-        self._mark(*ends.T, number)
+        ends = self._scale(series.x, series.y)
+        self._mark(ends, number)
         for start, end in itertools.pairwise(ends):
             points = int(np.abs(end - start).max()) + 1
-            self._mark(*np.rint(np.linspace(start, end, points)).astype(int).T, number)
+            self._mark(np.rint(np.linspace(start, end, points)).astype(int), number)
         # Staggered, so that lines on top of each other still show all their letters.
         columns = self._owner.shape[1]
         for column in range(3 + 4 * number % _LETTER_EVERY, columns, _LETTER_EVERY):
@@ -167,7 +167,12 @@ class _Canvas:
             return _format_letter(letter)
         return chr(_BLANK + bits) if bits else " "
 
-    def _mark(self, across: np.ndarray, down: np.ndarray, number: int) -> None:
+    def _scale(self, x: Float64, y: Float64) -> np.ndarray:
+        """The dots of points, each as its place across and down."""
+        return np.stack([self._scale_x(x), self._scale_y(y)], axis=1)
+
+    def _mark(self, points: np.ndarray, number: int) -> None:
+        across, down = points.T
         np.bitwise_or.at(self._bits, (down // 4, across // 2), _DOTS[down % 4, across % 2])
         self._owner[down // 4, across // 2] = number
 
