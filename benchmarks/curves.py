@@ -18,7 +18,7 @@ import numpy as np
 from script import ended
 
 from rlflame.analysis import curves
-from rlflame.analysis.curves import Curve, make_mean_series, make_single_series
+from rlflame.analysis.curves import make_mean_series
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.config import resolve
@@ -94,16 +94,17 @@ def peer(row: dict[str, str]) -> str | None:
 def series(name: str, rows: list[dict[str, str]]) -> Series:
     found = [curve(rows, seed) for seed in sorted({int(row["seed"]) for row in rows})]
     title = f"{name} ({len(found)} seed{'s' if len(found) > 1 else ''})"
-    line = make_mean_series(title, found) if len(found) > 1 else make_single_series(title, found[0])
+    line = make_mean_series(title, found) if len(found) > 1 else replace(found[0], label=title)
     if line is None:
         raise SystemExit(f"The seeds of {name} have no steps in common.")
     # Of fewer seeds a bootstrap knows nothing.
     return line if len(found) >= FEWEST_SEEDS else replace(line, low=None, high=None)
 
 
-def curve(rows: list[dict[str, str]], seed: int) -> Curve:
+def curve(rows: list[dict[str, str]], seed: int) -> Series:
     mine = [row for row in rows if int(row["seed"]) == seed]
-    return Curve(
+    return Series(
+        "",
         np.array([float(row["step"]) for row in mine]),
         np.array([float(row["return_mean"]) for row in mine]),
     )

@@ -93,9 +93,11 @@ def run_race(options: argparse.Namespace) -> None:
     variants = make_variants(SETUPS[options.name], counts, steps=options.steps, sets=options.set)
     benchmark = RaceBenchmark(options.name, variants, fleet, options.repeat)
     run(benchmark, variants[0].config.runtime, options)
+    if options.out is not None:
+        benchmark.draw_curves(Path(options.out) / f"{options.name}.curves.png")
 
 
-def run(benchmark: Benchmark[Any], runtime: Any, options: argparse.Namespace) -> None:
+def run(benchmark: Benchmark, runtime: Any, options: argparse.Namespace) -> None:
     from rlflame.bench.runner import BenchRunner
 
     out = parse_folder(options.out)

@@ -17,6 +17,7 @@ from race_recipes import SOURCE, Variant, make_sb3_request
 
 from rlflame.analysis.curves import compute_moving_average
 from rlflame.analysis.plots.chart import Chart, Panels, Series
+from rlflame.analysis.plots.matplotlib_backend import render_image
 from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import Section
 from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
@@ -31,6 +32,7 @@ from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.search_path import make_child_path
 from rlflame.rollout.task import Fragment
+from rlflame.storage.safetensors_file import write_atomically
 from rlflame.training.trainer import Progress, StopRequest
 
 SB3_NAME = "stable-baselines3"
@@ -145,7 +147,7 @@ class RaceBenchmark:
         request = {**make_sb3_request(recipe.learning), "steps": recipe.stop_at_steps}
         sb3 = Runner(self._name(SB3_NAME, 1), SB3_NAME, 1, None, sb3_request=request)
         self.sides.append(sb3)
-        for runner in session.take_turns({one.name: one for one in self.sides}, self.repeat):
+        for runner in session.take_turns([*self.sides], self.repeat):
             if runner.variant is not None:
                 runner.repetitions.append(train_variant(session, self.fleet, runner.variant))
             elif runner in self.sides and not self._race_sb3(session, runner):
@@ -182,8 +184,7 @@ class RaceBenchmark:
                 if runner.variant is None
             ),
         ]
-        curves = make_panels(sides)
-        if curves is None:
+        if make_panels(sides) is None:
             blocks.append("No episode has ended, so there are no curves of returns.")
         return BenchResult(
             self.name,
@@ -202,8 +203,13 @@ class RaceBenchmark:
                 for runner in sides
             ],
             make_csv_rows(sides),
-            curves,
         )
+
+    def draw_curves(self, file: Path) -> None:
+        """Draw the returns, after a race that came to its end."""
+        panels = make_panels(self.sides)
+        if panels is not None:
+            write_atomically(file, render_image(panels, file))
 
 
 def train_variant(session: BenchSession, fleet_kind: str, variant: Variant) -> RaceRun:
@@ -302,8 +308,9 @@ def find_batch_and_rate(learning: LearningSettings) -> tuple[int, float]:
 def has_same_bits(runners: Sequence[Runner]) -> bool | None:
     """Whether the exact recipe learned the same weights by every number of learners."""
     return has_equal_digests(
-        race.weights for runner in runners if runner.kind == "exact" for race in runner.repetitions
-    )
+        [race.weights for runner in runners if runner.kind == "exact"
+         for race in runner.repetitions]
+    )  # fmt: skip
 
 
 def format_weights_comparison(runners: Sequence[Runner]) -> list[str]:

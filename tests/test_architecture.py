@@ -549,7 +549,6 @@ NAMED_IN = {
 }
 #: Modules that still name one elsewhere.
 NAME_EXCEPTIONS = {
-    "bench.*": "cases and comparisons of benchmarks are recipes of one algorithm or fleet",
     "cli.bench": "the fleets to compare",
 }
 

@@ -104,11 +104,7 @@ class Significance:
         return self.not_worse and self.equivalence.high < self.margin
 
     def as_dict(self) -> dict[str, bool]:
-        return {
-            "better": self.better,
-            "not_worse": self.not_worse,
-            "equivalent": self.equivalent,
-        }
+        return {name: getattr(self, name) for name in ("better", "not_worse", "equivalent")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +125,14 @@ class SeedComparison:
         return Significance(self.seeds, self.difference, self.equivalence, self.margin)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            **self.significance.as_dict(),
-        }
+        return {**asdict(self), **self.significance.as_dict()}
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def summarise(values: Float64) -> SeedSummary:
     """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
-    return SeedSummary(
-        seeds=len(values),
-        iqm=compute_iqm_interval([values]),
-        mean=float(values.mean()),
-        std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
-        worst=float(values.min()),
-    )
+    mean_std, iqm = compute_mean_std(values), compute_iqm_interval([values])
+    return SeedSummary(len(values), iqm, mean_std.mean, mean_std.std, float(values.min()))
 
 
 def compute_mean_std(values: Float64) -> MeanStd:
@@ -227,8 +215,11 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # percent of next to nothing
-def compare_medians(values: Float64, baseline: Float64, level: float = 0.95) -> Interval:
+def compare_medians(
+    values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
+) -> Interval:
     """By how many percent of theirs our median is the larger."""
+    values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
         base = np.median(b, axis=-1)
@@ -239,9 +230,9 @@ def compare_medians(values: Float64, baseline: Float64, level: float = 0.95) -> 
     return _resample([values, baseline], compute_change_percent).make_interval(value, level)
 
 
-def compute_median_interval(values: Float64, level: float = 0.95) -> Interval:
+def compute_median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """The median of repetitions and its bootstrap interval."""
-    medians = _resample([values], lambda part: np.median(part, axis=-1))
+    medians = _resample([np.array(values, np.float64)], lambda part: np.median(part, axis=-1))
     return medians.make_interval(float(np.median(values)), level)
 
 

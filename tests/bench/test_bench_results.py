@@ -57,10 +57,10 @@ def facts(result):
 
 def test_weights_that_differ_may_be_other_machines_where_there_are_some():
     assert result.format_bits([None], "same", "Other.") == []
-    assert result.format_bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
+    assert result.format_bits([True, None], "same", "Other.", ["flame"]) == ["same"]
     assert result.format_bits([True, False], "same", "Other.") == ["Other."]
     why = "Other. Executors on other machines may be why."
-    assert result.format_bits([False], "same", "Other.", elsewhere=True) == [why]
+    assert result.format_bits([False], "same", "Other.", ["local", "flame"]) == [why]
 
 
 def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
@@ -96,7 +96,7 @@ def test_workers_that_did_not_come_are_not_counted_on():
     few = cell([1.0], workers=4, there=2)
     assert scaling_model._compute_lost_s(case(tasks=8), few) == (4, pytest.approx(1.0 - 4 * 0.015))
     text = scaling([case()], [few]).to_markdown()
-    assert "Of 4 workers of local, 2 had tasks or were there." in text
+    assert "local had 2 of 4 workers." in text
 
 
 def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():

@@ -16,10 +16,9 @@ import pytest
 import tiny_runs
 
 from rlflame.analysis.report.bench_comparison import Measurement, compare_measurements
-from rlflame.bench import case as bench_case
 from rlflame.bench import raw_stepping
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
-from rlflame.bench.raw_stepping import SteppingProcesses, make_raw_processes, save_trace, sum_rates
+from rlflame.bench.raw_stepping import SteppingProcesses, make_raw_processes, sum_rates
 from rlflame.bench.result import Side
 from rlflame.bench.rollouts import (
     RolloutRounds,
@@ -38,6 +37,7 @@ from rlflame.errors import ConfigError, RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.base import make_policy_id
 from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout import wire
 from rlflame.rollout.envs.make import make_env, read_env_spec
 from rlflame.rollout.process.channel import MessageKind
 from rlflame.training.stop_signal import NullStop
@@ -149,13 +149,14 @@ def test_what_is_stopped_is_no_repetition():
 
 
 def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
-    seen = iter([0, 0, 1])
-    monkeypatch.setattr(bench_case, "count_answered_workers", lambda fleet: next(seen))
+    seen = iter([(), (), ("worker",)])
+    report = lambda fleet: SimpleNamespace(workers=next(seen))  # noqa: E731
+    monkeypatch.setattr(InlineFleet, "probe", report)
     still = lambda: 0.0  # noqa: E731
     with InlineFleet() as fleet:
         warm_up(case(), fleet, NullStop(), still, wait_for_all=True)
         assert next(seen, "all asked") == "all asked"
-        monkeypatch.setattr(bench_case, "count_answered_workers", lambda fleet: 0)
+        monkeypatch.setattr(InlineFleet, "probe", lambda fleet: SimpleNamespace(workers=()))
         warm_up(case(), fleet, NullStop(), ticking(), wait_for_all=True)
 
 
@@ -241,15 +242,14 @@ def test_the_script_is_recorded_until_it_is_long_enough(monkeypatch):
 
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("unit", ["steps", "episodes"])
-def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(tmp_path, unit, continuous):
+def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(unit, continuous):
     """Episodes of ten steps over rounds of seven: begun in one, ended in another, cut off."""
     one = case(
         env="fakes:Fake-v0", kwargs={"length": 10, "continuous": continuous}, unit=unit,
         steps=7 if unit == "steps" else 40,
     )  # fmt: skip
     recorded, rewards = collected(one, 5)
-    save_trace(tmp_path / "script.npz", one.env, recorded)
-    spec, pieces = raw_stepping.read_trace(tmp_path / "script.npz")
+    spec, pieces = wire.decode(wire.encode([one.env, [list(piece) for piece in recorded]]))
     steps = sum(len(actions) for _, actions in pieces)
     assert steps == 5 * 4 * (7 if unit == "steps" else 10)
     assert max(len(actions) for _, actions in pieces) == 10
@@ -279,22 +279,21 @@ def test_only_a_mujoco_model_can_be_stepped_alone():
 
 
 def test_bare_steps_are_counted_until_the_time_is_over():
-    for seconds, answer in ((4.0, (300, 5.0)), (0.0, (100, 1.0))):
+    for seconds, counts in ((4.0, (300, 5.0)), (0.0, (100, 1.0))):
         times = iter([0.0, 1.0, 2.0, 5.0])
-        assert raw_stepping.time_steps(itertools.repeat(0.0), seconds, times.__next__) == answer
+        answer = raw_stepping.time_steps(itertools.repeat(0.0), seconds, times.__next__)
+        assert (answer["steps"], answer["seconds"]) == counts
 
 
-def test_processes_that_step_and_do_nothing_else(tmp_path):
+def test_processes_that_step_and_do_nothing_else():
     recorded, _ = collected(case(), 2)
-    script = tmp_path / "script.npz"
-    save_trace(script, case().env, recorded)
-    with make_raw_processes(script, "gymnasium", 2, NullStop()) as stepping:
+    with make_raw_processes(case().env, recorded, "gymnasium", 2, NullStop()) as stepping:
         assert stepping.is_possible
         assert sum_rates(stepping.step(0.001)) > 0.0
         processes = [*stepping._processes]
     assert len(processes) == 2
     assert all(process.has_exited for process in processes)
-    with make_raw_processes(script, "mj_step", 1, NullStop()) as stepping:
+    with make_raw_processes(case().env, recorded, "mj_step", 1, NullStop()) as stepping:
         assert not stepping.is_possible
 
 
@@ -342,7 +341,7 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
         os.kill(beside._processes[1].pid, signal.SIGKILL)
         with pytest.raises(
             RlflameError,
-            match=r"^Process \d+, which is measured, was killed by signal 9, SIGKILL\.$",
+            match=r"^Process \d+, which is measured: killed by signal 9, SIGKILL\.$",
         ) as caught:
             beside.step(0.0)
         assert "so loud" in caught.value.detail
@@ -351,7 +350,7 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
 
 def test_a_process_that_its_environment_ends_is_said_to_be_ended_by_it():
     with (
-        pytest.raises(RlflameError, match=r"on its own\. Process \d+: ended with exit code 3\.$"),
+        pytest.raises(RlflameError, match=r"which is measured: ended with exit code 3\.$"),
         make_collectors(loud("exit"), 1, NullStop()) as beside,
     ):
         beside.step(0.0)
@@ -373,7 +372,7 @@ def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
     """It would step for an hour, and notices all the same that nobody listens."""
     with make_collectors(case(), 1, NullStop()) as beside:
         (process,) = beside._processes
-        process.channel.send(MessageKind.TASK, {"seconds": 3600.0})
+        process.channel.send(MessageKind.TASK, 3600.0)
         process.channel.close_sending()
         process._process.wait(60)
 
@@ -428,13 +427,12 @@ def test_a_round_counts_its_steps_and_episodes():
 def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
     """Longer than what a pipe takes at once."""
     (tmp_path / "ordered.py").write_text(
-        "from rlflame.bench.raw_stepping import StepServer\n"
-        "here = StepServer()\n"
-        "here.serve(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
+        "from rlflame.bench.raw_stepping import serve_steps\n"
+        "serve_steps(lambda order: lambda s: {'steps': len(order['words']), 'seconds': s})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     orders = [{"words": "x" * 1_500_000}, {"words": "x" * 2_000_000}]
-    with SteppingProcesses("ordered", orders, "No.", "none", NullStop()) as children:
+    with SteppingProcesses("ordered", orders, "none", NullStop()) as children:
         assert children.is_possible
         heard = children.step(1.0)
     assert [one["steps"] for one in heard] == [1_500_000, 2_000_000]

@@ -448,25 +448,25 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     [
         (("workers,seconds", "1,2"), "no column 'backend'"),
         (("workers,backend,seconds",), "has no rows"),
-        (("workers,backend,seconds", "one,local,2"), "line 2 workers is 'one', and not a number"),
+        (("workers,backend,seconds", "one,local,2"), "line 2: workers is 'one', and not a number"),
         (
             ("learners,recipe,seconds", "1000001,a,2"),
             "learners is '1000001', and not a number from",
         ),
-        (("workers,backend,seconds", "1,local,2", "1,local,-2"), "line 3 seconds is '-2'"),
-        (("workers,backend,seconds", "1,local,nan"), "line 2 seconds is 'nan'"),
+        (("workers,backend,seconds", "1,local,2", "1,local,-2"), "line 3: seconds is '-2'"),
+        (("workers,backend,seconds", "1,local,nan"), "line 2: seconds is 'nan'"),
         (
             ("workers,backend,seconds", "", "1,local"),
-            "line 3 there is not a cell for each of 3 columns, but 2",
+            "line 3: there is not a cell for each column",
         ),
         (
             ("workers,backend,seconds", "1,local,2,3"),
-            "line 2 there is not a cell for each of 3 columns, but 4",
+            "line 2: there is not a cell for each column",
         ),
-        (("workers,backend,seconds", "1,,2"), "line 2 backend is ''"),
-        (("workers,backend,seconds,steps", "1,a,2,9", "2,a,2,"), "line 3 steps is ''"),
+        (("workers,backend,seconds", "1,,2"), "line 2: backend is ''"),
+        (("workers,backend,seconds,steps", "1,a,2,9", "2,a,2,"), "line 3: steps is ''"),
         (("workers,backend,seconds,steps", "1,a,2,0"), "steps is '0', and not a number above 0"),
-        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "line 3 case is ''"),
+        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "line 3: case is ''"),
         (("workers,backend,seconds,seconds", "1,a,2,3"), "two columns 'seconds'"),
         (
             ("workers;backend;seconds", "1;a;2"),

@@ -63,7 +63,7 @@ READERS = {
     "metrics.jsonl": (run_reader.read_lines, CheckpointError),
     "result.json": (run_reader.read_result, CheckpointError),
     "scaling.json": (bench_comparison.read_results, CheckpointError),
-    "scaling.csv": (speedup.read_run_times, CheckpointError),
+    "scaling.csv": (speedup.make_speedup_chart, CheckpointError),
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,12 @@ from rlflame.config import nested
 from rlflame.storage.run_reader import RunData
 from rlflame.terminal_text import format_count
 
-#: Follow from the seed or the machine, and are no difference in the recipe.
+#: Follows from the seed, and is no difference in the recipe.
 _SEED = "learning.seed"
 #: As it is written in a config, and as it is read from it; a run from before a setting has neither.
 _UNSET = ("none", None)
+#: Settings that a label names.
+_MOST_SETTINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,46 +40,47 @@ def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
     """In the order in which the runs were named.
 
     A seed that occurs twice in a recipe is no second sample: such runs are told apart by how they
-    ran, by what they lie in, or each by its folder.
+    ran, by what they lie in, or each by itself.
     """
-    parts: list[list[RunData]] = []
-    for same in _partition_runs(runs, _make_recipe_key):
-        parts += _split_repeated_seeds(same, (_format_fleet, _format_parent))
-    labels = _make_labels(parts)
+    parts = _partition_runs(runs, _make_recipe_key)
+    numbers = itertools.count()
+    for key in (_format_fleet, lambda run: run.folder.resolve().parent, lambda _: next(numbers)):
+        parts = [
+            smaller
+            for part in parts
+            for smaller in ([part] if _has_distinct_seeds(part) else _partition_runs(part, key))
+        ]
+    names = [_make_name(part[0], [other[0] for other in parts]) for part in parts]
+    labels = [f"{name}, {_format_seeds(part)}" for name, part in zip(names, parts, strict=True)]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        alike = [i for i, other in enumerate(labels) if other == label]
+        for i, place in zip(alike, _find_places([parts[i] for i in alike]), strict=True):
+            labels[i], names[i] = f"{label} ({place})", f"{names[i]} ({place})"
     return [
         RunGroup(label, tuple(part), name if len(part) > 1 else label)
-        for (label, name), part in zip(labels, parts, strict=True)
+        for label, part, name in zip(labels, parts, names, strict=True)
     ]
 
 
 def split_group(group: RunGroup) -> list[RunGroup]:
     """Each run by itself, under a name that tells its seed."""
-    seeds = format_count(len(group.runs), "seed")
-    labels = [group.label.replace(seeds, f"seed {run.seed}") for run in group.runs]
+    labels = [
+        group.label.replace(_format_seeds(group.runs), _format_seeds([run])) for run in group.runs
+    ]
     return [RunGroup(label, (run,), label) for label, run in zip(labels, group.runs, strict=True)]
 
 
+def _format_seeds(runs: Sequence[RunData]) -> str:
+    return f"seed {runs[0].seed}" if len(runs) == 1 else format_count(len(runs), "seed")
+
+
 def _partition_runs(
-    runs: Sequence[RunData], key: Callable[[RunData], str]
-) -> Iterator[list[RunData]]:
-    parts: dict[str, list[RunData]] = {}
+    runs: Sequence[RunData], key: Callable[[RunData], object]
+) -> list[list[RunData]]:
+    parts: dict[object, list[RunData]] = {}
     for run in runs:
         parts.setdefault(key(run), []).append(run)
-    yield from parts.values()
-
-
-def _split_repeated_seeds(
-    runs: list[RunData], keys: Sequence[Callable[[RunData], str]]
-) -> list[list[RunData]]:
-    """Runs of one recipe, told apart by one way after the other until no part has a seed twice."""
-    if _has_distinct_seeds(runs):
-        return [runs]
-    if not keys:
-        return [[run] for run in runs]
-    key, *further = keys
-    return [
-        part for same in _partition_runs(runs, key) for part in _split_repeated_seeds(same, further)
-    ]
+    return [*parts.values()]
 
 
 def _has_distinct_seeds(runs: Sequence[RunData]) -> bool:
@@ -101,70 +105,51 @@ def _format_fleet(run: RunData) -> str:
     return f"{fleet}, {format_count(workers, 'worker')}" if workers else str(fleet)
 
 
-def _format_parent(run: RunData) -> str:
-    return str(run.folder.resolve().parent)
-
-
-def _make_labels(parts: Sequence[Sequence[RunData]]) -> list[tuple[str, str]]:
-    """Of each: the algorithm, the environment if there are several, what else differs; its name."""
-    environments = {part[0].environment for part in parts}
-    labels, names = [], []
-    for part in parts:
-        first = part[0]
-        words = [first.algorithm.upper()]
-        if len(environments) > 1:
-            words[0] += f" {first.environment}"
-        alike = [other for other in parts if _make_head(other) == _make_head(part)]
-        if len(alike) > 1:
-            words += _list_differences(first, [other[0] for other in alike])
-        names.append(", ".join(words))
-        words.append(f"seed {first.seed}" if len(part) == 1 else format_count(len(part), "seed"))
-        labels.append(", ".join(words))
-    for label in {label for label in labels if labels.count(label) > 1}:
-        which = [i for i, other in enumerate(labels) if other == label]
-        for i, place in zip(
-            which, _shorten_paths([_find_path_parts(parts[i]) for i in which]), strict=True
-        ):
-            labels[i], names[i] = f"{label} ({place})", f"{names[i]} ({place})"
-    return list(zip(labels, names, strict=True))
-
-
-def _find_path_parts(part: Sequence[RunData]) -> tuple[str, ...]:
-    """Of a run its folder, of several what they lie in."""
-    folder = part[0].folder.resolve()
-    return (folder if len(part) == 1 else folder.parent).parts
-
-
-def _shorten_paths(paths: Sequence[tuple[str, ...]]) -> list[str]:
-    """As much of each path, from its end, as tells it from the others."""
-    for length in range(1, max(map(len, paths)) + 1):
-        ends = ["/".join(path[-length:]) for path in paths]
-        if len(set(ends)) == len(ends):
-            return ends
-    return ["/".join(path[-1:]) for path in paths]
-
-
-def _make_head(part: Sequence[RunData]) -> tuple[str, str]:
-    return part[0].algorithm, part[0].environment
+def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
+    """The algorithm, the environment if there are several, and what else differs."""
+    algorithm = run.algorithm.upper()
+    if len({other.environment for other in all_runs}) > 1:
+        algorithm += f" {run.environment}"
+    alike = [
+        other
+        for other in all_runs
+        if (other.algorithm, other.environment) == (run.algorithm, run.environment)
+    ]
+    return ", ".join([algorithm, *_list_differences(run, alike)])
 
 
 def _list_differences(run: RunData, other_runs: Sequence[RunData]) -> list[str]:
     """The settings in which it differs from the others, the first few; else how it ran."""
     settings, other_settings = _list_settings(run), [_list_settings(other) for other in other_runs]
-    if any(values != settings for values in other_settings):
-        all_names = dict.fromkeys(name for values in (settings, *other_settings) for name in values)
-        names = [
-            k
-            for k in all_names
-            if any(values.get(k) != settings.get(k) for values in other_settings)
-        ]
+    all_names = dict.fromkeys(name for values in (settings, *other_settings) for name in values)
+    names = [
+        name
+        for name in all_names
+        if any(values.get(name) != settings.get(name) for values in other_settings)
+    ]
+    if names:
         words = [
             f"{name.rpartition('.')[2]} {_format_value(settings.get(name, 'none'))}"
-            for name in names[:3]
+            for name in names[:_MOST_SETTINGS]
         ]
-        return [*words, *(["..."] if len(names) > 3 else [])]
-    return [_format_fleet(run)] if len({_format_fleet(other) for other in other_runs}) > 1 else []
+        return [*words, *["..."] * (len(names) > _MOST_SETTINGS)]
+    return [_format_fleet(run)] if len({*map(_format_fleet, other_runs)}) > 1 else []
 
 
 def _format_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _find_places(parts: Sequence[Sequence[RunData]]) -> list[str]:
+    """As much of the end of each path as tells it from the others: of a run its folder, of several
+    what they lie in."""
+    folders = [part[0].folder.resolve() for part in parts]
+    paths = [
+        (folder if len(part) == 1 else folder.parent).parts
+        for folder, part in zip(folders, parts, strict=True)
+    ]
+    for length in range(1, max(map(len, paths)) + 1):
+        ends = ["/".join(path[-length:]) for path in paths]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [path[-1] for path in paths]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.config import module_trust, resolve
+from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import TrainFlags
 from rlflame.config.nested import flatten
 from rlflame.config.recipe import Recipe
@@ -28,8 +29,8 @@ SLEEPING = str(Path(__file__).with_name("sleeping.py"))
 #: Sleeping episodes of an iteration: what takes one worker about so long, between two bounds.
 _ITERATION_MS, _FEWEST_EPISODES, _MOST_EPISODES = 5000.0, 8, 100
 #: A replay is filled in rounds of 20 fragments of 500 steps, and gives batches of 64.
-_REPLAY_SETTINGS = ("rollout.num_slots=20", "rollout.envs_per_slot=1", "rollout.steps=500",
-                    "sac.batch_size=64")  # fmt: skip
+_REPLAY_ROUND = ("rollout.num_slots=20", "rollout.envs_per_slot=1", "rollout.steps=500")
+_REPLAY_BATCH = 64
 #: How long a fleet may take until all its workers have answered.
 _COMPLETE_S = 30.0
 
@@ -128,7 +129,6 @@ def make_sleeping_cases(
         fitting = min(_MOST_EPISODES, int(_ITERATION_MS / max(length_ms, 1.0)))
         case, runtime = make_env_case(
             "sleeping:Sleeping-v0",
-            algorithm="reinforce",
             preset="reinforce-classic",
             episodes=episodes or max(_FEWEST_EPISODES, 2 * most_workers, fitting),
             iterations=iterations or 1,
@@ -142,9 +142,11 @@ def make_sleeping_cases(
 def make_replay_case(
     environment: str, transitions: int, *, sets: Sequence[str] = ()
 ) -> tuple[Case, RuntimeSettings]:
-    """SAC's rollouts into a replay that holds all of them."""
-    settings = [*_REPLAY_SETTINGS, f"sac.buffer_size={transitions}", *sets]
-    case, runtime = make_env_case(environment, algorithm="sac", sets=settings)
+    """The rollouts of an algorithm with a replay, into a replay that holds all of them."""
+    algorithm = next(name for name, traits in TRAITS.items() if traits.uses_replay)
+    sizes = (f"{algorithm}.batch_size={_REPLAY_BATCH}", f"{algorithm}.buffer_size={transitions}")
+    settings = [*_REPLAY_ROUND, *sizes, *sets]
+    case, runtime = make_env_case(environment, algorithm=algorithm, sets=settings)
     rollout = case.recipe.learning.rollout
     iterations = max(1, -(-transitions // (rollout.columns * rollout.steps)))
     recipe = case.recipe.model_copy(update={"stop_at_iterations": iterations})
@@ -243,11 +245,7 @@ def warm_up(
     run_case(short, fleet, stop, Stopwatch(clock))
     while (
         wait_for_all
-        and count_answered_workers(fleet) < min(fleet.capacity, case.tasks)
+        and len(fleet.probe().workers) < min(fleet.capacity, case.tasks)
         and clock() - start_s <= _COMPLETE_S
     ):
         run_case(short, fleet, stop, Stopwatch(clock))
-
-
-def count_answered_workers(fleet: Fleet) -> int:
-    return len(fleet.probe().workers)

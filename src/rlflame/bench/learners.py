@@ -13,7 +13,6 @@ from rlflame.bench.case import Case, Stopwatch, run_case
 from rlflame.bench.result import (
     BenchResult,
     Side,
-    compute_median,
     compute_speedup,
     format_bits,
     has_equal_digests,
@@ -26,7 +25,7 @@ from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.task import Float32
-from rlflame.statistics import Interval
+from rlflame.statistics import Interval, compute_median_interval
 from rlflame.terminal_text import format_count
 
 #: What to do when a learner was lost.
@@ -89,7 +88,7 @@ class LearnersBenchmark:
             for count in self.learners
         ]
         with session.open_fleet("inline", 1) as fleet:
-            for side in session.take_turns({side.name: side for side in self.sides}, self.repeat):
+            for side in session.take_turns(self.sides, self.repeat):
                 side.repetitions.append(self._run_once(session, side.labels["learners"], fleet))
         yield
 
@@ -115,7 +114,7 @@ class LearnersBenchmark:
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         learning = self.case.recipe.learning
-        same_bits = has_equal_digests(w for side in sides for w in side.list_values("weights"))
+        same_bits = has_equal_digests([w for side in sides for w in side.list_values("weights")])
         facts: dict[str, Any] = {
             "case": self.case.name,
             "algorithm": learning.algorithm,
@@ -149,7 +148,7 @@ class LearnersBenchmark:
                 Section("Where the time of an update goes", updates),
             ],
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
-            _make_csv_rows(sides),
+            [_CSV_HEAD, *_make_csv_rows(sides)],
         )
 
     def _describe_work(self) -> str:
@@ -174,9 +173,9 @@ def describe_side(side: Side, base: Side) -> dict[str, Any]:
     return {
         **side.describe(),
         "runs": side.repetitions,
-        "learn_s": compute_median(side.list_values("learn_s")),
+        "learn_s": compute_median_interval(side.list_values("learn_s")),
         "speedup_learning": _compute_speedup(side, base, "learn_s"),
-        "seconds": compute_median(side.list_values("seconds")),
+        "seconds": compute_median_interval(side.list_values("seconds")),
         "speedup_whole": _compute_speedup(side, base, "seconds"),
         "ideal": side.labels["learners"] / base.labels["learners"],
         "update_ms": update_ms,
@@ -195,14 +194,14 @@ def _compute_speedup(side: Side, base: Side, part: str) -> Interval:
 
 
 def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
-    """A row for each run and part, below the head."""
-    rows: list[tuple[object, ...]] = [_CSV_HEAD]
-    for name, part in _PARTS.items():
-        for side in sides:
-            for run in side.repetitions:
-                counts = (run[key] for key in (part, "steps", "updates", "exchange_s"))
-                rows.append((name, side.labels["learners"], "measured", *counts))
-    return rows
+    """A row for each run and part."""
+    return [
+        (name, side.labels["learners"], "measured",
+         run[part], run["steps"], run["updates"], run["exchange_s"])
+        for name, part in _PARTS.items()
+        for side in sides
+        for run in side.repetitions
+    ]  # fmt: skip
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:

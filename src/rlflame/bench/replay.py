@@ -11,28 +11,24 @@ from typing import Any, ClassVar
 
 from rlflame.analysis.report.document import Block, Section
 from rlflame.bench.case import Case, Clock, Stopwatch
-from rlflame.bench.result import (
-    BenchResult,
-    Side,
-    compute_median,
-    format_bits,
-    has_equal_digests,
-    make_table,
-)
+from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
 from rlflame.bench.rollouts import RolloutRounds
 from rlflame.bench.runner import BenchSession
 from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
 from rlflame.learning.base import compute_digest
+from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 from rlflame.training.trainer import StopRequest
 
 #: Batches drawn from the full replay, for the time that sampling alone takes.
 _DRAWS = 500
+_PHASES = ("collect_s", "add_s", "sample_s")
 _MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
+_RATE = "transitions_per_s"
 _RATES = (
     *("fleet", "workers", "times"),
-    ("transitions/s", "transitions_per_s", ",.0f"),
+    ("transitions/s", _RATE, ",.0f"),
     ("collecting", "collect_share", ".1%"),
     ("adding alone, /s", "added_per_s", ",.0f"),
     ("sampling alone, /s", "drawn_per_s", ",.0f"),
@@ -58,19 +54,18 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
             iterations.append({**watch.spent_s, **counts})
     with watch.time_phase("draw"):
         num_samples = sum(len(replay.draw(number).rewards) for number in range(_DRAWS))
-    collect_s, add_s, sample_s, bytes_in = (
-        sum(iteration[key] for iteration in iterations)
-        for key in ("collect_s", "add_s", "sample_s", "bytes_in")
-    )
-    seconds, transitions = collect_s + add_s + sample_s, replay.total_added
+    totals = {
+        key: sum(iteration[key] for iteration in iterations) for key in (*_PHASES, "bytes_in")
+    }
+    seconds, transitions = sum(totals[phase] for phase in _PHASES), replay.total_added
     return {
         "iterations": iterations,
         "transitions": transitions,
-        "transitions_per_s": transitions / seconds,
-        "collect_share": collect_s / seconds,
-        "added_per_s": transitions / add_s,
+        _RATE: transitions / seconds,
+        "collect_share": totals["collect_s"] / seconds,
+        "added_per_s": transitions / totals["add_s"],
         "drawn_per_s": num_samples / watch.spent_s["draw"],
-        "bytes_per_transition": bytes_in / transitions,
+        "bytes_per_transition": totals["bytes_in"] / transitions,
         "content": compute_digest(replay.get_state()),
     }
 
@@ -94,26 +89,20 @@ class ReplayBenchmark:
         for count in self.workers:
             with session.open_fleets(self.fleets, count, min(self.workers), warm_up) as opened:
                 fleets = {entry.kind: entry.fleet for entry in opened}
-                group = [
-                    Side(
-                        f"{self.case.name}, {kind} with {workers}",
-                        {"fleet": kind, "workers": workers},
-                    )
-                    for kind, workers, *_ in opened
-                ]
+                group = [entry.make_side(self.case.name) for entry in opened]
                 self.sides += group
-                for side in session.take_turns({side.name: side for side in group}, self.repeat):
+                for side in session.take_turns(group, self.repeat):
                     fleet = fleets[side.labels["fleet"]]
                     fill = fill_replay(self.case, fleet, session.stop, session.clock)
                     side.repetitions.append({**fill, "retried": session.take_retried()})
             yield
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
-        same_bits = has_equal_digests(d for side in sides for d in side.list_values("content"))
+        same_bits = has_equal_digests([d for side in sides for d in side.list_values("content")])
         fillings = [
             {
                 **side.describe(_MEDIANS),
-                "transitions_per_s": compute_median(side.list_values("transitions_per_s")),
+                _RATE: compute_median_interval(side.list_values(_RATE)),
                 "fills": side.repetitions,
             }
             for side in sides
@@ -132,21 +121,17 @@ class ReplayBenchmark:
                 [same_bits],
                 "Every replay held the same in the end, to the last bit.",
                 "The replays did not hold the same.",
-                elsewhere="flame" in self.fleets,
+                self.fleets,
             ),
-            *(text for side in sides for text in _format_traffic(side)),
+            *map(_format_traffic, filter(_has_traffic, sides)),
         )
+        work = self.case.work
         return BenchResult(
             self.name,
             f"Benchmark: a replay of {self.case.env.id}",
             facts,
             [Section("Rate", blocks)],
-            [
-                side.make_measurement(
-                    "transitions_per_s", "transitions/s", self.case.work, higher_is_better=True
-                )
-                for side in sides
-            ],
+            [side.make_measurement(_RATE, "transitions/s", work, "higher") for side in sides],
         )
 
     def _describe_work(self, transitions: int) -> str:
@@ -165,14 +150,16 @@ class ReplayBenchmark:
         )
 
 
-def _format_traffic(side: Side) -> list[str]:
-    """Whether the bytes on the wire grow with the size of the replay."""
+def _has_traffic(side: Side) -> bool:
     iterations = side.repetitions[-1]["iterations"]
-    first, last = iterations[0]["bytes_in"], iterations[-1]["bytes_in"]
-    if not first or len(iterations) < 2:
-        return []
+    return len(iterations) > 1 and iterations[0]["bytes_in"] > 0
+
+
+def _format_traffic(side: Side) -> str:
+    """Whether the bytes on the wire grow with the size of the replay."""
+    first, *_, last = (entry["bytes_in"] for entry in side.repetitions[-1]["iterations"])
     reason = "" if last > 1.2 * first else ": what is new crosses, and nothing else"
-    return [
+    return (
         f"From {side.labels['fleet']} came {first:,} bytes in the first iteration and {last:,} in "
         f"the last{reason}."
-    ]
+    )

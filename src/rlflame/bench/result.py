@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-import numpy as np
-
 from rlflame import __version__
 from rlflame.analysis.plots import matplotlib_backend
-from rlflame.analysis.plots.chart import Plot
 from rlflame.analysis.plots.speedup import make_speedup_chart
 from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import Document, Section, Table, to_markdown
 from rlflame.bench.machine_load import MachineConditions
 from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError, RlflameError, format_shell
-from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians, compute_median_interval
+from rlflame.fleet.factory import is_remote
+from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians
 from rlflame.storage.safetensors_file import write_atomically
 from rlflame.terminal_text import format_count
 
@@ -43,21 +39,23 @@ class Side:
     def list_values(self, key: str) -> list[Any]:
         return [repetition[key] for repetition in self.repetitions]
 
-    def sum(self, key: str) -> Any:
-        return sum(self.list_values(key))
+    def compute_median(self, key: str) -> float:
+        return float(median(self.list_values(key)))
 
     def describe(self, medians: Sequence[str] = ()) -> dict[str, Any]:
         """Its labels, how often it was measured, and medians of repetitions."""
-        values = {key: median(self.list_values(key)) for key in medians}
+        values = {key: self.compute_median(key) for key in medians}
         return {**self.labels, "times": len(self.repetitions), **values}
 
     def make_measurement(
-        self, key: str, unit: str, work: dict[str, Any], *, higher_is_better: bool = False
+        self,
+        key: str,
+        unit: str,
+        work: dict[str, Any],
+        better: Literal["higher", "lower"] = "lower",
     ) -> Measurement:
         retried = tuple(repetition.get("retried", 0) for repetition in self.repetitions)
-        values = tuple(self.list_values(key))
-        better: Literal["higher", "lower"] = "higher" if higher_is_better else "lower"
-        return Measurement(self.name, better, values, unit, work, retried)
+        return Measurement(self.name, better, tuple(self.list_values(key)), unit, work, retried)
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,6 @@ class BenchResult:
     measurements: Sequence[Measurement]
     #: A table of repetitions below its head, for `rlflame plot`.
     table: Sequence[Sequence[object]] = ()
-    #: A second picture beside the bars of the table.
-    curves: Plot | None = None
     #: What the runner adds: the machine, and whether the benchmark came to its end.
     conditions: MachineConditions | None = None
     complete: bool = True
@@ -84,11 +80,11 @@ class BenchResult:
             "benchmark": self.name,
             "rlflame": __version__,
             "complete": self.complete,
-            **(self.conditions.as_dict() if self.conditions else {}),
+            **(asdict(self.conditions) if self.conditions else {}),
             **self.facts,
-            "measurements": [_describe_measurement(entry) for entry in self.measurements],
+            "measurements": self.measurements,
         }
-        return as_json_text(_as_plain(facts), indent=1)
+        return as_json_text(facts, indent=1)
 
     def to_markdown(self) -> str:
         first, *rest = self.sections
@@ -120,22 +116,6 @@ class BenchResult:
         ]
 
 
-def _as_plain(value: Any) -> Any:
-    """Facts without dataclasses."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return {key: _as_plain(inner) for key, inner in value.items()}
-    return [*map(_as_plain, value)] if isinstance(value, list | tuple) else value
-
-
-def _describe_measurement(entry: Measurement) -> dict[str, Any]:
-    values = {
-        "name": entry.name, "unit": entry.unit, "better": entry.better, "values": entry.values
-    }  # fmt: skip
-    return {**values, **({"retried": entry.retried} if entry.retried else {}), "work": entry.work}
-
-
 #: The head of a column, the name of a fact, and how it is formatted; or the name alone.
 Column = str | tuple[str, str, str]
 
@@ -160,40 +140,31 @@ def format_value(value: Any, spec: str = "", times: int = 0) -> str:
 
     The format `ms` shows seconds as milliseconds, and one that ends in `x` a factor.
     """
-    if spec == "ms":
-        return f"{1000.0 * value:.2f}"
+    if value is None:
+        return "-"
     if isinstance(value, Interval):
         text = format_value(value.value, spec)
         if times < FEWEST_SEEDS:
             return text
         return f"{text} [{format_value(value.low, spec)}, {format_value(value.high, spec)}]"
-    unit = "x" if spec.endswith("x") else ""
-    return "-" if value is None else f"{value:{spec.removesuffix('x')}}{unit}"
-
-
-def compute_median(values: Sequence[float]) -> Interval:
-    return compute_median_interval(np.array(values, np.float64))
-
-
-def compute_gain(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
-    """By how many percent the throughput is above that of the base, of medians of seconds."""
-    return compare_medians(np.array(base_s, np.float64), np.array(seconds, np.float64))
+    if spec == "ms":
+        return f"{1000.0 * value:.2f}"
+    return f"{value:{spec.removesuffix('x')}}{'x' if spec.endswith('x') else ''}"
 
 
 def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
     """How many times as fast as the base, of medians of seconds."""
-    gain = compute_gain(base_s, seconds)
+    gain = compare_medians(base_s, seconds)
     return Interval(*(1.0 + percent / 100.0 for percent in (gain.value, gain.low, gain.high)))
 
 
-def has_equal_digests(digests: Iterable[str]) -> bool | None:
+def has_equal_digests(digests: Sequence[str]) -> bool | None:
     """Whether all are equal; None where there are no two to compare."""
-    values = [*digests]
-    return None if len(values) < 2 else len(set(values)) == 1
+    return None if len(digests) < 2 else len(set(digests)) == 1
 
 
 def format_bits(
-    results: Iterable[bool | None], same: str, different: str, *, elsewhere: bool = False
+    results: Iterable[bool | None], same: str, different: str, fleets: Iterable[str] = ()
 ) -> list[str]:
     """A sentence on whether digests were equal, and none where nothing was compared."""
     values = [value for value in results if value is not None]
@@ -201,56 +172,44 @@ def format_bits(
         return []
     if all(values):
         return [same]
-    return [different + " Executors on other machines may be why." * elsewhere]
+    return [different + " Executors on other machines may be why." * any(map(is_remote, fleets))]
 
 
 class ResultFolder:
     """The files of a result. Each is complete or absent at any moment."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self._path, self._name = path, name
+        """Raise an error, before anything is measured, where the files cannot be written."""
+        self.path, self._name = path, name
         hint = format_shell("-o", find_free_name(path))
         if os.path.lexists(path) and not path.is_dir():
             raise ConfigError(f"{path} is no folder, and results go into one.", hint)
         if (file := self._make_path("json")).exists():
             raise ConfigError(f"{file} is there already, and stays as it is.", hint)
-        # Fail before anything is measured, and leave no folder where nothing is written.
-        new = [folder for folder in (path, *path.parents) if not folder.exists()]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            message = f"{path} cannot be written: {error.strerror or error}."
-            raise RlflameError(message, "another folder: -o DIR") from error
-        with contextlib.suppress(OSError):
-            for folder in new:
-                folder.rmdir()
+        parent = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise RlflameError(f"{parent} cannot be written.", "another folder: -o DIR")
 
     def write(self, result: BenchResult) -> list[Path]:
-        """Write everything but the pictures; returns the files."""
+        """Write everything but the picture; returns the files."""
         contents = {"json": result.to_json() + "\n", "md": result.to_markdown()}
         if result.table:
             contents["csv"] = result.to_csv()
-        self._path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         for suffix, text in contents.items():
             write_atomically(self._make_path(suffix), text.encode())
         return [self._make_path(suffix) for suffix in contents]
 
-    def draw(self, result: BenchResult) -> list[Path]:
-        """Draw the table and the curves; raises PlotUnavailableError without matplotlib."""
+    def draw(self) -> Path:
+        """Draw the table; raises PlotUnavailableError without matplotlib."""
         matplotlib_backend.check_available()
-        files = [self._make_path("png")]
-        plots: list[Plot] = [make_speedup_chart(self._make_path("csv"))]
-        if result.curves is not None:
-            files.append(self._make_path("curves.png"))
-            plots.append(result.curves)
-        for file, plot in zip(files, plots, strict=True):
-            write_atomically(file, matplotlib_backend.render_image(plot, file))
-        return files
+        file = self._make_path("png")
+        chart = make_speedup_chart(self._make_path("csv"))
+        write_atomically(file, matplotlib_backend.render_image(chart, file))
+        return file
 
     def _make_path(self, suffix: str) -> Path:
-        return self._path / f"{self._name}.{suffix}"
+        return self.path / f"{self._name}.{suffix}"
 
 
 def find_free_name(path: Path) -> Path:

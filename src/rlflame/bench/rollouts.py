@@ -5,12 +5,10 @@ Rounds are iterations of the case's recipe: its slots, its environments, its fra
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Literal
 
@@ -19,24 +17,23 @@ from rlflame.bench.case import Case, Clock
 from rlflame.bench.raw_stepping import (
     WAYS,
     Pieces,
+    Step,
     SteppingProcesses,
-    StepServer,
     make_pieces,
     make_raw_processes,
-    save_trace,
+    serve_steps,
     sum_rates,
 )
-from rlflame.bench.result import BenchResult, Column, Side, compute_median, make_table
+from rlflame.bench.result import BenchResult, Column, Side, make_table
 from rlflame.bench.runner import BenchSession
 from rlflame.config.recipe import Recipe
-from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
-from rlflame.fleet import factory as fleet_factory
 from rlflame.fleet.base import ContextManagerMixin, Fleet
-from rlflame.learning import factory as learning_factory
-from rlflame.rollout.envs import user_code
+from rlflame.fleet.factory import has_workers, make_inline_fleet
+from rlflame.learning.factory import make_algorithm
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.task import Fragment, RolloutTask
+from rlflame.statistics import compute_median_interval
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 
@@ -58,7 +55,7 @@ class RolloutRounds(ContextManagerMixin):
     ) -> None:
         self._fleet, self._stop = fleet, stop
         plan = components.make_plan(case.recipe, case.env, "bench")
-        algorithm = learning_factory.make_algorithm(case.recipe.learning, plan.policy)
+        algorithm = make_algorithm(case.recipe.learning, plan.policy)
         self.spec, self.policy = plan.policy, algorithm.get_policy()
         self._policy_id = fleet.put(self.policy)
         self._tasks: list[RolloutTask] = [
@@ -125,7 +122,6 @@ def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProc
     return SteppingProcesses(
         "rlflame.bench.rollouts",
         [{"recipe": recipe.model_dump_json()} for recipe in recipes],
-        "A process could not collect on its own.",
         "the same command with --workers 1 is this process alone",
         stop,
     )
@@ -159,10 +155,11 @@ class RolloutsBenchmark:
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         for count in self.workers:
             name = f"{self.case.name}, {self.fleet} with {count}"
-            self.sides.append(Side(name, {"fleet": self.fleet, "workers": count}))
+            side = Side(name, {"fleet": self.fleet, "workers": count})
+            self.sides.append(side)
             with ExitStack() as stack:
-                self._measure_side(session, self.sides[-1], count, stack)
-            rate = median(self.sides[-1].list_values("steps_per_s"))
+                self._measure_side(session, side, count, stack)
+            rate = side.compute_median("steps_per_s")
             session.show_note(f"{name}: {rate:,.0f} steps/s (median of {self.repeat})")
             yield
 
@@ -175,23 +172,22 @@ class RolloutsBenchmark:
         rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
         limits = dict[str, SteppingProcesses]()
         if self.has_limits:
-            script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
-            save_trace(script, self.case.env, record_pieces(rounds, clock))
+            env, pieces = self.case.env, record_pieces(rounds, clock)
             for way in WAYS:
-                processes = stack.enter_context(make_raw_processes(script, way, workers, stop))
-                if processes.is_possible:
+                processes = make_raw_processes(env, pieces, way, workers, stop)
+                if stack.enter_context(processes).is_possible:
                     limits[way] = processes
         collectors = None
-        if self.fleet == "inline" and workers > 1:
+        if workers > 1 and not has_workers(self.fleet):
             collectors = stack.enter_context(make_collectors(self.case, workers, stop))
         elif not self.has_limits:
             rounds.warm_up()
-        for _ in session.take_turns({side.name: side}, self.repeat):
+        for _ in session.take_turns([side], self.repeat):
             if collectors is None:
-                counts = sum_counts([measure_rounds(rounds, self.seconds, clock)])
+                counts = [measure_rounds(rounds, self.seconds, clock)]
             else:
-                counts = sum_counts(collectors.step(self.seconds))
-            side.repetitions.append({**counts, "retried": session.take_retried()})
+                counts = collectors.step(self.seconds)
+            side.repetitions.append({**sum_counts(counts), "retried": session.take_retried()})
             for way, processes in limits.items():
                 side.repetitions[-1][way] = sum_rates(processes.step(self.seconds))
 
@@ -203,7 +199,7 @@ class RolloutsBenchmark:
         rows = [
             {
                 **rate,
-                "rate": compute_median(rate["steps_per_s"]),
+                "rate": compute_median_interval(rate["steps_per_s"]),
                 **{f"{way}_limit": median(values) for way, values in rate["limits"].items()},
                 **{f"{way}_share": median(values) for way, values in rate["shares"].items()},
             }
@@ -215,10 +211,7 @@ class RolloutsBenchmark:
             f"Benchmark: rollouts of {self.case.env.id}",
             {"environment": self.case.env.id, "case": self.case.name, "rates": rates},
             [Section("Rate", (*self._format_notes(), make_table(rows, columns)))],
-            [
-                side.make_measurement("steps_per_s", "steps/s", work, higher_is_better=True)
-                for side in sides
-            ],
+            [side.make_measurement("steps_per_s", "steps/s", work, "higher") for side in sides],
         )
 
     def _format_notes(self) -> list[str]:
@@ -229,12 +222,12 @@ class RolloutsBenchmark:
             "is the median over these pairs."
         ]
         most = max(self.workers)
-        if self.fleet == "inline" and most > 1:
+        if not has_workers(self.fleet) and most > 1:
             notes.append(
-                "One worker inline is this process; several are as many processes, each with "
-                "rounds of its own, as several seeds have them."
+                f"One worker {self.fleet} is this process; several are as many processes, each "
+                "with its own rounds, as several seeds have them."
             )
-        if self.fleet != "inline" and most > self.case.tasks:
+        elif most > self.case.tasks:
             notes.append(
                 f"Of {most} workers of {self.fleet} {most - self.case.tasks} never had a task: "
                 f"--set rollout.num_slots={most} has one for each."
@@ -244,37 +237,37 @@ class RolloutsBenchmark:
 
 def describe_rate(side: Side) -> dict[str, Any]:
     """The facts of a number of workers, with the share of each limit that it reached."""
-    rates, episodes = side.list_values("steps_per_s"), side.sum("episodes")
+    rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: [run[way] for run in side.repetitions if way in run] for way in WAYS}
     limits = {way: values for way, values in limits.items() if values}
-    # The time of one worker; an episode is as long as those that ended.
-    ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
+    shares = {
+        way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
+        for way, values in limits.items()
+    }
+    ms_per_episode = None
+    if episodes:
+        # The time of one worker; an episode is as long as those that ended.
+        ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
+        ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {
         **side.describe(),
         "steps_per_s": rates,
         "limits": limits,
-        "shares": {
-            way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
-            for way, values in limits.items()
-        },
-        "ms_per_episode": ms_per_step * side.sum("episode_steps") / episodes if episodes else None,
-        "steps": side.sum("steps"),
+        "shares": shares,
+        "ms_per_episode": ms_per_episode,
+        "steps": sum(side.list_values("steps")),
         "episodes": episodes,
     }
 
 
-def main() -> None:
-    server = StepServer()
-    user_code.load_from_environment()
-    recipe = Recipe.model_validate_json(server.order["recipe"])
+def make_collecting_step(order: dict[str, str]) -> Step:
+    """In one of several processes, rounds of its own recipe."""
+    recipe = Recipe.model_validate_json(order["recipe"])
     case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
-    with (
-        fleet_factory.make_fleet(RuntimeSettings(fleet="inline")) as fleet,
-        RolloutRounds(case, fleet, NullStop(), "sample") as rounds,
-    ):
-        rounds.warm_up()
-        server.serve(lambda seconds: measure_rounds(rounds, seconds, time.perf_counter))
+    rounds = RolloutRounds(case, make_inline_fleet(), NullStop(), "sample")
+    rounds.warm_up()
+    return lambda seconds: measure_rounds(rounds, seconds, time.perf_counter)
 
 
 if __name__ == "__main__":
-    main()
+    serve_steps(make_collecting_step)

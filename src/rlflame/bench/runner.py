@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.bench.case import Clock
 from rlflame.bench.machine_load import LoadMonitor
-from rlflame.bench.result import BenchResult, ResultFolder, find_free_name
+from rlflame.bench.result import BenchResult, ResultFolder, Side, find_free_name
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import print_note, print_result_lines
 from rlflame.console.quiet import StatusLine
@@ -34,15 +34,16 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 _STATUS_INTERVAL_S = 0.5
 
 
-SideT = TypeVar("SideT")
-
-
 class OpenFleet(NamedTuple):
     kind: str
     workers: int
     fleet: Fleet
     #: From opening the fleet to the end of its first iteration.
     start_s: float
+
+    def make_side(self, case: str, **labels: Any) -> Side:
+        names = {"case": case, "fleet": self.kind, "workers": self.workers}
+        return Side(f"{case}, {self.kind} with {self.workers}", {**names, **labels})
 
 
 class BenchSession:
@@ -61,38 +62,38 @@ class BenchSession:
         self.turn, self._shown_s = "", 0.0
 
     def open_fleet(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
-        if kind == "flame":
-            from rlflame.fleet.flame import cluster_config
+        if not factory.FLEETS[kind].is_configured():
+            from rlflame.fleet.flame.cluster_config import make_unconfigured_error
 
-            if cluster_config.find_configuration() is None:
-                hint = "local in place of flame measures this machine."
-                raise cluster_config.make_unconfigured_error(hint)
+            raise make_unconfigured_error("local in place of flame measures this machine.")
         self.show_status(f"{kind} with {workers}: starting")
         runtime = self.runtime.model_copy(update={"fleet": kind, "workers": workers})
         return factory.make_fleet(runtime, None, self._events)
 
     @contextmanager
     def open_fleets(
-        self, kinds: Sequence[str], workers: int, fewest: int, warm_up: Callable[[Fleet], None]
+        self, kinds: Sequence[str], workers: int, fewest: int, warm_up: Callable[[Fleet], object]
     ) -> Iterator[list[OpenFleet]]:
-        """Fleets of several kinds, all open and warm at the same time."""
+        """Fleets of several kinds, all open and warm at the same time.
+
+        A fleet without workers is one process, and open only beside the `fewest` workers.
+        """
         with ExitStack() as stack:
             opened = []
             for kind in kinds:
-                # This process is one worker, whatever number is asked for.
-                if kind != "inline" or workers == fewest:
+                count = workers if factory.has_workers(kind) else 1
+                if count == workers or workers == fewest:
                     start_s = self.clock()
                     fleet = stack.enter_context(self.open_fleet(kind, workers))
                     warm_up(fleet)
-                    count = 1 if kind == "inline" else workers
                     opened.append(OpenFleet(kind, count, fleet, self.clock() - start_s))
             yield opened
 
-    def take_turns(self, sides: Mapping[str, SideT], repeat: int) -> Iterator[SideT]:
+    def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
         """Every side in turn, so that a machine that drifts does so for all of them."""
         for number in range(repeat):
-            for name, side in sides.items():
-                self.turn = f"{name}: {number + 1} of {repeat}"
+            for side in sides:
+                self.turn = f"{side.name}: {number + 1} of {repeat}"
                 self.show_status(self.turn)
                 self.take_retried()
                 yield side
@@ -117,8 +118,11 @@ class BenchSession:
             self.show_note(f"{retry} A measurement that it falls into takes longer, and is marked.")
 
 
-class Benchmark(Protocol[SideT]):
-    """A measurement of several sides, which keep their repetitions however it ends."""
+class Benchmark(Protocol):
+    """A measurement of several sides, which keep their repetitions however it ends.
+
+    A side has a `name` and `repetitions`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -127,7 +131,7 @@ class Benchmark(Protocol[SideT]):
     def fleets(self) -> Sequence[str]: ...
 
     @property
-    def sides(self) -> Sequence[SideT]: ...
+    def sides(self) -> Sequence[Any]: ...
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         """Measure everything; yield whenever a part is complete.
@@ -135,7 +139,7 @@ class Benchmark(Protocol[SideT]):
         Raises StopInterrupt where the user asks to stop.
         """
 
-    def make_result(self, sides: Sequence[SideT]) -> BenchResult:
+    def make_result(self, sides: Sequence[Any]) -> BenchResult:
         """The result of the sides that have been measured."""
 
 
@@ -144,14 +148,14 @@ class BenchRunner:
 
     def __init__(
         self,
-        benchmark: Benchmark[Any],
+        benchmark: Benchmark,
         runtime: RuntimeSettings,
         out: Path | None,
         *,
         as_json: bool = False,
         debug: bool = False,
     ) -> None:
-        self._benchmark, self._out, self._as_json = benchmark, out, as_json
+        self._benchmark, self._as_json = benchmark, as_json
         self._runtime = runtime.model_copy(update={"debug": debug or runtime.debug})
         self._folder = None if out is None else ResultFolder(out, benchmark.name)
         self._monitor = LoadMonitor(benchmark.fleets)
@@ -185,12 +189,11 @@ class BenchRunner:
     def _save_partial(self, session: BenchSession) -> None:
         """Write what there is so far. If that fails, the end of the benchmark tries again."""
         result = self._make_result(complete=False)
-        if self._folder is None or result is None:
-            return
-        try:
-            self._folder.write(result)
-        except (OSError, RlflameError) as error:
-            session.show_note(f"Nothing is kept yet: {error}")
+        if self._folder is not None and result is not None:
+            try:
+                self._folder.write(result)
+            except (OSError, RlflameError) as error:
+                session.show_note(f"Nothing is kept yet: {error}")
 
     def _make_result(self, complete: bool) -> BenchResult | None:
         """The result so far; None where nothing has been measured."""
@@ -201,7 +204,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print and write the result, each also where the other fails."""
+        """Print and write the result, each also where the other fails; False without one."""
         result = self._make_result(complete)
         if result is None:
             return False
@@ -214,28 +217,26 @@ class BenchRunner:
         return True
 
     def _write(self, result: BenchResult, folder: ResultFolder) -> None:
-        """Pictures come last, so that nothing is lost where they cannot be drawn."""
+        """The picture comes last, so that nothing is lost where it cannot be drawn."""
         for file in folder.write(result):
             print_note(f"written: {file}")
-        if not result.table:
-            return
-        try:
-            for file in folder.draw(result):
-                print_note(f"written: {file}")
-        except PlotUnavailableError as error:
-            print_note(f"no picture: {error.message} {error.hint}")
+        if result.table:
+            try:
+                print_note(f"written: {folder.draw()}")
+            except PlotUnavailableError as error:
+                print_note(f"no picture: {error.message} {error.hint}")
 
     def _make_interruption(self, has_results: bool, signal_number: int) -> Interruption:
         hint = "the same command measures anew"
-        message = "Stopped; nothing was measured to its end yet."
-        if has_results:
-            message = "Stopped; what was measured is above."
-        if has_results and self._out is not None:
+        if not has_results:
+            message = "Stopped; nothing was measured to its end yet."
+            return Interruption(message, hint, signal_number)
+        place = ""
+        if self._folder is not None:
             # A name of dots would read as the end of the sentence.
-            folder = self._out if self._out.name.strip(".") else self._out.resolve()
-            message = f"Stopped; what was measured is above, and in {folder}."
-            hint = f"{format_shell('-o', find_free_name(self._out))} measures anew"
-        error = Interruption(message, hint, signal_number)
-        if has_results:
-            mark_documented(error)
+            path = self._folder.path
+            place = f", and in {path if path.name.strip('.') else path.resolve()}"
+            hint = f"{format_shell('-o', find_free_name(path))} measures anew"
+        error = Interruption(f"Stopped; what was measured is above{place}.", hint, signal_number)
+        mark_documented(error)
         return error

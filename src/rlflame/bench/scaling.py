@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from typing import Any, ClassVar
 
 from rlflame.analysis.report.document import Block, Section
-from rlflame.bench.case import Case, Stopwatch, count_answered_workers, run_case, warm_up
+from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
 from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
 from rlflame.bench.runner import BenchSession, OpenFleet
-from rlflame.bench.scaling_model import (
-    compute_gains,
-    fit_overheads,
-    make_advice,
-    make_rows,
-)
+from rlflame.bench.scaling_model import compute_gains, fit_overheads, make_advice, make_rows
 from rlflame.rollout import machine
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.terminal_text import format_count
@@ -65,9 +59,9 @@ class ScalingBenchmark:
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         first, stop, clock = self.cases[0], session.stop, session.clock
         warm_first = partial(warm_up, first, stop=stop, clock=clock, wait_for_all=True)
-        fewest = min(self.workers)
         for count in self.workers:
-            with session.open_fleets(self.fleets, count, fewest, warm_first) as opened:
+            fleets = session.open_fleets(self.fleets, count, min(self.workers), warm_first)
+            with fleets as opened:
                 for case in self.cases:
                     if case is not first:
                         for entry in opened:
@@ -76,39 +70,36 @@ class ScalingBenchmark:
                     yield
 
     def _measure_case(self, session: BenchSession, case: Case, opened: Sequence[OpenFleet]) -> None:
+        cells = {
+            entry.kind: entry.make_side(
+                case.name,
+                # How many tasks the fleet can run at one moment, and workers that have answered.
+                capacity=entry.fleet.capacity,
+                answered=len(entry.fleet.probe().workers),
+                start_s=entry.start_s if case is self.cases[0] else None,
+            )
+            for entry in opened
+        }
         fleets = {entry.kind: entry.fleet for entry in opened}
-        cells = [self._make_cell(case, entry) for entry in opened]
-        self.sides += cells
-        for cell in session.take_turns({cell.name: cell for cell in cells}, self.repeat):
+        self.sides += cells.values()
+        for cell in session.take_turns([*cells.values()], self.repeat):
             watch = Stopwatch(session.clock, session.show_progress)
             repetition = run_case(case, fleets[cell.labels["fleet"]], session.stop, watch)
             cell.repetitions.append({**repetition, "retried": session.take_retried()})
-        for cell in cells:
-            seconds = f"{median(cell.list_values('seconds')):.3f} s (median of {self.repeat})"
-            session.show_note(f"{cell.name}: {seconds}")
-
-    def _make_cell(self, case: Case, entry: OpenFleet) -> Side:
-        labels = {
-            "case": case.name,
-            "fleet": entry.kind,
-            "workers": entry.workers,
-            # How many tasks the fleet can run at one moment, and workers that have answered.
-            "capacity": entry.fleet.capacity,
-            "answered": count_answered_workers(entry.fleet),
-            "start_s": entry.start_s if case is self.cases[0] else None,
-        }
-        return Side(f"{case.name}, {entry.kind} with {entry.workers}", labels)
+        for cell in cells.values():
+            session.show_note(
+                f"{cell.name}: {cell.compute_median('seconds'):.3f} s (median of {self.repeat})"
+            )
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         rows, overheads = make_rows(self.cases, sides), fit_overheads(self.cases, sides)
-        advice = make_advice(self.cases, sides, rows, overheads, machine.count_usable_cores())
         facts: dict[str, Any] = {
             "cases": [_describe_case(case, sides) for case in self.cases],
             "cells": [{**cell.labels, "repetitions": cell.repetitions} for cell in sides],
             "rows": rows,
-            "overheads": [asdict(overhead) for overhead in overheads],
+            "overheads": overheads,
             "gains": compute_gains(sides),
-            "advice": advice,
+            "advice": make_advice(self.cases, sides, rows, overheads, machine.count_usable_cores()),
         }
         work = {case.name: case.work for case in self.cases}
         return BenchResult(
@@ -117,21 +108,25 @@ class ScalingBenchmark:
             facts,
             _make_sections(facts),
             [cell.make_measurement("seconds", "s", work[cell.labels["case"]]) for cell in sides],
-            _make_csv_rows(sides),
+            [("case", "workers", "backend", *_REPETITION), *_make_csv_rows(sides)],
         )
 
 
 def _make_csv_rows(cells: Sequence[Side]) -> list[tuple[object, ...]]:
-    """A row for each repetition, below the head."""
-    rows: list[tuple[object, ...]] = [("case", "workers", "backend", *_REPETITION)]
-    for cell in cells:
-        labels = [cell.labels[key] for key in ("case", "workers", "fleet")]
-        rows += [(*labels, *(run[key] for key in _REPETITION)) for run in cell.repetitions]
-    return rows
+    return [
+        (*map(cell.labels.get, ("case", "workers", "fleet")), *map(run.get, _REPETITION))
+        for cell in cells
+        for run in cell.repetitions
+    ]
 
 
 def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
-    case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
+    weights = [
+        digest
+        for cell in cells
+        if cell.labels["case"] == case.name
+        for digest in cell.list_values("weights")
+    ]
     return {
         "name": case.name,
         "environment": case.env.id,
@@ -139,9 +134,7 @@ def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
         "episode_ms": case.episode_ms,
         "tasks": case.tasks,
         "iterations": case.iterations,
-        "same_bits": has_equal_digests(
-            w for cell in case_cells for w in cell.list_values("weights")
-        ),
+        "same_bits": has_equal_digests(weights),
     }
 
 
@@ -154,15 +147,14 @@ def _make_sections(facts: dict[str, Any]) -> list[Section]:
     speedups: list[Block] = [
         "The same work on every side, collecting and learning, through the loop that trains; "
         f"medians with 95% bootstrap intervals from {FEWEST_SEEDS} repetitions on. Speed-up is "
-        "beside the fastest with the fewest workers; theoretical is what so many tasks allow "
-        "on so many workers.",
+        "beside the fastest with the fewest workers; theoretical is the most that the tasks allow.",
         make_table(facts["rows"], _SPEEDUPS, 2),
         f"{tasks}.",
         *format_bits(
             [case["same_bits"] for case in facts["cases"]],
             "Every side learned the same weights, to the last bit.",
             "The sides did not learn the same weights.",
-            elsewhere=any(cell["fleet"] == "flame" for cell in facts["cells"]),
+            [cell["fleet"] for cell in facts["cells"]],
         ),
         *_format_missing_workers(facts["cells"]),
     ]
@@ -177,31 +169,28 @@ def _make_sections(facts: dict[str, Any]) -> list[Section]:
             "Least squares over the rows above: an iteration of T tasks on P workers takes its "
             "learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
             "overhead; neither overhead is below 0.",
-            make_table(facts["overheads"], _OVERHEADS),
+            make_table([vars(overhead) for overhead in facts["overheads"]], _OVERHEADS),
         ]
-    gains: list[Block] = [
-        "With as many workers on both sides; the gain is of Flame's throughput over local's. "
-        "Flame can win here only where its executors have more processors than this machine."
-    ]
-    if facts["gains"]:
-        gains.append(make_table(facts["gains"], _GAINS))
-    return [
+    sections = [
         Section("Speed-up", tuple(speedups)),
         Section("Where the time goes", tuple(losses)),
-        *([Section("Flame beside this machine", tuple(gains))] if facts["gains"] else []),
         Section("What to do", tuple(facts["advice"])),
     ]
+    if facts["gains"]:
+        note = (
+            "With as many workers on both sides; the gain is of Flame's throughput over local's. "
+            "Flame can win here only where its executors have more processors than this machine."
+        )
+        gains = Section("Flame beside this machine", (note, make_table(facts["gains"], _GAINS)))
+        sections.insert(2, gains)
+    return sections
 
 
 def _format_missing_workers(cells: Sequence[dict[str, Any]]) -> list[str]:
     """A sentence for each fleet that had fewer workers than asked for."""
-    sentences = []
-    for cell in cells:
-        present, workers = min(cell["capacity"], cell["answered"]), cell["workers"]
-        if cell["start_s"] is not None and present < workers:
-            verb = "was" if present < 2 else "were"
-            sentences.append(
-                f"Of {format_count(workers, 'worker')} of {cell['fleet']}, {present or 'none'} had "
-                f"tasks or {verb} there."
-            )
-    return sentences
+    return [
+        f"{cell['fleet']} had {min(cell['capacity'], cell['answered'])} of "
+        f"{format_count(cell['workers'], 'worker')}."
+        for cell in cells
+        if cell["start_s"] is not None and min(cell["capacity"], cell["answered"]) < cell["workers"]
+    ]

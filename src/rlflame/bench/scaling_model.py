@@ -7,18 +7,18 @@ an iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from rlflame.bench.case import Case
-from rlflame.bench.result import Side, compute_gain, compute_median, compute_speedup
+from rlflame.bench.result import Side, compute_speedup
+from rlflame.fleet.factory import has_workers, is_remote
 from rlflame.rollout.task import Float64
-from rlflame.statistics import FEWEST_SEEDS, Interval
+from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians, compute_median_interval
 from rlflame.terminal_text import format_count
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ _POOR, _MUCH_LATENCY, _MUCH_LEARNING = 0.6, 0.25, 0.3
 _FEW_TURNS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetOverhead:
     """What a fleet costs."""
 
@@ -49,29 +49,28 @@ class FleetOverhead:
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
     """Each cell beside the fastest one of its case with the fewest workers, in the order measured.
 
-    `theoretical` is the most that so many tasks allow on so many workers. `learning` and `lost` are
-    shares of the time; what is lost is beyond learning and the episodes, if their length is known.
+    A fleet with more workers is never the base: its overhead would hide in the speed-up.
     """
     rows = []
     for case in cases:
         case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
-        # A fleet with more workers is never the base: its overhead would hide in the speed-up.
-        base = min(
-            case_cells,
-            key=lambda cell: (cell.labels["workers"], _compute_median_s(cell)),
-            default=None,
-        )
-        if base is not None:
-            rows += [_make_row(case, cell, base) for cell in case_cells]
+        fastest_first = sorted(case_cells, key=lambda cell: cell.compute_median("seconds"))
+        base = min(fastest_first, key=lambda cell: int(cell.labels["workers"]), default=None)
+        rows += [_make_row(case, cell, base) for cell in case_cells if base is not None]
     return rows
 
 
 def _make_row(case: Case, cell: Side, base: Side) -> Row:
-    seconds, total_s = cell.list_values("seconds"), _compute_median_s(cell)
+    """`theoretical` is the most that so many tasks allow on so many workers.
+
+    `learning` and `lost` are shares of the time. Time is lost beyond learning and the episodes, and
+    None where the length of episodes is unknown.
+    """
+    seconds, total_s = cell.list_values("seconds"), cell.compute_median("seconds")
     turns = _count_turns(case, cell)
     theoretical = _count_turns(case, base) / turns
     speedup = compute_speedup(base.list_values("seconds"), seconds)
-    learning = median(cell.list_values("learn_s")) / total_s
+    learning = cell.compute_median("learn_s") / total_s
     lost = None
     if case.episode_ms is not None:
         work_s = case.iterations * turns * _compute_task_s(case)
@@ -79,7 +78,7 @@ def _make_row(case: Case, cell: Side, base: Side) -> Row:
     return {
         **{key: cell.labels[key] for key in ("case", "fleet", "workers", "start_s")},
         "times": len(seconds),
-        "seconds": compute_median(seconds),
+        "seconds": compute_median_interval(seconds),
         "steps_per_s": cell.repetitions[0]["steps"] / total_s,
         "theoretical": theoretical,
         "speedup": speedup,
@@ -87,10 +86,6 @@ def _make_row(case: Case, cell: Side, base: Side) -> Row:
         "learning": learning,
         "lost": lost,
     }
-
-
-def _compute_median_s(cell: Side) -> float:
-    return float(median(cell.list_values("seconds")))
 
 
 def _count_turns(case: Case, cell: Side) -> int:
@@ -111,37 +106,36 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[FleetOve
     That takes rows with different numbers of tasks in a row, and one row more than two.
     """
     case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
-    result = []
-    for fleet in dict.fromkeys(cell.labels["fleet"] for cell in cells):
-        points = [
-            _compute_lost_s(case, cell)
-            for cell in cells
-            if cell.labels["fleet"] == fleet
-            and (case := case_by_name.get(cell.labels["case"])) is not None
-        ]
-        if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
-            task_s, iteration_s, clamped = _fit(np.array(points, np.float64))
-            misses_s = max(abs(lost - iteration_s - turns * task_s) for turns, lost in points)
-            result.append(FleetOverhead(fleet, task_s, iteration_s, len(points), clamped, misses_s))
-    return result
+    points: dict[str, list[tuple[int, float]]] = {}
+    for cell in cells:
+        case = case_by_name.get(cell.labels["case"])
+        if case is not None:
+            points.setdefault(cell.labels["fleet"], []).append(_compute_lost_s(case, cell))
+    return [
+        _fit_overhead(fleet, np.array(fleet_points, np.float64))
+        for fleet, fleet_points in points.items()
+        if len(fleet_points) >= _FEWEST_ROWS and len({turns for turns, _ in fleet_points}) > 1
+    ]
 
 
 def _compute_lost_s(case: Case, cell: Side) -> tuple[int, float]:
     """An iteration's tasks in a row, and its seconds that were neither work nor learning."""
     times_s = [run["seconds"] - run["learn_s"] for run in cell.repetitions]
     turns = _count_turns(case, cell)
-    return turns, median(times_s) / case.iterations - turns * _compute_task_s(case)
+    return turns, float(np.median(times_s)) / case.iterations - turns * _compute_task_s(case)
 
 
-def _fit(points: Float64) -> tuple[float, float, bool]:
-    """Seconds a task, seconds an iteration, and whether one of them was below 0."""
-    turns, lost = points[:, 0], points[:, 1]
-    (slope, level), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
-    if slope < 0.0:
-        return 0.0, max(0.0, float(lost.mean())), True
-    if level < 0.0:
-        return max(0.0, float((turns @ lost) / (turns @ turns))), 0.0, True
-    return float(slope), float(level), False
+def _fit_overhead(fleet: str, points: Float64) -> FleetOverhead:
+    """The least squares of `[turns, lost seconds]` among overheads of 0 or more."""
+    turns, lost = points.T
+    (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
+    clamped = bool(min(task_s, iteration_s) < 0.0)
+    if task_s < 0.0:
+        task_s, iteration_s = 0.0, max(0.0, lost.mean())
+    elif iteration_s < 0.0:
+        task_s, iteration_s = max(0.0, (turns @ lost) / (turns @ turns)), 0.0
+    misses_s = float(np.abs(lost - iteration_s - turns * task_s).max())
+    return FleetOverhead(fleet, float(task_s), float(iteration_s), len(points), clamped, misses_s)
 
 
 def compute_break_even_s(
@@ -156,29 +150,35 @@ def compute_break_even_s(
         return None
     more_s = (other.iteration_s + many * other.task_s) - (base.iteration_s + few * base.task_s)
     missed_s = base.misses_s + other.misses_s
-    low, value, high = (
-        max(0.0, lost_s / (few - many)) for lost_s in (more_s - missed_s, more_s, more_s + missed_s)
-    )
-    return Interval(value, low, high)
+    ends_s = (more_s, more_s - missed_s, more_s + missed_s)
+    return Interval(*(max(0.0, lost_s / (few - many)) for lost_s in ends_s))
+
+
+def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
+    """The fleet of worker processes here and the remote one, where both were measured."""
+    local = [name for name in fleets if has_workers(name) and not is_remote(name)]
+    remote = [name for name in fleets if is_remote(name)]
+    return (local[0], remote[0]) if local and remote else None
 
 
 def compute_gains(cells: Sequence[Side]) -> list[Row]:
     """The throughput of Flame over that of as many local workers, wherever both were measured."""
-    sides = {
-        tuple(cell.labels[key] for key in ("case", "workers", "fleet")): cell for cell in cells
-    }
+    sides: dict[tuple[str, int], dict[str, Side]] = {}
+    for cell in cells:
+        key = cell.labels["case"], cell.labels["workers"]
+        sides.setdefault(key, {})[cell.labels["fleet"]] = cell
     gains = []
-    for (case, workers, fleet), flame in sides.items():
-        local = sides.get((case, workers, "local"))
-        if fleet == "flame" and local is not None:
-            percent = compute_gain(local.list_values("seconds"), flame.list_values("seconds"))
+    for (case, workers), by_fleet in sides.items():
+        if pair := _find_pair(by_fleet):
+            local, flame = (by_fleet[name] for name in pair)
+            percent = compare_medians(local.list_values("seconds"), flame.list_values("seconds"))
             gains.append(
                 {
                     "case": case,
                     "workers": workers,
                     "times": min(len(local.repetitions), len(flame.repetitions)),
-                    "local_s": _compute_median_s(local),
-                    "flame_s": _compute_median_s(flame),
+                    "local_s": local.compute_median("seconds"),
+                    "flame_s": flame.compute_median("seconds"),
                     "percent": percent,
                     "gain_pct": percent.value,
                 }
@@ -196,8 +196,8 @@ def make_advice(
     """Sentences: which fleet was faster, from when Flame pays, what keeps workers from helping."""
     by_fleet = {overhead.fleet: overhead for overhead in overheads}
     sentences = _compare_fleets(cases, cells)
-    if {"local", "flame"} <= by_fleet.keys():
-        local, flame = by_fleet["local"], by_fleet["flame"]
+    if pair := _find_pair(by_fleet):
+        local, flame = (by_fleet[name] for name in pair)
         sentences += _describe_break_even(rows, local, flame, usable_cores)
     return sentences + _suggest_remedies({case.name: case.tasks for case in cases}, rows)
 
@@ -205,23 +205,23 @@ def make_advice(
 def _compare_fleets(cases: Sequence[Case], cells: Sequence[Side]) -> list[str]:
     """The faster fleet of each case that was measured on both."""
     texts = {
-        "flame": "Flame was faster for {}: --fleet flame.",
+        "remote": "Flame was faster for {}: --fleet flame.",
         "local": "This machine was faster for {}: --local.",
         "none": "No difference was shown for {}: --local needs no cluster, and --repeat tells them "
         f"apart, {FEWEST_SEEDS} or more.",
     }
     names: dict[str, list[str]] = {key: [] for key in texts}
-    slowest_first = sorted(cells, key=_compute_median_s, reverse=True)
+    slowest_first = sorted(cells, key=lambda cell: -cell.compute_median("seconds"))
     for case in cases:
         best = {
             cell.labels["fleet"]: cell.list_values("seconds")
             for cell in slowest_first
             if cell.labels["case"] == case.name
         }
-        if {"local", "flame"} <= best.keys():
-            local, flame = best["local"], best["flame"]
+        if pair := _find_pair(best):
+            local, flame = (best[name] for name in pair)
             speedup = compute_speedup(local, flame)
-            winner = "flame" if speedup.low > 1.0 else "local" if speedup.high < 1.0 else "none"
+            winner = "remote" if speedup.low > 1.0 else "local" if speedup.high < 1.0 else "none"
             is_known = min(len(local), len(flame)) >= FEWEST_SEEDS
             names[winner if is_known else "none"].append(case.name)
     return [text.format(", ".join(names[key])) for key, text in texts.items() if names[key]]
@@ -234,11 +234,10 @@ def _describe_break_even(
     times = (row["times"] for row in rows if row["lost"] is not None)
     if flame.clamped or min(times) < FEWEST_SEEDS:
         return [
-            "The cost of a task on Flame is lost in the differences between repetitions, so it is "
-            f"unknown from when executors pay: --repeat {FEWEST_SEEDS} or more, or more of "
-            "--episode-ms."
+            "The repetitions differ by more than a task costs on Flame, so it is unknown from when "
+            f"executors pay: --repeat {FEWEST_SEEDS} or more, or more of --episode-ms."
         ]
-    executors = max(row["workers"] for row in rows if row["fleet"] == "flame")
+    executors = max(row["workers"] for row in rows if row["fleet"] == flame.fleet)
     lines = []
     for workers in dict.fromkeys((1, usable_cores)):
         seconds = compute_break_even_s(local, flame, (workers, executors))
@@ -249,10 +248,10 @@ def _describe_break_even(
         value, low, high = (
             f"{1000.0 * bound_s:.3g}" for bound_s in (seconds.value, seconds.low, seconds.high)
         )
+        doubt = f"; the rows allow anything from {low} to {high} ms" if low != high else ""
         lines.append(
-            f"{pair} here win from {value} ms an episode on, with {_EPISODES} episodes an iteration"
-            + f"; the rows allow anything from {low} to {high} ms" * (not low == value == high)
-            + "."
+            f"{pair} here win from {value} ms an episode on, with {_EPISODES} episodes an "
+            f"iteration{doubt}."
         )
     return lines
 
@@ -261,8 +260,7 @@ def _suggest_remedies(tasks: dict[str, int], rows: Sequence[Row]) -> list[str]:
     """What keeps the most workers from their theoretical speed-up, and what helps."""
     most = max(row["workers"] for row in rows)
     if most == min(row["workers"] for row in rows):
-        return ["One number of workers does not say how work is shared: --workers 1,2, and "
-                "--compare local where this process was measured."]  # fmt: skip
+        return ["One number of workers does not say how work is shared: --workers 1,2."]
     widest = [row for row in rows if row["workers"] == most]
     poor = [row for row in widest if row["efficiency"] < _POOR]
     learning = [row for row in poor if row["learning"] > _MUCH_LEARNING]
@@ -270,7 +268,7 @@ def _suggest_remedies(tasks: dict[str, int], rows: Sequence[Row]) -> list[str]:
     if not poor and not waiting:
         least = min(row["efficiency"] for row in widest)
         return [f"{most} workers do at least {least:.0%} of what they could."]
-    lost_share = max((row["lost"] or 0.0 for row in waiting), default=0.0)
+    lost_share = max((row["lost"] for row in waiting), default=0.0)
     learning_share = max((row["learning"] for row in learning), default=0.0)
     texts = {
         f"Latency and dispatch take up to {lost_share:.0%} of {{}}: an environment whose episodes "

@@ -15,6 +15,7 @@ import re
 import stat
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -198,9 +199,9 @@ def can_encode(text: str) -> bool:
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinity become null.
+    """JSON that every reader takes: NaN and infinity become null, dataclasses become objects.
 
     All of it is ASCII; json leaves DEL alone of the control characters.
     """
-    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    finite = json.loads(json.dumps(value, default=asdict), parse_constant=lambda _: None)
     return escape_unicode(json.dumps(finite, indent=indent))

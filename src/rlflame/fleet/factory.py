@@ -95,6 +95,12 @@ def is_remote(name: object) -> bool:
     return kind is not None and kind.is_remote
 
 
+def has_workers(name: object) -> bool:
+    """Whether a fleet of this name has workers beside this process."""
+    kind = FLEETS.get(str(name))
+    return kind is None or kind.has_workers
+
+
 def get_worker_noun(name: object) -> str:
     """The word for a worker of a fleet of this name."""
     kind = FLEETS.get(str(name))
@@ -149,11 +155,13 @@ class FleetKind:
     is_remote: bool = False
     is_configured: Callable[[], bool] = lambda: True
     worker_noun: str = "worker"
+    #: Whether its workers are other processes; without, this process steps the environments.
+    has_workers: bool = True
 
 
 FLEETS: dict[str, FleetKind] = {
     "local": FleetKind(_make_local_fleet),
-    "inline": FleetKind(lambda request: make_inline_fleet(request.observer)),
+    "inline": FleetKind(lambda request: make_inline_fleet(request.observer), has_workers=False),
     "flame": FleetKind(
         _make_flame_fleet,
         is_remote=True,

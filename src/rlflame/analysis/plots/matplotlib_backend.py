@@ -139,22 +139,36 @@ def _use_style(style: Any) -> Iterator[None]:
 
 
 def make_figure(plot: Plot) -> Figure:
+    """A chart or bars, or several of them in rows, in their order."""
     # A Figure by itself needs no display and no global state.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    parts: Sequence[Chart | Bars]
     if isinstance(plot, Panels):
-        _draw_panels(figure, plot)
-    elif isinstance(plot, BarGroups):
-        _draw_bar_groups(figure, plot)
+        parts, numbers = plot.charts, plot.number_lines()
     else:
-        axes = figure.subplots()
-        if isinstance(plot, Bars):
-            _draw_bars(axes, plot, _WIDTH_LETTERS, plot.highest)
+        parts = plot.bars if isinstance(plot, BarGroups) else (plot,)
+        numbers = [[*range(len(part.series))] if isinstance(part, Chart) else [] for part in parts]
+    across = _count_columns(parts)
+    rows, letters = -(-len(parts) // across), _WIDTH_LETTERS // across
+    height = 6.0 if isinstance(plot, Chart | Bars) else _PANEL_INCHES * rows
+    figure = Figure(figsize=(10.0, height), layout="constrained")
+    for place, (part, part_numbers) in enumerate(zip(parts, numbers, strict=True), 1):
+        axes = figure.add_subplot(rows, across, place)
+        if isinstance(part, Bars):
+            assert isinstance(plot, Bars | BarGroups)
+            _draw_bars(axes, part, letters, plot.highest)
         else:
-            lines = len(plot.series)
-            _draw_lines(axes, plot, range(lines), is_single=lines == 1)
-        _draw_labels(axes, plot, _WIDTH_LETTERS, fewest=2)
+            is_single = part is plot and len(part.series) == 1
+            _draw_lines(axes, part, part_numbers, is_single=is_single)
+        axes.set(xlabel=part.x_label, ylabel=part.y_label)
+        # Each panel says of itself what its lines are, also of one.
+        above = _draw_legend(axes, letters, fewest=1 if isinstance(plot, Panels) else 2)
+        axes.set_title(part.title, loc="left", pad=14 + 18.5 * above)
+    if isinstance(plot, BarGroups):
+        figure.suptitle(plot.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+        for axes in figure.axes:  # what differs from case to case is seen at one height
+            axes.set_ylim(0.0, 1.15 * plot.highest)
     if plot.note:
         note = textwrap.fill(plot.note, _NOTE_LETTERS)
         figure.supxlabel(note, fontsize=9, color="#666666", x=0.99, ha="right")
@@ -173,50 +187,15 @@ def _escape_texts(figure: Figure) -> None:
             text.set_text(escaped)
 
 
-def _draw_panels(figure: Figure, panels: Panels) -> None:
-    """In rows, in the order given; each says of itself what its lines are, also of one."""
-    across = _count_columns(panels)
-    grid = _make_grid(figure, len(panels.charts), across)
-    for axes, chart, numbers in zip(grid, panels.charts, panels.number_lines(), strict=True):
-        _draw_lines(axes, chart, numbers, is_single=False)
-        _draw_labels(axes, chart, _WIDTH_LETTERS // across, fewest=1)
-
-
-def _draw_bar_groups(figure: Figure, bar_groups: BarGroups) -> None:
-    """Side by side, so that what differs from case to case is seen at one height."""
-    across = min(_PANELS_ACROSS, len(bar_groups.bars))
-    figure.suptitle(bar_groups.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-    grid = _make_grid(figure, len(bar_groups.bars), across)
-    for axes, bars in zip(grid, bar_groups.bars, strict=True):
-        _draw_bars(axes, bars, _WIDTH_LETTERS // across, bar_groups.highest)
-        axes.set_ylim(0.0, 1.15 * bar_groups.highest)
-        _draw_labels(axes, bars, _WIDTH_LETTERS // across, fewest=2)
-
-
-def _make_grid(figure: Figure, count: int, across: int) -> list[Axes]:
-    rows = -(-count // across)
-    figure.set_figheight(_PANEL_INCHES * rows)
-    return [figure.add_subplot(rows, across, place) for place in range(1, count + 1)]
-
-
-def _count_columns(panels: Panels) -> int:
-    """Beside each other where every legend has its room above so narrow a plot."""
+def _count_columns(parts: Sequence[Chart | Bars]) -> int:
+    """Beside each other where every legend of lines has its room above so narrow a plot."""
     letters = _WIDTH_LETTERS // _PANELS_ACROSS
-    for chart in panels.charts:
-        labels = [series.label for series in chart.series]
-        if (
-            max(map(len, labels)) + 8 > letters
-            or _compute_legend_shape(labels, letters)[1] > _MOST_ROWS
-        ):
+    for chart in parts:
+        labels = [series.label for series in chart.series] if isinstance(chart, Chart) else [""]
+        is_wide = max(map(len, labels)) + 8 > letters
+        if is_wide or _compute_legend_shape(labels, letters)[1] > _MOST_ROWS:
             return 1
-    return _PANELS_ACROSS
-
-
-def _draw_labels(axes: Axes, plot: Chart | Bars, letters: int, fewest: int) -> None:
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label)
-    above = _draw_legend(axes, letters, fewest)
-    axes.set_title(plot.title, loc="left", pad=14 + 18.5 * above)
+    return min(_PANELS_ACROSS, len(parts))
 
 
 def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:

@@ -6,6 +6,7 @@ line it is, so that nothing hangs on colour; where the output has no Braille, le
 
 from __future__ import annotations
 
+import itertools
 import string
 import textwrap
 from collections.abc import Sequence
@@ -122,42 +123,40 @@ class _Canvas:
     def __init__(
         self, columns: int, rows: int, x: tuple[float, float], y: tuple[float, float]
     ) -> None:
-        self._columns, self._rows, self._x, self._y = columns, rows, x, y
+        self._x, self._y = x, y
         self._bits = np.zeros((rows, columns), np.int64)
         self._owner = np.full((rows, columns), -1)
         self._letters: dict[tuple[int, int], int] = {}
 
     def find_column(self, x: float) -> int:
-        return int(self._scale_x(np.array([x]))[0]) // 2
+        return int(self._scale_x(np.array(x))) // 2
 
     def find_row(self, y: float) -> int:
-        return int(self._scale_y(np.array([y]))[0]) // 4
+        return int(self._scale_y(np.array(y))) // 4
 
     def draw(self, series: Series, number: int) -> None:
         """The line; the dots themselves where there are too few for one."""
         if not len(series.x):
             if series.dots is not None:
-                self._mark(self._scale_x(series.dots[0]), self._scale_y(series.dots[1]), number)
+                self._mark(self._scale(*series.dots), number)
             return
-        across, down = self._scale_x(series.x), self._scale_y(series.y)
-        for i in range(len(across) - 1):
-            points = max(abs(across[i + 1] - across[i]), abs(down[i + 1] - down[i])) + 1
-            self._mark(
-                np.rint(np.linspace(across[i], across[i + 1], points)).astype(int),
-                np.rint(np.linspace(down[i], down[i + 1], points)).astype(int),
-                number,
-            )
-        self._mark(across, down, number)
+        ends = self._scale(series.x, series.y)
+        self._mark(ends, number)
+        for start, end in itertools.pairwise(ends):
+            points = int(np.abs(end - start).max()) + 1
+            self._mark(np.rint(np.linspace(start, end, points)).astype(int), number)
         # Staggered, so that lines on top of each other still show all their letters.
-        for column in range(3 + 4 * number % _LETTER_EVERY, self._columns, _LETTER_EVERY):
+        columns = self._owner.shape[1]
+        for column in range(3 + 4 * number % _LETTER_EVERY, columns, _LETTER_EVERY):
             rows = np.flatnonzero(self._owner[:, column] == number)
             if len(rows):
                 self._letters[int(rows[0]), column] = number
 
     def format_rows(self, braille: bool) -> list[str]:
+        rows, columns = self._owner.shape
         return [
-            "".join(self._format_cell(row, column, braille) for column in range(self._columns))
-            for row in range(self._rows)
+            "".join(self._format_cell(row, column, braille) for column in range(columns))
+            for row in range(rows)
         ]
 
     def _format_cell(self, row: int, column: int, braille: bool) -> str:
@@ -168,15 +167,20 @@ class _Canvas:
             return _format_letter(letter)
         return chr(_BLANK + bits) if bits else " "
 
-    def _mark(self, across: np.ndarray, down: np.ndarray, number: int) -> None:
+    def _scale(self, x: Float64, y: Float64) -> np.ndarray:
+        """The dots of points, each as its place across and down."""
+        return np.stack([self._scale_x(x), self._scale_y(y)], axis=1)
+
+    def _mark(self, points: np.ndarray, number: int) -> None:
+        across, down = points.T
         np.bitwise_or.at(self._bits, (down // 4, across // 2), _DOTS[down % 4, across % 2])
         self._owner[down // 4, across // 2] = number
 
     def _scale_x(self, x: Float64) -> np.ndarray:
-        return _scale(x, *self._x, 2 * self._columns - 1)
+        return _scale(x, *self._x, 2 * self._owner.shape[1] - 1)
 
     def _scale_y(self, y: Float64) -> np.ndarray:
-        last = 4 * self._rows - 1
+        last = 4 * self._owner.shape[0] - 1
         return last - _scale(y, *self._y, last)
 
 

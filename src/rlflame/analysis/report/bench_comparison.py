@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from rlflame.analysis.report.document import Section, Table
+from rlflame.analysis.report.document import Section, make_table
 from rlflame.analysis.report.sections import NOTHING, format_number
 from rlflame.config import regular_file
 from rlflame.config.toml_io import format_value
@@ -79,16 +79,18 @@ class BenchmarkResults(BaseModel):
     @property
     def doubts(self) -> list[str]:
         """Sentences with which it has to be read."""
-        retried = "; ".join(m.name for m in self.measurements if any(m.retried))
-        sentences = {
-            f"{self.name} was stopped before its end.": self.complete is False,
-            f"{self.name} was measured on a machine that was busy with other work.": (
-                self.busy is True
-            ),
-            f"In {self.name} tasks were collected again, which takes longer, while this was "
-            f"measured: {retried}.": bool(retried),
-        }
-        return [sentence for sentence, holds in sentences.items() if holds]
+        sentences = []
+        if self.complete is False:
+            sentences.append(f"{self.name} was stopped before its end.")
+        if self.busy is True:
+            sentences.append(
+                f"{self.name} was measured on a machine that was busy with other work."
+            )
+        if retried := "; ".join(m.name for m in self.measurements if any(m.retried)):
+            sentences.append(
+                f"In {self.name} tasks were collected again, which takes longer: {retried}."
+            )
+        return sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,9 @@ def find_results(path: Path) -> Path | None:
     """The results of a benchmark that belong to a folder or a table."""
     if path.suffix == ".json" or (path / "config.toml").exists():
         return None
-    named = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
-    candidates = [*named, *([path.with_suffix(".json")] if path.suffix == ".csv" else [])]
+    candidates = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
+    if path.suffix == ".csv":
+        candidates.append(path.with_suffix(".json"))
     return next((file for file in candidates if file.is_file()), None)
 
 
@@ -149,18 +152,17 @@ def compare_measurements(
 ) -> list[Change]:
     """Of what was measured on both sides, from theirs to ours; `margin` is a share."""
     before = {measurement.name: measurement for measurement in baseline}
-    pairs = [
-        (measurement, before[measurement.name])
+    names = [measurement.name for measurement in current]
+    if not before.keys() & {*names}:
+        raise ConfigError(
+            f"Nothing was measured on both sides: {', '.join(names)}; {', '.join(before)}.",
+            "compare results of the same benchmark",
+        )
+    return [
+        _make_change(measurement, before[measurement.name], margin)
         for measurement in current
         if measurement.name in before
     ]
-    if not pairs:
-        raise ConfigError(
-            "Nothing was measured on both sides: "
-            f"{', '.join(measurement.name for measurement in current)}; {', '.join(before)}.",
-            "compare results of the same benchmark",
-        )
-    return [_make_change(measurement, other, margin) for measurement, other in pairs]
 
 
 def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
@@ -175,26 +177,29 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
     if before and now and unlike:
         sentences.append(f"They were not measured alike: {'; '.join(unlike)}.")
     for results, counterpart in ((current, baseline), (baseline, current)):
-        if not results.conditions:
-            sentences.append(f"{results.name} does not say what it was measured on.")
-        if not all(measurement.work for measurement in results.measurements):
-            sentences.append(
-                f"{results.name} does not say what work it timed: that may be other work."
-            )
         other_work = {other.name: other.work for other in counterpart.measurements}
-        if unmatched := [m.name for m in results.measurements if m.name not in other_work]:
-            sentences.append(f"In {results.name} alone: {'; '.join(unmatched)}.")
-        more = {
-            f"{setting} ({format_value(value)})": None
-            for measurement in results.measurements
-            for setting, value in measurement.work.items()
-            if other_work.get(measurement.name) and setting not in other_work[measurement.name]
-        }
-        if more:
-            sentences.append(
-                f"{results.name} alone says: {', '.join(more)}; that may be other work."
-            )
+        sentences += _find_omissions(results, other_work)
     return sentences
+
+
+def _find_omissions(
+    results: BenchmarkResults, other_work: Mapping[str, dict[str, Any]]
+) -> Iterator[str]:
+    """What the results do not say, and what they alone say."""
+    if not results.conditions:
+        yield f"{results.name} does not say what it was measured on."
+    if not all(measurement.work for measurement in results.measurements):
+        yield f"{results.name} does not say what work it timed: that may be other work."
+    if unmatched := [m.name for m in results.measurements if m.name not in other_work]:
+        yield f"In {results.name} alone: {'; '.join(unmatched)}."
+    more = {
+        f"{setting} ({format_value(value)})": None
+        for measurement in results.measurements
+        for setting, value in measurement.work.items()
+        if other_work.get(measurement.name) and setting not in other_work[measurement.name]
+    }
+    if more:
+        yield f"{results.name} alone says: {', '.join(more)}; that may be other work."
 
 
 def _make_change(measurement: Measurement, baseline: Measurement, margin: float) -> Change:
@@ -244,17 +249,18 @@ def _format_value(value: float) -> str:
 
 
 def make_results_section(results: BenchmarkResults) -> Section:
-    rows = tuple(
-        (
-            m.name,
-            m.unit,
-            str(len(m.values)),
-            *map(_format_value, (m.median, min(m.values), max(m.values))),
-        )
+    rows = [
+        {
+            "measured": m.name,
+            "unit": m.unit,
+            "times": str(len(m.values)),
+            "median": _format_value(m.median),
+            "least": _format_value(min(m.values)),
+            "most": _format_value(max(m.values)),
+        }
         for m in results.measurements
-    )
-    head = ("measured", "unit", "times", "median", "least", "most")
-    return Section("Benchmark", (Table(head, rows, 2), *results.doubts))
+    ]
+    return Section("Benchmark", (make_table(rows, words=2), *results.doubts))
 
 
 def make_comparison_section(
@@ -263,26 +269,25 @@ def make_comparison_section(
     baseline: BenchmarkResults,
     doubts: Sequence[str],
 ) -> Section:
-    rows = tuple(
-        (
-            change.name,
-            change.unit,
-            _format_value(change.medians[1]),
-            _format_value(change.medians[0]),
-            f"{change.improvement.value:+.1f}%",
-            f"[{change.improvement.low:+.1f}%, {change.improvement.high:+.1f}%]"
+    rows = [
+        {
+            "measured": change.name,
+            "unit": change.unit,
+            "median before": _format_value(change.medians[1]),
+            "median now": _format_value(change.medians[0]),
+            "improvement": f"{change.improvement.value:+.1f}%",
+            "95% interval": f"[{change.improvement.low:+.1f}%, {change.improvement.high:+.1f}%]"
             if change.verdict.has_enough_seeds
             else NOTHING,
-        )
+        }
         for change in changes
-    )
-    head = ("measured", "unit", "median before", "median now", "improvement", "95% interval")
+    ]
     return Section(
         "Benchmark, compared",
         (
             f"Before: {baseline.name}; now: {current.name}. An improvement is positive whichever "
             "way is better; its interval is a bootstrap over repetitions, from three on.",
-            Table(head, rows, 2),
+            make_table(rows, words=2),
             *doubts,
         ),
     )

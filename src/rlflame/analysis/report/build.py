@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +32,42 @@ from rlflame.storage.run_reader import RunData
 
 CLAIMS = ("better", "equivalent", "not-worse")
 PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
+#: The numbers of an evaluation, and their names in the metrics.
+_METRICS = {
+    "mean": curves.EVALUATION,
+    "low": "eval_return_low",
+    "high": "eval_return_high",
+    "episodes": "eval_episodes",
+}
 Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Of one subject, which claims hold, and the numbers that decide."""
+class Report:
+    """The report as blocks, the same as JSON, and what a comparison has shown."""
 
-    subject: str
-    verdict: Significance
+    document: Document
+    facts: Facts
+    #: The verdict on everything that was compared, by name.
+    verdicts: Mapping[str, Significance] = field(default_factory=dict)
+    #: What the numbers of the verdicts are in.
     unit: str = ""
+    notes: tuple[str, ...] = ()
 
-    def check(self, claim: str) -> None:
-        """Raise an UnsupportedClaimError unless the claim holds."""
-        if self.verdict.as_dict()[claim.replace("-", "_")]:
-            return
-        raise UnsupportedClaimError(
-            f"Not shown: {claim.replace('-', ' ')} in {self.subject}. {self._format_reason(claim)}",
-            "more seeds, or more repetitions, make intervals narrower",
-        )
+    def check_claim(self, claim: str) -> None:
+        """Raise an UnsupportedClaimError unless the claim holds for everything compared."""
+        for name, verdict in self.verdicts.items():
+            if not verdict.as_dict()[claim.replace("-", "_")]:
+                raise UnsupportedClaimError(
+                    f"Not shown: {claim.replace('-', ' ')} in {name}. "
+                    f"{self._format_reason(claim, verdict)}",
+                    "more seeds, or more repetitions, make intervals narrower",
+                )
 
-    def _format_reason(self, claim: str) -> str:
-        verdict, margin = self.verdict, f"{self.verdict.margin:,.4g}{self.unit}"
+    def _format_reason(self, claim: str, verdict: Significance) -> str:
         if not verdict.has_enough_seeds:
             return f"It takes {FEWEST_SEEDS} on each side."
+        margin = f"{verdict.margin:,.4g}{self.unit}"
         level, interval, bound = {
             "better": ("95%", verdict.gain, "above 0"),
             "equivalent": ("90%", verdict.equivalence, f"within ±{margin}"),
@@ -65,21 +77,6 @@ class Evidence:
             f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
             f"{self.unit}; it would have to lie {bound}."
         )
-
-
-@dataclass(frozen=True)
-class Report:
-    """The report as blocks, the same as JSON, and what a comparison has shown."""
-
-    document: Document
-    facts: Facts
-    evidence: tuple[Evidence, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def check_claim(self, claim: str) -> None:
-        """Of everything that was compared."""
-        for evidence in self.evidence:
-            evidence.check(claim)
 
 
 class UnsupportedClaimError(RlflameError):
@@ -118,8 +115,8 @@ def _build_run_report(current: Sequence[Path], baseline: Sequence[Path], margin:
     comparisons = [{"environment": name, **result.as_dict()} for name, result in compared]
     facts = {**_describe_runs(everything), "comparisons": comparisons}
     document = sections.make_document(facts, _make_charts(everything), compared)
-    evidence = tuple(Evidence(name, result.significance) for name, result in compared)
-    return Report(document, facts, evidence, (*notes, *more))
+    verdicts = {name: result.significance for name, result in compared}
+    return Report(document, facts, verdicts, notes=(*notes, *more))
 
 
 def _build_bench_report(
@@ -140,8 +137,8 @@ def _build_bench_report(
     doubts = bench_comparison.find_doubts(current, baseline)
     facts |= {"doubts": doubts, "changes": [change.as_dict() for change in changes]}
     section = bench_comparison.make_comparison_section(changes, current, baseline, doubts)
-    evidence = tuple(Evidence(change.name, change.verdict, "%") for change in changes)
-    return Report(Document(title, (section,)), facts, evidence)
+    verdicts = {change.name: change.verdict for change in changes}
+    return Report(Document(title, (section,)), facts, verdicts, "%")
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
@@ -190,12 +187,14 @@ def _group_by_environment(runs: Sequence[RunData]) -> dict[str, RunGroup]:
 
 
 def _read_scores(group: RunGroup) -> Float64:
+    scores = []
     for run in group.runs:
         if run.evaluation is None:
             raise CheckpointError(
                 f"{run.folder} has no final evaluation yet.", format_command("resume", run.folder)
             )
-    return np.array([run.evaluation["mean"] for run in group.runs if run.evaluation], np.float64)
+        scores.append(run.evaluation["mean"])
+    return np.array(scores, np.float64)
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
@@ -206,11 +205,10 @@ def _describe_runs(runs: Sequence[RunData]) -> Facts:
     for run in runs:
         last = run.machines[-1] if run.machines else {}
         machine = {"rlflame": last.get("rlflame"), **(last.get("machine") or {})}
-        numbers = (
-            _find_number(machines, machine),
-            _find_number(clusters, _describe_cluster(run, last)),
-        )
-        described.append(_describe_run(run, *numbers))
+        cluster = _describe_cluster(run, last)
+        machines += [machine] if machine not in machines else []
+        clusters += [cluster] if cluster not in clusters else []
+        described.append(_describe_run(run, machines.index(machine), clusters.index(cluster)))
     return {
         "machine": machines[0],
         "cluster": clusters[0],
@@ -219,12 +217,6 @@ def _describe_runs(runs: Sequence[RunData]) -> Facts:
         "runs": described,
         "groups": [_describe_group(group) for group in group_runs(runs)],
     }
-
-
-def _find_number(entries: list[Facts], entry: Facts) -> int:
-    if entry not in entries:
-        entries.append(entry)
-    return entries.index(entry)
 
 
 def _describe_cluster(run: RunData, last: Facts) -> Facts:
@@ -270,29 +262,19 @@ def _describe_final(run: RunData) -> Facts | None:
     if run.result is None:
         return None
     evaluation = run.result["evaluation"]
-    scores = {name: evaluation.get(name) for name in ("mean", "low", "high", "episodes")}
-    return {"steps": run.result["steps"], **scores}
+    return {"steps": run.result["steps"], **{name: evaluation.get(name) for name in _METRICS}}
 
 
 def _find_best(run: RunData) -> Facts | None:
     """The evaluation with the highest mean, final ones among them, until now."""
     evaluations = [
-        {
-            "steps": line["steps"],
-            "mean": line[curves.EVALUATION],
-            "low": line.get("eval_return_low"),
-            "high": line.get("eval_return_high"),
-            "episodes": line.get("eval_episodes"),
-        }
+        {"steps": line["steps"], **{name: line.get(metric) for name, metric in _METRICS.items()}}
         for line in run.metrics
         if curves.EVALUATION in line
     ]
     final = _describe_final(run)
-    return max(
-        [*evaluations, *([final] if final else [])],
-        key=lambda evaluation: evaluation["mean"],
-        default=None,
-    )
+    evaluations += [final] if final else []
+    return max(evaluations, key=lambda evaluation: evaluation["mean"], default=None)
 
 
 def _describe_group(group: RunGroup) -> Facts:

@@ -68,6 +68,11 @@ class Table:
     words: int = 1
 
 
+def make_table(rows: Sequence[Mapping[str, str]], words: int = 1) -> Table:
+    """A table of rows with equal keys, which are its head."""
+    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), words)
+
+
 @dataclass(frozen=True)
 class Commands:
     """What to type."""
@@ -113,7 +118,7 @@ def _fence_lines(lines: Sequence[str]) -> list[str]:
 
 def _render_markdown_block(block: Block, ascii_only: bool) -> list[str]:
     if isinstance(block, Table):
-        return _render_markdown_table(block, {"±": "+-"} if ascii_only else {})
+        return _render_markdown_table(block, ascii_only)
     if isinstance(block, Chart):
         return _fence_lines([terminal_backend.render_text(block, 80, 14, braille=not ascii_only)])
     if isinstance(block, Commands):
@@ -121,27 +126,19 @@ def _render_markdown_block(block: Block, ascii_only: bool) -> list[str]:
     return [_escape_markup(block)]
 
 
-def _render_markdown_table(table: Table, replacements: Mapping[str, str]) -> list[str]:
+def _render_markdown_table(table: Table, ascii_only: bool) -> list[str]:
     """Columns as wide as they need to be, so that the source is a table too."""
     # Escaped before the widths are measured.
-    letters = str.maketrans({"|": "\\|", **replacements})
+    letters = str.maketrans({"|": "\\|", "±": "+-" if ascii_only else "±"})
     rows = [
         [escape_controls(_escape_markup(cell)).translate(letters) for cell in row]
         for row in (table.head, *table.rows)
     ]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = [
-        "-" * width if i < table.words else "-" * (width - 1) + ":"
-        for i, width in enumerate(widths)
-    ]
-    return [
-        "| " + " | ".join(_pad_cell(cell, widths[i], i, table) for i, cell in enumerate(row)) + " |"
-        for row in (rows[0], rule, *rows[1:])
-    ]
-
-
-def _pad_cell(cell: str, width: int, column: int, table: Table) -> str:
-    return cell.ljust(width) if column < table.words else cell.rjust(width)
+    formats = [f"{'<' if i < table.words else '>'}{width}" for i, width in enumerate(widths)]
+    rule = ["-" * width for width in widths]
+    rule[table.words :] = [dashes[1:] + ":" for dashes in rule[table.words :]]
+    return [f"| {' | '.join(map(format, row, formats))} |" for row in (rows[0], rule, *rows[1:])]
 
 
 def to_html(document: Document) -> str:
@@ -158,8 +155,7 @@ def to_html(document: Document) -> str:
 def _render_section(section: Section) -> str:
     charts = [block for block in section.blocks if isinstance(block, Chart)]
     parts = [_render_html_block(block) for block in section.blocks if not isinstance(block, Chart)]
-    if charts:
-        parts.append(_render_figures(charts))
+    parts += [_render_figures(charts)] if charts else []
     return f"<section>\n<h2>{escape(section.title)}</h2>\n" + "\n".join(parts) + "\n</section>"
 
 

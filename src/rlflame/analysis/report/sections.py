@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlflame.analysis.plots.chart import Chart
-from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
+from rlflame.analysis.report.document import Block, Commands, Document, Section, make_table
 from rlflame.errors import format_command
-from rlflame.fleet.factory import get_worker_noun, is_remote
+from rlflame.fleet.factory import get_worker_noun, has_workers, is_remote
 from rlflame.statistics import FEWEST_SEEDS, SeedComparison
 from rlflame.terminal_text import format_count, format_duration
 
@@ -20,44 +20,44 @@ _PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "torch")
 def make_document(
     facts: Facts, charts: Sequence[Chart], comparisons: Sequence[tuple[str, SeedComparison]] = ()
 ) -> Document:
-    environments = list(dict.fromkeys(run["environment"] for run in facts["runs"]))
-    sections = [
-        Section("What ran", tuple(_make_run_blocks(facts))),
-        Section("Reward", tuple(_make_reward_blocks(facts))),
-        *([make_comparison_section(comparisons)] if comparisons else []),
-        Section("Throughput", tuple(_make_throughput_blocks(facts))),
-        *([Section("Curves", tuple(charts))] if charts else []),
-        Section("Machines", tuple(_make_machine_blocks(facts))),
-        Section("Again", tuple(_make_reproduction_blocks(facts))),
-    ]
-    return Document(f"Report: {', '.join(environments)}", tuple(sections))
+    environments = dict.fromkeys(run["environment"] for run in facts["runs"])
+    sections = {
+        "What ran": _make_run_blocks(facts),
+        "Reward": _make_reward_blocks(facts),
+        "Compared": _make_comparison_blocks(comparisons) if comparisons else [],
+        "Throughput": _make_throughput_blocks(facts),
+        "Curves": charts,
+        "Machines": _make_machine_blocks(facts),
+        "Again": _make_reproduction_blocks(facts["runs"]),
+    }
+    return Document(
+        f"Report: {', '.join(environments)}",
+        tuple(Section(title, tuple(blocks)) for title, blocks in sections.items() if blocks),
+    )
 
 
-def make_comparison_section(comparisons: Sequence[tuple[str, SeedComparison]]) -> Section:
-    rows = tuple(
-        (
-            name,
-            f"{result.seeds[0]} / {result.seeds[1]}",
-            _format_interval(result.difference.as_dict()),
-            f"[{format_number(result.equivalence.low)}, {format_number(result.equivalence.high)}]",
-            f"±{format_number(result.margin)}",
-            _format_interval(result.probability_of_improvement.as_dict(), 2),
-            format_verdict(result),
-        )
+def _make_comparison_blocks(comparisons: Sequence[tuple[str, SeedComparison]]) -> list[Block]:
+    rows = [
+        {
+            "environment": name,
+            "seeds": f"{result.seeds[0]} / {result.seeds[1]}",
+            "difference of IQMs": _format_interval(result.difference.as_dict()),
+            "its 90%": f"[{format_number(result.equivalence.low)}, "
+            f"{format_number(result.equivalence.high)}]",
+            "margin": f"±{format_number(result.margin)}",
+            "probability of improvement": _format_interval(
+                result.probability_of_improvement.as_dict(), 2
+            ),
+            "verdict": format_verdict(result),
+        }
         for name, result in comparisons
-    )
-    head = ("environment", "seeds", "difference of IQMs", "its 90%", "margin",
-            "probability of improvement", "verdict")  # fmt: skip
-    return Section(
-        "Compared",
-        (
-            "Final evaluations of these runs minus those behind --vs; 95% bootstrap intervals. "
-            "Better: the difference's 95% interval lies above 0. Equivalent: its 90% interval lies "
-            "within the margin (two one-sided tests at 5%). Not worse: it lies above minus the "
-            "margin.",
-            Table(head, rows),
-        ),
-    )
+    ]
+    return [
+        "Final evaluations of these runs minus those behind --vs; 95% bootstrap intervals. "
+        "Better: the difference's 95% interval lies above 0. Equivalent: its 90% interval lies "
+        "within the margin (two one-sided tests at 5%). Not worse: it lies above minus the margin.",
+        make_table(rows),
+    ]
 
 
 def format_verdict(result: SeedComparison) -> str:
@@ -78,8 +78,8 @@ def format_number(value: Any, places: int = 1) -> str:
 
 
 def _format_interval(interval: Facts, places: int = 1) -> str:
-    ends = f"[{format_number(interval['low'], places)}, {format_number(interval['high'], places)}]"
-    return f"{format_number(interval['value'], places)} {ends}"
+    value, low, high = (format_number(interval[name], places) for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def _make_run_blocks(facts: Facts) -> list[Block]:
@@ -87,21 +87,79 @@ def _make_run_blocks(facts: Facts) -> list[Block]:
     rows = []
     for group in facts["groups"]:
         runs = [by_folder[folder] for folder in group["runs"]]
-        seeds = ", ".join(str(run["seed"]) for run in runs)
         steps = sorted({run["steps"] for run in runs})
-        span = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
         fleets = dict.fromkeys(_format_fleet(facts["clusters"][run["cluster"]]) for run in runs)
-        rows.append((group["label"], group["environment"], seeds, span, "; ".join(fleets)))
-    return [Table(("recipe", "environment", "seeds", "steps", "rollouts on"), tuple(rows), 5)]
+        rows.append(
+            {
+                "recipe": group["label"],
+                "environment": group["environment"],
+                "seeds": ", ".join(str(run["seed"]) for run in runs),
+                "steps": f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else ""),
+                "rollouts on": "; ".join(fleets),
+            }
+        )
+    return [make_table(rows, words=5)]
 
 
 def _format_fleet(cluster: Facts) -> str:
     fleet, capacity = cluster["fleet"], cluster["capacity"]
-    if fleet == "inline":
+    if not has_workers(fleet):
         return "one process"
     noun = get_worker_noun(fleet)
     text = f"{fleet}, {format_count(capacity, noun)}" if capacity else str(fleet or NOTHING)
     return text + (f" on {format_count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
+
+
+def _make_reward_blocks(facts: Facts) -> list[Block]:
+    run_rows = [
+        {
+            "run": run["folder"],
+            "seed": str(run["seed"]),
+            "final": "unfinished" if run["unfinished"] else _format_evaluation(run["final"]),
+            "episodes": format_number(run["final"] and run["final"]["episodes"], 0),
+            "best": _format_evaluation(run["best"]),
+            "at step": format_number(run["best"] and run["best"]["steps"], 0),
+        }
+        for run in facts["runs"]
+    ]
+    few = any(len(group["runs"]) < FEWEST_SEEDS for group in facts["groups"])
+    return [
+        "Returns of the final policy without exploration; the interval is a stratified bootstrap "
+        "over seeds. P2 is the best mean over seeds that any evaluation in training had, P4 the "
+        "mean of the last 5% of these evaluations."
+        + (" Fewer than three seeds tell little of the next one." if few else ""),
+        make_table([*map(_make_group_row, facts["groups"])]),
+        "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
+        "from all of a run's evaluations, and so is too good on average.",
+        make_table(run_rows),
+    ]
+
+
+def _make_group_row(group: Facts) -> dict[str, str]:
+    """Of unfinished seeds, the best until now of those that have been evaluated at all."""
+    seeds, final, best = len(group["runs"]), group["final"], group["best"]
+    best_text = format_number(best["iqm"]["value"]) if best else NOTHING
+    if final is not None:
+        iqm = final["iqm"]
+        status = _format_interval(iqm) if seeds > 1 else format_number(iqm["value"])
+    else:
+        finished = seeds - group["unfinished"]
+        status = f"{finished} of {seeds} finished" if finished else "unfinished"
+        if best is not None:
+            of = f" of {format_count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
+            best_text += f" so far{of}"
+    means = [group[name] if final is not None else None for name in ("final", "p2", "p4")]
+    mean, p2, p4 = (_format_mean_std(statistic, seeds) for statistic in means)
+    return {
+        "recipe": group["label"],
+        "seeds": str(seeds),
+        "IQM [95% interval]": status,
+        "mean ± std": mean,
+        "worst seed": format_number(final and final["worst"]),
+        "P2": p2,
+        "P4": p4,
+        "IQM of the best": best_text,
+    }
 
 
 def _format_mean_std(statistic: Facts | None, seeds: int) -> str:
@@ -112,90 +170,34 @@ def _format_mean_std(statistic: Facts | None, seeds: int) -> str:
     return f"{mean} ± {std}" if seeds > 1 else mean
 
 
-def _make_reward_blocks(facts: Facts) -> list[Block]:
-    head = ("recipe", "seeds", "IQM [95% interval]", "mean ± std", "worst seed",
-            "P2", "P4", "IQM of the best")  # fmt: skip
-    rows = tuple(map(_make_group_row, facts["groups"]))
-    run_rows = tuple(
-        (run["folder"], str(run["seed"]),
-         "unfinished" if run["unfinished"] else _format_evaluation(run["final"]),
-         _format_episodes(run["final"]),
-         _format_evaluation(run["best"]), f"{run['best']['steps']:,}" if run["best"] else NOTHING)
-        for run in facts["runs"]
-    )  # fmt: skip
-    few = any(len(group["runs"]) < FEWEST_SEEDS for group in facts["groups"])
-    return [
-        "Returns of the final policy without exploration; the interval is a stratified bootstrap "
-        "over seeds. P2 is the best mean over seeds that any evaluation in training had, P4 the "
-        "mean of the last 5% of these evaluations."
-        + (" Fewer than three seeds tell little of the next one." if few else ""),
-        Table(head, rows),
-        "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
-        "from all of a run's evaluations, and so is too good on average.",
-        Table(("run", "seed", "final", "episodes", "best", "at step"), run_rows),
-    ]
-
-
-def _make_group_row(group: Facts) -> tuple[str, ...]:
-    """Of unfinished seeds, the best until now of those that have been evaluated at all."""
-    seeds, final, best = len(group["runs"]), group["final"], group["best"]
-    best_text = format_number(best["iqm"]["value"]) if best else NOTHING
-    if final is None:
-        finished = seeds - group["unfinished"]
-        status = f"{finished} of {seeds} finished" if finished else "unfinished"
-        if best is not None:
-            of = f" of {format_count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
-            best_text += f" so far{of}"
-        return (group["label"], str(seeds), status, *[NOTHING] * 4, best_text)
-    iqm = final["iqm"]
-    return (
-        group["label"],
-        str(seeds),
-        _format_interval(iqm) if seeds > 1 else format_number(iqm["value"]),
-        _format_mean_std(final, seeds),
-        format_number(final["worst"]),
-        *(_format_mean_std(group[name], seeds) for name in ("p2", "p4")),
-        best_text,
-    )
-
-
 def _format_evaluation(record: Facts | None) -> str:
-    if record is None:
-        return NOTHING
-    return _format_interval({"value": record["mean"], "low": record["low"], "high": record["high"]})
-
-
-def _format_episodes(record: Facts | None) -> str:
-    return format_number(record["episodes"], 0) if record else NOTHING
+    return _format_interval({**record, "value": record["mean"]}) if record else NOTHING
 
 
 def _make_throughput_blocks(facts: Facts) -> list[Block]:
-    head = ("run", "steps", "time", "steps/s", "collect", "learn", "evaluate", "processor time",
-            "rollouts on", "machine")  # fmt: skip
-    rows = []
-    for run in facts["runs"]:
-        wall, phases = run["wall_s"], run["phases"]
-        shares = [
-            f"{100.0 * phases[name] / wall:.0f}%" if wall else NOTHING
-            for name in ("collect_s", "learn_s", "evaluate_s")
-        ]
-        rows.append(
-            (
-                run["folder"],
-                f"{run['steps']:,}",
-                _format_time(wall),
-                format_number(run["steps_per_s"], 0),
-                *shares,
-                _format_time(run["cpu_s"]),
-                _format_fleet(facts["clusters"][run["cluster"]]),
-                str(run["machine"] + 1),
-            )
-        )
+    rows = [
+        {
+            "run": run["folder"],
+            "steps": f"{run['steps']:,}",
+            "time": _format_time(run["wall_s"]),
+            "steps/s": format_number(run["steps_per_s"], 0),
+            **{
+                phase: f"{run['phases'][f'{phase}_s'] / run['wall_s']:.0%}"
+                if run["wall_s"]
+                else NOTHING
+                for phase in ("collect", "learn", "evaluate")
+            },
+            "processor time": _format_time(run["cpu_s"]),
+            "rollouts on": _format_fleet(facts["clusters"][run["cluster"]]),
+            "machine": str(run["machine"] + 1),
+        }
+        for run in facts["runs"]
+    ]
     return [
         "Time counts evaluations and checkpoints during training, and not the final evaluation. "
         "Collect is the time spent waiting for rollouts. Speeds of different machines, or beside "
         "other work, are not to be compared.",
-        Table(head, tuple(rows)),
+        make_table(rows),
     ]
 
 
@@ -206,48 +208,45 @@ def _format_time(seconds: float | None) -> str:
 
 
 def _make_machine_blocks(facts: Facts) -> list[Block]:
-    rows = []
-    for place, machine in enumerate(facts["machines"], 1):
-        versions = {**(machine.get("packages") or {}), "Python": machine.get("python")}
-        versions["rlflame"] = machine.get("rlflame")
-        blas = f" ({machine['blas']})" if "blas" in machine else ""
-        cores = [str(machine.get(name, NOTHING)) for name in ("usable_cores", "cores")]
-        memory = machine.get("memory_bytes")
-        rows.append(
-            (
-                str(place),
-                f"{machine.get('processor', NOTHING)}{blas}",
-                " of ".join(cores) if {*cores} != {NOTHING} else NOTHING,
-                NOTHING if memory is None else f"{memory / (1 << 30):.1f} GiB",
-                machine.get("system", NOTHING),
-                _format_versions(versions, "rlflame", "Python") or NOTHING,
-            )
-        )
-    head = ("", "processor (as the linear algebra sees it)", "cores used", "memory", "system",
-            "versions")  # fmt: skip
-    blocks: list[Block] = [Table(head, tuple(rows), 6)]
-    executors = tuple(
-        (
-            str(worker.get("host", NOTHING)),
-            str(worker.get("number", 1)),
-            str(worker.get("core", NOTHING)),
-            _format_versions(worker, "python"),
-        )
+    rows = [_make_machine_row(*entry) for entry in enumerate(facts["machines"], 1)]
+    executors = [
+        {
+            "host": str(worker.get("host", NOTHING)),
+            "number": str(worker.get("number", 1)),
+            "processor": str(worker.get("core", NOTHING)),
+            "versions": _format_versions(worker, "python"),
+        }
         for cluster in facts["clusters"]
         if is_remote(cluster["fleet"])
         for worker in cluster["workers"]
-    )
+    ]
+    blocks: list[Block] = [make_table(rows, words=6)]
     if executors:
-        blocks += ["Executors:", Table(("host", "number", "processor", "versions"), executors, 4)]
+        blocks += ["Executors:", make_table(executors, words=4)]
     return blocks
+
+
+def _make_machine_row(number: int, machine: Facts) -> dict[str, str]:
+    packages = machine.get("packages") or {}
+    versions = {**packages, "Python": machine.get("python"), "rlflame": machine.get("rlflame")}
+    blas = f" ({machine['blas']})" if "blas" in machine else ""
+    cores = [str(machine.get(name, NOTHING)) for name in ("usable_cores", "cores")]
+    memory = machine.get("memory_bytes")
+    return {
+        "": str(number),
+        "processor (as the linear algebra sees it)": f"{machine.get('processor', NOTHING)}{blas}",
+        "cores used": " of ".join(cores) if {*cores} != {NOTHING} else NOTHING,
+        "memory": NOTHING if memory is None else f"{memory / (1 << 30):.1f} GiB",
+        "system": machine.get("system", NOTHING),
+        "versions": _format_versions(versions, "rlflame", "Python") or NOTHING,
+    }
 
 
 def _format_versions(versions: Facts, *names: str) -> str:
     return ", ".join(f"{n} {versions[n]}" for n in (*names, *_PACKAGES) if versions.get(n))
 
 
-def _make_reproduction_blocks(facts: Facts) -> list[Block]:
-    runs = facts["runs"]
+def _make_reproduction_blocks(runs: Sequence[Facts]) -> list[Block]:
     lines = tuple(
         format_command("train", "--config", f"{run['folder']}/config.toml")
         + (" --init-from FILE" if run["init_policy"] else "")
