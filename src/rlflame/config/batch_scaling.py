@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlflame.config.recipe import RunConfig
+from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import ConfigError
 
@@ -26,6 +26,7 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
     learning, learners = config.learning, config.runtime.learners
     if learners == 1 or not (batch or learning_rate):
         return config
+    check_learners(learning, learners)
     data = config.model_dump()
     settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
     if batch and field is None:
@@ -41,6 +42,21 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
             if settings.get(name) is not None:
                 settings[name] *= learners
     return validate_config(data)
+
+
+def check_learners(learning: LearningSettings, learners: int) -> None:
+    """Every learner computes the same number of the recipe's shards."""
+    shards = learning.gradient_shards
+    if shards % learners == 0:
+        return
+    fitting = learners * -(-DEFAULT_SHARDS // learners)
+    shards_hint = f"; or, in a new run, --set learning.gradient_shards={fitting}"
+    possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
+    counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
+    raise ConfigError(
+        f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
+        f"--learners {counts}{'' if learning.settings.needs_whole_batches else shards_hint}",
+    )
 
 
 def _check_minibatch(config: RunConfig, size: int) -> None:

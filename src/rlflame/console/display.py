@@ -94,6 +94,9 @@ class Display(RunView):
         if event.kind in values:
             self.show_event({"event": event.kind, **values[event.kind]})
 
+    def show_seed_start(self, seed: int) -> None:
+        self.progress.rows[seed].state = "running"
+
     def show_seed_event(self, seed: int, event: Mapping[str, Any]) -> None:
         self._add_event(event, seed)
 

@@ -13,7 +13,7 @@ from rlflame.console.formatting import format_table
 from rlflame.console.output import shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
-from rlflame.fleet.factory import get_worker_noun, is_remote
+from rlflame.fleet.factory import get_worker_noun, is_in_process, is_remote
 from rlflame.statistics import FEWEST_SEEDS, compute_interquartile_means
 from rlflame.storage.sweep_folder import format_seeds
 from rlflame.terminal_text import escape_line, format_count, format_duration
@@ -58,7 +58,7 @@ def _format_place(start: RunStart) -> str:
             place = f"each with {format_count(resources.workers_per_seed, 'local worker')}"
         seeds = format_count(len(start.checkpoints), "seed")
         return f"{seeds}, {resources.concurrent_seeds} at a time, {place}"
-    if start.fleet == "inline":
+    if is_in_process(start.fleet):
         return "in this process"
     fleets = start.candidates or ((start.fleet, start.workers),)
     workers = " and ".join(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, Recipe
+from rlflame.config.batch_scaling import check_learners
+from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.user_env_file import pin_env_file
 from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
@@ -103,21 +104,6 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
             f"Gymnasium {version} steps the environments: rlflame's own MuJoCo loop, which is "
             "faster, was not compared with this version."
         )
-
-
-def check_learners(learning: LearningSettings, learners: int) -> None:
-    """Every learner computes the same number of the recipe's shards."""
-    shards = learning.gradient_shards
-    if shards % learners == 0:
-        return
-    fitting = learners * -(-DEFAULT_SHARDS // learners)
-    shards_hint = f"; or, in a new run, --set learning.gradient_shards={fitting}"
-    possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
-    counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
-    raise ConfigError(
-        f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
-        f"--learners {counts}{'' if learning.settings.needs_whole_batches else shards_hint}",
-    )
 
 
 def _check_init_file(learning: LearningSettings, file: Path | None) -> None:

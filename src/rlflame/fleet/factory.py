@@ -95,6 +95,12 @@ def is_remote(name: object) -> bool:
     return kind is not None and kind.is_remote
 
 
+def is_in_process(name: object) -> bool:
+    """Whether a fleet of this name steps the environments in the process that makes it."""
+    kind = FLEETS.get(str(name))
+    return kind is not None and kind.is_in_process
+
+
 def get_worker_noun(name: object) -> str:
     """The word for a worker of a fleet of this name."""
     kind = FLEETS.get(str(name))
@@ -148,12 +154,14 @@ class FleetKind:
     #: Whether its workers are on other machines. `auto` chooses it where it is configured.
     is_remote: bool = False
     is_configured: Callable[[], bool] = lambda: True
+    #: Whether it steps the environments in the process that makes it.
+    is_in_process: bool = False
     worker_noun: str = "worker"
 
 
 FLEETS: dict[str, FleetKind] = {
     "local": FleetKind(_make_local_fleet),
-    "inline": FleetKind(lambda request: make_inline_fleet(request.observer)),
+    "inline": FleetKind(lambda request: make_inline_fleet(request.observer), is_in_process=True),
     "flame": FleetKind(
         _make_flame_fleet,
         is_remote=True,

@@ -95,6 +95,7 @@ class SeedProcesses:
 
     def _start(self, seed: int) -> None:
         self._folder.check_held()
+        self._view.show_seed_start(seed)
         process = WorkerProcess(
             module=MODULE, environment=self._environment, show_output=self._show_output
         )
