@@ -17,7 +17,7 @@ from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.experiment.memory_check import check_memory
+from rlflame.experiment.preflight import check_memory
 from rlflame.fleet.base import Fleet, make_policy_id
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.task import EnvSpec, Fragment

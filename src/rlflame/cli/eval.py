@@ -22,7 +22,7 @@ from rlflame.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rlflame.experiment.evaluation_comparison import EvaluationCheck
+    from rlflame.experiment.comparison import EvaluationCheck
     from rlflame.storage.checkpoint import Checkpoint
     from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 
@@ -100,9 +100,9 @@ def evaluate(
     )
     limit_threads(1)
     from rlflame import api
-    from rlflame.console.quiet import StatusLine
+    from rlflame.console.display import StatusLine
     from rlflame.errors import ConfigError
-    from rlflame.experiment import evaluation_comparison
+    from rlflame.experiment import comparison
     from rlflame.storage.run_folder import load_policy_file
     from rlflame.training.stop_signal import exit_on_signal
 
@@ -114,12 +114,12 @@ def evaluate(
     )
     other = load_policy_file(versus) if versus is not None else None
     if other is not None:
-        evaluation_comparison.check_comparable(source, other)
+        comparison.check_comparable(source, other)
     differences = _print_machine_differences(source)
     with exit_on_signal(), StatusLine() as show:
         record = api.evaluate(source, plan, runtime, show=show)
         other_record = api.evaluate(other, plan, runtime, show=show) if other else None
-    checks = evaluation_comparison.check_evaluation(
+    checks = comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
     evaluation = _Evaluation(file, source, plan, record, checks, versus, other_record)
@@ -149,7 +149,7 @@ def _make_plan(
     expect_recorded: bool,
 ) -> EvaluationPlan:
     from rlflame.errors import ConfigError
-    from rlflame.experiment import evaluation_comparison
+    from rlflame.experiment import comparison
     from rlflame.training.evaluation import EvaluationPlan
 
     if not expect_recorded:
@@ -160,7 +160,7 @@ def _make_plan(
             "--expect-recorded runs the recorded episodes and no others.",
             "leave out --episodes, --seed, --stochastic and --vs",
         )
-    return evaluation_comparison.make_recorded_plan(source, file)
+    return comparison.make_recorded_plan(source, file)
 
 
 def _print_machine_differences(source: Checkpoint) -> list[str]:
@@ -174,10 +174,9 @@ def _print_machine_differences(source: Checkpoint) -> list[str]:
 
 
 def _print_lines(evaluation: _Evaluation) -> None:
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import print_result
+    from rlflame.console.output import format_pairs, print_result
     from rlflame.console.recipe_summary import format_evaluation
-    from rlflame.experiment import evaluation_comparison
+    from rlflame.experiment import comparison
     from rlflame.training.evaluation import compute_paired_difference
 
     source, record, other_record = evaluation.source, evaluation.record, evaluation.other_record
@@ -198,7 +197,7 @@ def _print_lines(evaluation: _Evaluation) -> None:
                 "difference",
                 f"{difference['mean']:+,.1f}, 95% interval "
                 f"[{difference['low']:+,.1f}, {difference['high']:+,.1f}] "
-                f"over the same episodes: {evaluation_comparison.format_comparison(difference)}",
+                f"over the same episodes: {comparison.format_comparison(difference)}",
             ),
         ]
     lines += [("check", check.text) for check in evaluation.checks if check.passed]

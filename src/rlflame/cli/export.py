@@ -88,8 +88,7 @@ def export(
 def _print_file(
     source: Checkpoint, out: Path, difference: float | None, passed: bool, *, as_json: bool
 ) -> None:
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import as_json_text, print_result
+    from rlflame.console.output import as_json_text, format_pairs, print_result
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.storage.export import OBSERVATION_COUNT
 

@@ -12,7 +12,7 @@ import typer
 from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.experiment.checkpoint_diff import ReplayFiles
+    from rlflame.experiment.comparison import ReplayFiles
     from rlflame.storage.checkpoint import Checkpoint
 
 Files = Annotated[
@@ -42,7 +42,7 @@ def inspect(
     """
     del debug
     from rlflame.errors import ConfigError
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
     from rlflame.storage.sweep_folder import is_sweep
 
     if recipe and as_json:
@@ -57,8 +57,7 @@ def inspect(
         _print_recipes(entries)
     first, *others = entries
     differences = [
-        checkpoint_diff.find_first_difference(first.checkpoint, other.checkpoint)
-        for other in others
+        comparison.find_first_difference(first.checkpoint, other.checkpoint) for other in others
     ]
     if as_json:
         _print_json(entries, differences)
@@ -75,12 +74,12 @@ def inspect(
 def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
     """The newest checkpoint, and what there is of its replay."""
     from rlflame.console.output import print_note
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
     from rlflame.storage.run_folder import load_newest_checkpoint
 
     checkpoint, replay, last_digest = load_newest_checkpoint(path, print_note), None, None
     while with_replay and checkpoint.digest != last_digest:
-        replay, last_digest = checkpoint_diff.inspect_replay(path, checkpoint), checkpoint.digest
+        replay, last_digest = comparison.inspect_replay(path, checkpoint), checkpoint.digest
         if replay is None or replay.problem is None:
             break
         # A run that is being trained may have moved on, and removed what it needs no more.
@@ -100,20 +99,19 @@ def _print_json(
     entries: Sequence[_Entry], differences: Sequence[str | None] | Mapping[str, str]
 ) -> None:
     from rlflame.console.output import as_json_text, print_result_lines
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
 
-    files = [checkpoint_diff.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
+    files = [comparison.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
     document = {"files": files, "equal": not any(differences), "differences": differences}
     print_result_lines(as_json_text(document, indent=2))
 
 
 def _print_summary(entry: _Entry, names: Sequence[str] | None = None) -> None:
     """The lines of these names, or all."""
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import print_result
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.console.output import format_pairs, print_result
+    from rlflame.experiment import comparison
 
-    lines = checkpoint_diff.summarise_checkpoint(entry.path, entry.checkpoint, entry.replay)
+    lines = comparison.summarise_checkpoint(entry.path, entry.checkpoint, entry.replay)
     if names is not None:
         lines = [(name, dict(lines)[name]) for name in names]
     for line in format_pairs(lines):
@@ -123,10 +121,11 @@ def _print_summary(entry: _Entry, names: Sequence[str] | None = None) -> None:
 def _print_outlines(entries: Sequence[_Entry], differences: Sequence[str | None]) -> None:
     """A line each, and where each of the others differs from the first."""
     from rlflame.console.output import print_result
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
+    from rlflame.storage.machine_log import find_fingerprint_differences
 
     for entry in entries:
-        print_result(checkpoint_diff.format_outline(entry.path, entry.checkpoint))
+        print_result(comparison.format_outline(entry.path, entry.checkpoint))
     first, *others = entries
     for other, difference in zip(others, differences, strict=True):
         if difference is None:
@@ -137,7 +136,9 @@ def _print_outlines(entries: Sequence[_Entry], differences: Sequence[str | None]
                 )
             continue
         print_result(f"{first.path} and {other.path} differ first in {difference}.")
-        for machine in checkpoint_diff.find_machine_differences(first.checkpoint, other.checkpoint):
+        for machine in find_fingerprint_differences(
+            first.checkpoint.fingerprint, other.checkpoint.fingerprint
+        ):
             print_result(f"  They were made on machines that differ in {machine}.")
 
 
@@ -164,7 +165,7 @@ def _inspect_sweeps(folders: list[Path], *, recipe: bool, as_json: bool) -> None
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
     from rlflame.console.output import print_result
     from rlflame.errors import ConfigError
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
     from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
     other_folders = [folder for folder in folders if not is_sweep(folder)]
@@ -189,7 +190,7 @@ def _inspect_sweeps(folders: list[Path], *, recipe: bool, as_json: bool) -> None
             names = ("environment", "budget", "batch", "policy", "learner", "made with")
             _print_summary(entries[0], names)
         for entry in entries:
-            print_result(checkpoint_diff.format_outline(entry.path, entry.checkpoint))
+            print_result(comparison.format_outline(entry.path, entry.checkpoint))
         for seed, difference in differences.items():
             print_result(f"{seed} differs first in {difference}.")
         if len(folders) > 1 and not differences:
@@ -203,7 +204,7 @@ def _find_sweep_differences(
     folders: Sequence[Path], sweeps: Sequence[Mapping[str, _Entry]]
 ) -> dict[str, str]:
     """By the folder of a seed, where it differs first from the seed of the first sweep."""
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
 
     differences = {}
     for folder, sweep in zip(folders[1:], sweeps[1:], strict=True):
@@ -212,8 +213,6 @@ def _find_sweep_differences(
             if first is None or other is None:
                 only_folder = folders[0] if other is None else folder
                 differences[str(folder / name)] = f"{name}, which is in {only_folder} alone"
-            elif difference := checkpoint_diff.find_first_difference(
-                first.checkpoint, other.checkpoint
-            ):
+            elif difference := comparison.find_first_difference(first.checkpoint, other.checkpoint):
                 differences[str(folder / name)] = difference
     return differences

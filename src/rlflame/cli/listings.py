@@ -10,7 +10,7 @@ import typer
 from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.experiment.run_list import RunOverview
+    from rlflame.experiment.listings import RunOverview
 
 
 def runs(
@@ -25,10 +25,15 @@ def runs(
     A run is training, finished, stopped, or damaged.
     """
     del debug
-    from rlflame.console.formatting import format_table
-    from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+    from rlflame.console.output import (
+        as_json_text,
+        format_table,
+        print_note,
+        print_result,
+        print_result_lines,
+    )
     from rlflame.errors import CheckpointError
-    from rlflame.experiment.run_list import list_runs
+    from rlflame.experiment.listings import list_runs
 
     if not folder.exists() and folder != Path("runs"):
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
@@ -66,9 +71,8 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     del debug
     from rlflame.config import resolve
-    from rlflame.console.formatting import format_table
-    from rlflame.console.output import as_json_text, print_result, print_result_lines
-    from rlflame.experiment.catalog import list_environments
+    from rlflame.console.output import as_json_text, format_table, print_result, print_result_lines
+    from rlflame.experiment.listings import list_environments
 
     entries = list_environments()
     if as_json:
@@ -98,7 +102,7 @@ def config(
     """List all settings: meaning, default, range."""
     del debug
     from rlflame.console.output import as_json_text, print_result, print_result_lines
-    from rlflame.experiment.catalog import list_settings
+    from rlflame.experiment.listings import list_settings
 
     if schema:
         from rlflame.config.recipe import RunConfig

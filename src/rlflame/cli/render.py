@@ -53,8 +53,8 @@ def render(
     limit_threads(1)
     from rlflame import api
     from rlflame.config import resolve
+    from rlflame.console.display import StatusLine
     from rlflame.console.output import print_note
-    from rlflame.console.quiet import StatusLine
     from rlflame.errors import ConfigError
     from rlflame.experiment import resume
     from rlflame.rendering.job import RenderOptions
@@ -81,8 +81,7 @@ def render(
 
 
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import print_result
+    from rlflame.console.output import format_pairs, print_result
     from rlflame.terminal_text import format_count
 
     learning = source.recipe.learning

@@ -198,8 +198,7 @@ def _print_dry_run(
 ) -> None:
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import as_json_text, print_result, print_result_lines
+    from rlflame.console.output import as_json_text, format_pairs, print_result, print_result_lines
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.preflight import run_preflight
     from rlflame.rollout.envs.vector_env import describe_stepping
@@ -234,7 +233,7 @@ def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
     """What this machine cannot do is a note, because the recipe may be meant for another one."""
     from rlflame.console.output import print_note
     from rlflame.errors import ConfigError
-    from rlflame.experiment.memory_check import check_memory
+    from rlflame.experiment.preflight import check_memory
     from rlflame.learning.factory import resolve_device
 
     for check in (

@@ -9,8 +9,7 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.console.base import RunResult, RunStart, SweepResult
-from rlflame.console.formatting import format_table
-from rlflame.console.output import shorten_traceback
+from rlflame.console.output import format_table, shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
 from rlflame.fleet.factory import get_worker_noun, is_in_process, is_remote

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import itertools
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlflame.config import torchrun
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.torchrun import LearnerRank, read_rank
 from rlflame.errors import ConfigError, LearnerFailure
-from rlflame.experiment.learners.rendezvous_file import SharedFile, make_shared_file
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, wait
@@ -26,6 +28,7 @@ from rlflame.training.trainer import StopInterrupt, StopRequest
 
 if TYPE_CHECKING:
     from rlflame.experiment.learners.liveness import LearnerProcess, LivenessMonitor
+
 
 #: A learner answers once Python and torch are loaded.
 JOIN_TIMEOUT_S = 180.0
@@ -261,3 +264,43 @@ def _format_learners(pids: Mapping[int, int], size: int) -> str:
     *head_ranks, last = map(str, sorted(pids))
     numbers = ", ".join(str(pids[rank]) for rank in sorted(pids))
     return f"Learners {', '.join(head_ranks)} and {last} of {size} (processes {numbers})"
+
+
+#: Descriptors that no other file of this process gets: the lowest free ones are given out first.
+_numbers = itertools.cycle(range(512, 960))
+
+
+class SharedFile(NamedTuple):
+    """A path that all learners can open, and what they have to inherit for that."""
+
+    path: str
+    descriptors: tuple[int, ...] = ()
+
+
+def _move_up(descriptor: int) -> int:
+    """The same open file under a number that is not given to another file soon.
+
+    torch's FileStore opens its path again when it is destroyed, which may be long after the file
+    was closed. Under a number in use it would open, and lock, the file of a later run.
+    """
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
+    except OSError:  # fewer descriptors are allowed
+        return descriptor
+    os.close(descriptor)
+    return moved
+
+
+@contextmanager
+def make_shared_file() -> Iterator[SharedFile]:
+    """An empty file that exists until the end of the context."""
+    if sys.platform == "linux":
+        descriptor = _move_up(os.memfd_create("rlflame-learners"))
+        try:
+            os.fchmod(descriptor, 0o600)
+            yield SharedFile(f"/proc/self/fd/{descriptor}", (descriptor,))
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # for its owner alone
+            yield SharedFile(os.path.join(folder, "learners"))
