@@ -92,14 +92,12 @@ class Display(RunView):
 
     def show_fleet_event(self, event: FleetEvent) -> None:
         self.progress.fleet.add_event(event)
-        values: dict[str, dict[str, Any]] = {
-            "retried": {"slot": event.slot, "purpose": event.purpose, "reason": event.text},
-            "speculated": {"slot": event.slot, "purpose": event.purpose},
-            "phase": {"text": event.text},
-            "note": {"text": event.text},
-        }
-        if event.kind in values:
-            self.show_event({"event": event.kind, **values[event.kind]})
+        if event.kind in ("retried", "speculated"):
+            reason = {"reason": event.text} if event.kind == "retried" else {}
+            task = {"slot": event.slot, "purpose": event.purpose}
+            self.show_event({"event": event.kind, **task, **reason})
+        elif event.kind in ("phase", "note"):
+            self.show_event({"event": event.kind, "text": event.text})
 
     def show_seed_start(self, seed: int) -> None:
         self.progress.rows[seed].state = "running"
@@ -108,31 +106,9 @@ class Display(RunView):
         self._add_event(event, seed)
 
     def show_seed_end(self, seed: int, outcome: SeedOutcome) -> None:
-        self.progress.add_outcome(seed, outcome)
+        self.progress.rows[seed].state = outcome.end
         if outcome.error is not None:
             print_note_lines(format_failure(seed, outcome.error))
-
-
-def make_display(mode: str, *, sweep: bool = False) -> RunView:
-    """The display for a mode; `auto` is live on a terminal that can, and lines otherwise.
-
-    Each is loaded where it is chosen.
-    """
-    if mode == "json":
-        from rlflame.console.json_lines import JsonDisplay
-
-        return JsonDisplay(sweep=sweep)
-    if mode == "quiet":
-        from rlflame.console.display import QuietDisplay
-
-        return QuietDisplay()
-    if mode == "live" or (mode == "auto" and is_interactive(sys.stdout)):
-        from rlflame.console.live import LiveDisplay
-
-        return LiveDisplay()
-    from rlflame.console.plain import PlainDisplay
-
-    return PlainDisplay()
 
 
 class QuietDisplay(Display):
@@ -180,3 +156,23 @@ class StatusLine(NullView):
 
     def __exit__(self, *_: object) -> None:
         self.show_status("")
+
+
+def make_display(mode: str, *, sweep: bool = False) -> RunView:
+    """The display for a mode; `auto` is live on a terminal that can, and lines otherwise.
+
+    Each is loaded where it is chosen.
+    """
+    if mode == "json":
+        from rlflame.console.json_lines import JsonDisplay
+
+        return JsonDisplay(sweep=sweep)
+    if mode == "quiet":
+        return QuietDisplay()
+    if mode == "live" or (mode == "auto" and is_interactive(sys.stdout)):
+        from rlflame.console.live import LiveDisplay
+
+        return LiveDisplay()
+    from rlflame.console.plain import PlainDisplay
+
+    return PlainDisplay()

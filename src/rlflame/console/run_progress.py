@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlflame.console.base import RunStart
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.fleet.base import FleetEvent
-    from rlflame.storage.sweep_result import SeedOutcome
 
 #: Episodes in the recent return.
 RECENT_EPISODES = 100
@@ -155,9 +154,6 @@ class RunProgress:
             row.score, row.fraction_done = event["evaluation"]["mean"], 1.0
         if name in ("start", "iteration"):
             row.samples.append((self._clock(), row.steps, row.fraction_done))
-
-    def add_outcome(self, seed: int, outcome: SeedOutcome) -> None:
-        self.rows[seed].state = outcome.end
 
     def _move(self, row: SeedProgress, steps: int, iteration: int, episodes: int) -> None:
         row.steps, row.iteration, row.episodes = steps, iteration, episodes

@@ -36,7 +36,6 @@ class ReplayFiles:
     problem: str | None
 
     def format_line(self) -> str:
-        tail = f"{self.tail:,} in the file"
         if not self.segments:
             return f"{format_count(self.tail, 'transition')} in the file"
         text = (
@@ -44,10 +43,10 @@ class ReplayFiles:
             f"{format_count(self.segments, 'segment')}"
         )
         if self.absent:
-            return f"{text} that are not beside the file, {tail}: resume needs them"
+            return f"{text} that are not beside the file, {self.tail:,} in it: resume needs them"
         if self.problem is not None:
             return f"{text}; {self.problem}"
-        return f"{text}, {format_size(self.bytes)}; tail of {tail}"
+        return f"{text}, {format_size(self.bytes)}; tail of {self.tail:,} in the file"
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
@@ -64,13 +63,10 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
     folder = replay_segments.find_segment_folder(path / "latest" if path.is_dir() else path)
     absent, problem, size = not folder.exists(), None, 0
     for segment in () if absent else snapshot.segments:
+        name = replay_segments.format_segment_name(segment.number, segment.digest)
         try:
             segment.arrays()
-            size += (
-                (folder / replay_segments.format_segment_name(segment.number, segment.digest))
-                .stat()
-                .st_size
-            )
+            size += (folder / name).stat().st_size
         except CheckpointError as error:
             problem = problem or error.message
     return ReplayFiles(
@@ -243,11 +239,9 @@ def check_evaluation(
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return
-        word = "reaches" if passed else "is below"
-        text = f"The mean return {record.mean:,.1f} {word} {min_return:,g}."
-        checks.append(EvaluationCheck("min_return", passed, text))
-    if differences is not None:
-        assert source.evaluation is not None
+        text = f"{record.mean:,.1f} {'reaches' if passed else 'is below'} {min_return:,g}."
+        checks.append(EvaluationCheck("min_return", passed, f"The mean return {text}"))
+    if differences is not None and source.evaluation is not None:
         checks.append(check_against_record(source.evaluation, record, differences))
     return checks
 
@@ -260,31 +254,27 @@ def check_against_record(
         return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are the recorded ones, bit for bit."
         )
-    episodes = list(zip(record.returns, record.lengths, strict=True))
-    expected_episodes = list(zip(expected.returns, expected.lengths, strict=True))
-    pairs = enumerate(zip(episodes, expected_episodes, strict=True))
-    episode = next(k for k, (actual, reference) in pairs if actual != reference)
+    pairs = zip(
+        zip(record.returns, record.lengths, strict=True),
+        zip(expected.returns, expected.lengths, strict=True),
+        strict=True,
+    )
+    episode = next(number for number, (a, b) in enumerate(pairs) if a != b)
     difference = (
         f"episode {episode} returned {record.returns[episode]!r}, "
         f"recorded is {expected.returns[episode]!r}"
     )
     if not differences:
-        return EvaluationCheck(
-            "recorded",
-            False,
-            f"Not the recorded returns, on a machine like the recorded one: {difference}.",
-        )
+        text = f"Not the recorded returns, on a machine like the recorded one: {difference}."
+        return EvaluationCheck("recorded", False, text)
     overlap = record.low <= expected.high and expected.low <= record.high
-    intervals = (
-        f"the interval [{record.low:,.1f}, {record.high:,.1f}] "
-        f"{'overlaps' if overlap else 'lies apart from'} the recorded "
-        f"[{expected.low:,.1f}, {expected.high:,.1f}]"
+    verb = "overlaps" if overlap else "lies apart from"
+    text = (
+        f"This machine differs in {'; '.join(differences)}: {difference}, and the interval "
+        f"[{record.low:,.1f}, {record.high:,.1f}] {verb} the recorded "
+        f"[{expected.low:,.1f}, {expected.high:,.1f}]."
     )
-    return EvaluationCheck(
-        "recorded",
-        overlap,
-        f"This machine differs in {'; '.join(differences)}: {difference}, and {intervals}.",
-    )
+    return EvaluationCheck("recorded", overlap, text)
 
 
 def format_comparison(interval: dict[str, float]) -> str:

@@ -119,11 +119,11 @@ def _list_children(folder: Path) -> list[Path]:
 
 
 def _sort_by_age(folders: list[Path]) -> list[Path]:
-    ages = {
-        folder: max(_read_change_time(inner) for inner in (folder, *list_seed_runs(folder)))
-        for folder in folders
-    }
-    return sorted(folders, key=lambda folder: (ages[folder][0], folder.name))
+    def read_age(folder: Path) -> tuple[float, str]:
+        paths = (folder, *list_seed_runs(folder))
+        return max(map(_read_change_time, paths)), folder.name
+
+    return sorted(folders, key=read_age)
 
 
 def read_sweep_overview(folder: Path) -> RunOverview:
@@ -153,12 +153,12 @@ def read_sweep_overview(folder: Path) -> RunOverview:
     )
 
 
-def _read_change_time(folder: Path) -> tuple[float, str]:
+def _read_change_time(folder: Path) -> float:
     times = [0.0]
     for name in ("metrics.jsonl", "config.toml"):
         with contextlib.suppress(OSError):
             times.append((folder / name).stat().st_mtime)
-    return max(times), folder.name
+    return max(times)
 
 
 def _read_last_counts(folder: Path) -> dict[str, int]:

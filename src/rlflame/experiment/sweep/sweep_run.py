@@ -62,12 +62,9 @@ def train(
     recipe = config.recipe.copy_with_horizon()
     preflight = run_preflight(recipe, config.runtime, init_from=init_from, stop=stop)
     recipe, env = preflight.recipe, preflight.env
-    learning = recipe.learning.model_copy(update={"seed": seeds[0]})
-    sweep_config = RunConfig.from_recipe(recipe, config.runtime).model_copy(
-        update={"learning": learning}
-    )
     init_path = str(init_from.resolve()) if init_from is not None else None
-    sweep = Sweep(sweep_config, tuple(seeds), preset, init_path)
+    sweep = Sweep(RunConfig.from_recipe(recipe, config.runtime), tuple(seeds), preset, init_path)
+    sweep = sweep.copy_with(learning=recipe.learning.model_copy(update={"seed": seeds[0]}))
     for warning in list_warnings(recipe):
         show.show_note(warning)
     with _open_shared_fleet(sweep, show) as fleet:
@@ -95,12 +92,12 @@ def resume(
     try:
         sweep = jobs.read_sweep(folder)
         recorded_env_file = sweep.config.runtime.env_file
-        sweep = sweep.copy_with_runtime(runtime)
+        sweep = sweep.copy_with(runtime=runtime)
         _await_processes(folder, sweep, show)
         jobs.check_recipe(folder, sweep)
         if steps is not None:
             jobs.check_goal(folder, sweep, steps)
-            sweep = sweep.copy_with_steps(steps)
+            sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
         if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
         preflight = run_preflight(
