@@ -1,4 +1,4 @@
-"""A view that keeps the progress of every seed, and the choice among the four displays.
+"""A view that keeps the progress of every seed, the quiet display, and the choice among displays.
 
 What a run in this process tells becomes the events that the process of a seed sends, so that each
 display handles one kind of event.

@@ -60,10 +60,12 @@ def load_source(
         )
     policy = find_best_policy(find_run(target), target)
     extension = extend_budget(source, steps, policy)
+    if fresh_replay:
+        extension = _copy_with_fresh_replay(extension)
     command = format_train_command(source.recipe, policy, (steps or 0) - source.progress.steps)
     hint = f"train on from its policy, with a schedule of its own: {command}"
     check_can_learn(source, extension, hint)
-    return _copy_with_fresh_replay(extension) if fresh_replay else extension
+    return extension
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
