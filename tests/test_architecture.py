@@ -59,7 +59,7 @@ GUESTS = {
         "config.runtime",
         "config.toml_io",
         "config.validation",
-        "experiment.catalog",
+        "experiment.listings",
         "storage.checkpoint",
         "storage.run_reader",
         "storage.safetensors_file",
@@ -116,9 +116,9 @@ BLIND = {
     "console.output": [
         "rlflame.console.base",
         "rlflame.console.run_progress",
+        "rlflame.console.run_text",
         "rlflame.training.trainer",
     ],
-    "console.formatting": ["rlflame.console.run_text", "rlflame.console.run_progress"],
     "config.recipe": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
     "config.algorithms": [
         "rlflame.config.recipe",

@@ -17,7 +17,7 @@ from rlflame.cli.train import train
 from rlflame.config import nested, resolve, toml_io, validation
 from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import EnvironmentSettings
-from rlflame.experiment import components, memory_check, resume
+from rlflame.experiment import components, preflight, resume
 from rlflame.experiment import run as running_module
 from rlflame.fleet.prestart import PrestartPool
 from rlflame.rollout.mujoco import known_spaces
@@ -497,7 +497,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
 def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
     words, said, onward, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (300_000_000, 300_000_000))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (300_000_000, 300_000_000))
     sets = (part for word in words for part in ("--set", word))
     spoken = rlflame("train", "--env", "hopper", "--local", "--out", tmp_path / "x", *sets)
     assert spoken.code == 2

@@ -17,7 +17,7 @@ from rlflame.analysis.plots import speedup
 from rlflame.analysis.report import bench_comparison
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
-from rlflame.experiment import run_list
+from rlflame.experiment import listings
 from rlflame.storage import checkpoint, replay_segments, run_folder, run_reader
 from rlflame.storage.metrics import LineFile
 
@@ -122,7 +122,7 @@ def test_a_pipe_among_checkpoints_is_passed_over(run, replace):
     assert run_folder.load_newest_checkpoint(run, notes.append).progress.steps == 512
     assert len(notes) == 1
     assert run_folder.find_needed_segments(run) == set()
-    assert run_list.read_run_overview(run).steps == 512
+    assert listings.read_run_overview(run).steps == 512
 
 
 def test_a_segment_that_is_no_file_is_a_sentence(tmp_path, replace):

@@ -12,11 +12,10 @@ import sys
 import pytest
 from commands import TINY, finished, process
 
-from rlflame.console.display import make_display
+from rlflame.console.display import QuietDisplay, make_display
 from rlflame.console.json_lines import JsonDisplay
 from rlflame.console.live import LiveDisplay
 from rlflame.console.plain import PlainDisplay
-from rlflame.console.quiet import QuietDisplay
 
 
 @pytest.mark.parametrize("sweep", [False, True])

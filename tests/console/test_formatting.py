@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from screens import Clock, make_metrics, make_record, make_result, make_start
 
-from rlflame.console import formatting
+from rlflame.console import output
 from rlflame.console.plain import PlainDisplay
 from rlflame.terminal_text import format_count, format_duration
 
@@ -29,7 +29,7 @@ def print_run(capfd) -> list[str]:
 
 @pytest.fixture
 def columns(request, monkeypatch):
-    monkeypatch.setattr(formatting, "find_terminal_columns", lambda: request.param)
+    monkeypatch.setattr(output, "find_terminal_columns", lambda: request.param)
     return request.param
 
 
@@ -38,15 +38,13 @@ def test_lines_fit_and_have_the_words_of_a_log(columns, monkeypatch, capfd):
     narrow = print_run(capfd)
     long = [line for line in narrow if len(line) > columns]
     assert [line for line in long if not any(word in line for word in LONG)] == []
-    monkeypatch.setattr(formatting, "find_terminal_columns", lambda: None)
+    monkeypatch.setattr(output, "find_terminal_columns", lambda: None)
     assert " ".join(narrow).split() == " ".join(print_run(capfd)).split()
 
 
 @pytest.mark.parametrize("columns", WIDTHS, indirect=True)
 def test_a_command_stays_in_one_line(columns):
-    lines = formatting.format_pairs(
-        [("next", "rlflame eval runs/a/best.safetensors --episodes 100")]
-    )
+    lines = output.format_pairs([("next", "rlflame eval runs/a/best.safetensors --episodes 100")])
     assert [line.strip() for line in lines][-1].endswith(
         "rlflame eval runs/a/best.safetensors --episodes 100"
     )
@@ -54,11 +52,11 @@ def test_a_command_stays_in_one_line(columns):
 
 def test_words_stand_beside_where_there_is_room_and_above_where_there_is_none():
     said = [("time", "0:05, 10,240 steps"), ("evaluation", "435.4, 95% interval [395.0, 472.6]")]
-    assert formatting.format_pairs(said, 44) == [
+    assert output.format_pairs(said, 44) == [
         "  time        0:05, 10,240 steps",
         "  evaluation  435.4, 95% interval [395.0,\n              472.6]",
     ]
-    assert formatting.format_pairs(said, 24) == [
+    assert output.format_pairs(said, 24) == [
         "  time",
         "    0:05, 10,240 steps",
         "  evaluation",
@@ -68,9 +66,9 @@ def test_words_stand_beside_where_there_is_room_and_above_where_there_is_none():
 
 def test_a_table_that_is_too_wide_loses_its_last_columns():
     rows = [("seed", "state", "steps"), ("0", "running", "1,000")]
-    assert formatting.format_table(rows) == ["seed  state    steps", "0     running  1,000"]
-    assert formatting.format_table(rows, 20) == formatting.format_table(rows)
-    assert formatting.format_table(rows, 19) == ["seed  state", "0     running"]
+    assert output.format_table(rows) == ["seed  state    steps", "0     running  1,000"]
+    assert output.format_table(rows, 20) == output.format_table(rows)
+    assert output.format_table(rows, 19) == ["seed  state", "0     running"]
 
 
 def test_numbers_in_words():

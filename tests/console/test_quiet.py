@@ -6,7 +6,7 @@ import io
 
 from screens import Clock, make_result, make_sweep_result, make_sweep_start, play_seeds
 
-from rlflame.console.quiet import QuietDisplay, StatusLine
+from rlflame.console.display import QuietDisplay, StatusLine
 from rlflame.fleet.base import FleetEvent
 
 

@@ -24,7 +24,8 @@ def test_a_slot_that_is_submitted_again_begins_a_new_round():
     assert play(("running", 0), ("running", 1), ("done", 0), ("retried", 1)) == (3, 0, 1, 1)
     assert play(("running", 1), ("running", 2), ("lost", 2)) == (3, 1, 1, 1)
     assert play(("done", 1), ("cancelled", 2)) == (3, 0, 2, 1)
-    assert play(("submitted", 0), ("done", 2), ("submitted", 1), ("submitted", 2)) == (3, 0, 0, 1)
+    assert play(("submitted", 0), ("done", 2), ("submitted", 1), ("submitted", 2)) == (3, 0, 0, 0)
+    assert fleet.total_retried == 1
     fleet.add_event(FleetEvent("submitted", "evaluate", 0))
     assert (fleet.purpose, fleet.count_tasks()) == ("evaluate", 1)
     fleet.add_event(FleetEvent("running", "train", 0))
@@ -61,6 +62,15 @@ def test_the_seeds_add_up():
         assert (progress.steps_per_s, progress.remaining_s) == (0.0, None)
     clock.now += 60.0
     assert progress.elapsed_s == 5.0
+
+
+def test_a_seed_runs_as_soon_as_its_process_starts():
+    display = Display(Clock())
+    with display.open(make_sweep_start()):
+        display.show_seed_start(3)
+        assert [row.state for row in display.progress.rows.values()] == [
+            *("waiting", "waiting", "finished", "running")
+        ]
 
 
 def test_a_budget_of_iterations_has_a_remaining_time_too():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, rlflame
 
-from rlflame.experiment import memory_check
+from rlflame.experiment import preflight
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,15 @@ def test_learners_that_cannot_share_the_work_are_refused_at_train_and_resume():
     assert (Path("x") / "config.toml").read_bytes() == before
 
 
+def test_learners_that_cannot_share_are_refused_before_the_batch_is_scaled():
+    words = ("--set", "learning.gradient_shards=8", "--learners", "16", "--scale-batch")
+    refused = rlflame("train", *TINY, *words)
+    assert (refused.code, "16 learners cannot share 8 shards" in refused.err) == (2, True)
+    assert not list(Path().iterdir())
+
+
 def test_memory_is_checked_in_a_sweep_too_and_noted_in_a_dry_run(monkeypatch):
-    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (10_000, 10_000))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (10_000, 10_000))
     for more in ((), ("--seeds", "0-1")):
         refused = rlflame("train", *TINY, *more)
         assert refused.code == 2

@@ -26,7 +26,7 @@ from rlflame.analysis.report import build, document
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text
 from rlflame.errors import RlflameError
-from rlflame.experiment import run_list
+from rlflame.experiment import listings
 from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
@@ -58,7 +58,7 @@ def few_resamples(monkeypatch):
 
 def look_at(folder: Path) -> None:
     """All that reads a run's files; an RlflameError is how it may end."""
-    for work in (_reported, _drawn, run_list.read_run_overview):
+    for work in (_reported, _drawn, listings.read_run_overview):
         with contextlib.suppress(RlflameError):
             work(folder)
 

@@ -26,7 +26,7 @@ from rlflame import api
 from rlflame.config import regular_file
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, LearningError
-from rlflame.experiment import memory_check
+from rlflame.experiment import preflight
 from rlflame.learning.buffers import replay_buffer
 from rlflame.learning.buffers.replay_buffer import ReplayShape
 from rlflame.rollout.task import Fragment
@@ -637,7 +637,7 @@ def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path)
 
 def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
     available = 123_456_789
-    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (available, available))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (available, available))
     words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
@@ -649,14 +649,14 @@ def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stoppe
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
     assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8, 1000).nbytes <= available
-    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (available, 5000))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (available, 5000))
     said = rlflame(*words, "--out", out)
     assert "raise a limit" in said.err  # a replay of a few steps is no way on
     # A dry run may be for another machine.
     said = rlflame(*words, "--dry-run")
     assert said.code == 0
     assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
-    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (1000, 1000))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (1000, 1000))
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2
     assert "resume on another machine" in said.err.replace("\n", " ")

@@ -11,14 +11,14 @@ from typing import Any
 
 from rlflame.config import module_trust, resolve
 from rlflame.config.algorithms import TRAITS
+from rlflame.config.batch_scaling import copy_with_episodes
 from rlflame.config.flags import TrainFlags
 from rlflame.config.nested import flatten
 from rlflame.config.recipe import Recipe
-from rlflame.config.resolve import copy_with_episodes
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.experiment.memory_check import check_memory
+from rlflame.experiment.preflight import check_memory
 from rlflame.fleet.base import Fleet, make_policy_id
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.task import EnvSpec, Fragment

@@ -19,8 +19,8 @@ from rlflame.bench.result import (
     make_table,
 )
 from rlflame.bench.runner import BenchSession
+from rlflame.config.batch_scaling import check_learners
 from rlflame.experiment.learners import launcher
-from rlflame.experiment.preflight import check_learners
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup

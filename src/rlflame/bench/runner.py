@@ -14,8 +14,8 @@ from rlflame.bench.case import Clock
 from rlflame.bench.machine_load import LoadMonitor
 from rlflame.bench.result import BenchResult, ResultFolder, Side, find_free_name
 from rlflame.config.runtime import RuntimeSettings
+from rlflame.console.display import StatusLine
 from rlflame.console.output import print_note, print_result_lines
-from rlflame.console.quiet import StatusLine
 from rlflame.console.run_text import format_retry
 from rlflame.errors import (
     Interruption,

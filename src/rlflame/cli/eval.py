@@ -27,7 +27,7 @@ from rlflame.console.output import as_json_text, print_error, print_result
 from rlflame.errors import ConfigError, RlflameError
 
 if TYPE_CHECKING:
-    from rlflame.experiment.evaluation_comparison import EvaluationCheck
+    from rlflame.experiment.comparison import EvaluationCheck
     from rlflame.storage.checkpoint import Checkpoint
     from rlflame.training.evaluation import EvaluationRecord
 
@@ -93,8 +93,8 @@ def evaluate(
         )
     source, runtime = load_source(file, flags)
     from rlflame import api
-    from rlflame.console.quiet import StatusLine
-    from rlflame.experiment import evaluation_comparison
+    from rlflame.console.display import StatusLine
+    from rlflame.experiment import comparison
     from rlflame.storage.run_folder import load_policy_file
     from rlflame.training.evaluation import EvaluationPlan
     from rlflame.training.stop_signal import exit_on_signal
@@ -102,15 +102,15 @@ def evaluate(
     limit = source.recipe.evaluation.max_episode_steps
     plan = EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
     if expect_recorded:
-        plan = evaluation_comparison.make_recorded_plan(source, file)
+        plan = comparison.make_recorded_plan(source, file)
     other = load_policy_file(versus) if versus is not None else None
     if other is not None:
-        evaluation_comparison.check_comparable(source, other)
+        comparison.check_comparable(source, other)
     differences = print_machine_differences(source)
     with exit_on_signal(), StatusLine() as show:
         record = api.evaluate(source, plan, runtime, show=show)
         other_record = api.evaluate(other, plan, runtime, show=show) if other else None
-    checks = evaluation_comparison.check_evaluation(
+    checks = comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
     print_record = _print_json if as_json else _print_lines
@@ -135,7 +135,7 @@ def _print_lines(
     other_record: EvaluationRecord | None,
 ) -> None:
     from rlflame.console.recipe_summary import format_evaluation
-    from rlflame.experiment import evaluation_comparison
+    from rlflame.experiment import comparison
     from rlflame.training.evaluation import compute_paired_difference
 
     learning, choice = source.recipe.learning, "sampled" if record.stochastic else "best"
@@ -155,7 +155,7 @@ def _print_lines(
                 "difference",
                 f"{difference['mean']:+,.1f}, 95% interval "
                 f"[{difference['low']:+,.1f}, {difference['high']:+,.1f}] "
-                f"over the same episodes: {evaluation_comparison.format_comparison(difference)}",
+                f"over the same episodes: {comparison.format_comparison(difference)}",
             ),
         ]
     lines += [("check", check.text) for check in checks if check.passed]

@@ -15,7 +15,7 @@ from rlflame.errors import ConfigError
 from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
 if TYPE_CHECKING:
-    from rlflame.experiment.checkpoint_diff import ReplayFiles
+    from rlflame.experiment.comparison import ReplayFiles
     from rlflame.storage.checkpoint import Checkpoint
 
 Files = Annotated[
@@ -50,7 +50,7 @@ def inspect(
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
     from rlflame.config import toml_io
-    from rlflame.experiment import checkpoint_diff, resume
+    from rlflame.experiment import comparison, resume
 
     if recipe and as_json:
         raise ConfigError(
@@ -64,14 +64,14 @@ def inspect(
     else:
         entries = [_read_entry(path, with_replay=not recipe) for path in files]
         differences = [
-            checkpoint_diff.find_first_difference(entries[0].checkpoint, other.checkpoint)
+            comparison.find_first_difference(entries[0].checkpoint, other.checkpoint)
             for other in entries[1:]
         ]
     if recipe:
         for entry in entries[:1] if has_seeds else entries:
             print_result_lines(toml_io.to_toml(entry.checkpoint.recipe).rstrip())
     elif as_json:
-        records = [checkpoint_diff.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
+        records = [comparison.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
         document = {"files": records, "equal": not any(differences), "differences": differences}
         print_result_lines(as_json_text(document, indent=2))
     else:
@@ -95,12 +95,12 @@ def _read_seeds(folder: Path, *, with_replay: bool) -> dict[str, _Entry]:
 
 def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
     """The newest checkpoint, and what there is of its replay."""
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
     from rlflame.storage.run_folder import load_newest_checkpoint
 
     checkpoint, replay, last_digest = load_newest_checkpoint(path, print_note), None, None
     while with_replay and checkpoint.digest != last_digest:
-        replay, last_digest = checkpoint_diff.inspect_replay(path, checkpoint), checkpoint.digest
+        replay, last_digest = comparison.inspect_replay(path, checkpoint), checkpoint.digest
         if replay is None or replay.problem is None:
             break
         # A run that is being trained may have moved on, and removed what it needs no more.
@@ -110,16 +110,16 @@ def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
 
 def _print_entries(entries: Sequence[_Entry], differences: Differences, count: int) -> None:
     """One file in detail; of several files or seeds a line each, and where they differ."""
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
 
     has_seeds = isinstance(differences, dict)
     if count == 1 and entries:
         first = entries[0]
-        lines = checkpoint_diff.summarise_checkpoint(first.path, first.checkpoint, first.replay)
+        lines = comparison.summarise_checkpoint(first.path, first.checkpoint, first.replay)
         print_pairs(line for line in lines if not has_seeds or line[0] in _COMMON_LINES)
     if count > 1 or has_seeds:
         for entry in entries:
-            print_result(checkpoint_diff.format_outline(entry.path, entry.checkpoint))
+            print_result(comparison.format_outline(entry.path, entry.checkpoint))
     if isinstance(differences, dict):
         for seed, difference in differences.items():
             print_result(f"{seed} differs first in {difference}.")
@@ -134,7 +134,6 @@ def _print_entries(entries: Sequence[_Entry], differences: Differences, count: i
 
 def _print_differences(entries: Sequence[_Entry], differences: Sequence[str | None]) -> None:
     """Where each of the others differs from the first."""
-    from rlflame.experiment import checkpoint_diff
 
     first, *others = entries
     for other, difference in zip(others, differences, strict=True):
@@ -146,7 +145,9 @@ def _print_differences(entries: Sequence[_Entry], differences: Sequence[str | No
                 )
             continue
         print_result(f"{first.path} and {other.path} differ first in {difference}.")
-        for machine in checkpoint_diff.find_machine_differences(first.checkpoint, other.checkpoint):
+        for machine in find_fingerprint_differences(
+            first.checkpoint.fingerprint, other.checkpoint.fingerprint
+        ):
             print_result(f"  They were made on machines that differ in {machine}.")
 
 
@@ -154,7 +155,7 @@ def _find_sweep_differences(
     folders: Sequence[Path], sweeps: Sequence[Mapping[str, _Entry]]
 ) -> dict[str, str]:
     """By the folder of a seed, where it differs first from the seed of the first sweep."""
-    from rlflame.experiment import checkpoint_diff
+    from rlflame.experiment import comparison
 
     differences = {}
     for folder, sweep in zip(folders[1:], sweeps[1:], strict=True):
@@ -163,8 +164,6 @@ def _find_sweep_differences(
             if first is None or other is None:
                 only_folder = folders[0] if other is None else folder
                 differences[str(folder / name)] = f"{name}, which is in {only_folder} alone"
-            elif difference := checkpoint_diff.find_first_difference(
-                first.checkpoint, other.checkpoint
-            ):
+            elif difference := comparison.find_first_difference(first.checkpoint, other.checkpoint):
                 differences[str(folder / name)] = difference
     return differences

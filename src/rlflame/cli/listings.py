@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlflame.cli.options import Debug, Json
-from rlflame.console.formatting import format_table
-from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+from rlflame.console.output import (
+    as_json_text,
+    format_table,
+    print_note,
+    print_result,
+    print_result_lines,
+)
 from rlflame.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from rlflame.experiment.run_list import RunOverview
+    from rlflame.experiment.listings import RunOverview
 
 
 def runs(
@@ -27,7 +32,7 @@ def runs(
 
     A run is training, finished, stopped, or damaged.
     """
-    from rlflame.experiment.run_list import list_runs
+    from rlflame.experiment.listings import list_runs
 
     if not folder.exists() and folder != Path("runs"):
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
@@ -64,7 +69,7 @@ def _format_row(run: RunOverview) -> tuple[str, ...]:
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     from rlflame.config import resolve
-    from rlflame.experiment.catalog import list_environments
+    from rlflame.experiment.listings import list_environments
 
     entries = list_environments()
     if as_json:
@@ -92,7 +97,7 @@ def config(
     debug: Debug = False,
 ) -> None:
     """List all settings: meaning, default, range."""
-    from rlflame.experiment.catalog import list_settings
+    from rlflame.experiment.listings import list_settings
 
     if schema:
         from rlflame.config.recipe import RunConfig

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 
 from rlflame.config.flags import ALGORITHM_NAMES, DEFAULT_ALGORITHM, RuntimeFlags
-from rlflame.console.formatting import format_pairs
-from rlflame.console.output import print_note, print_result
+from rlflame.console.output import format_pairs, print_note, print_result
 from rlflame.rollout.blas import limit_threads
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def render(
     source, _ = load_source(file, flags)
     from rlflame import api
     from rlflame.config.resolve import make_short_name
-    from rlflame.console.quiet import StatusLine
+    from rlflame.console.display import StatusLine
     from rlflame.rendering.job import RenderOptions
     from rlflame.rendering.policy_render import resolve_kind
 

@@ -19,8 +19,13 @@ from rlflame.cli.options import (
     add_flag_options,
 )
 from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
-from rlflame.console.formatting import format_pairs
-from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+from rlflame.console.output import (
+    as_json_text,
+    format_pairs,
+    print_note,
+    print_result,
+    print_result_lines,
+)
 from rlflame.errors import ConfigError, Interruption, RlflameError, format_command
 from rlflame.rollout.blas import limit_threads
 from rlflame.storage.sweep_folder import format_seeds, is_sweep
@@ -223,7 +228,7 @@ def _print_dry_run(
 
 def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
     """What this machine cannot do is a note, because the recipe may be meant for another one."""
-    from rlflame.experiment.memory_check import check_memory
+    from rlflame.experiment.preflight import check_memory
     from rlflame.learning.factory import resolve_device
 
     for check in (

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
+from rlflame.config.batch_scaling import copy_with_episodes, scale_config
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, RunConfig
@@ -345,46 +346,3 @@ def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str
     if any(above.get(key) is not None for key in budgets):
         below = {key: value for key, value in below.items() if key not in budgets}
     return merge(below, above)
-
-
-def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """The config with this many episodes an iteration, in slots of at most its width."""
-    if episodes < 1:
-        raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
-    widest = min(config.learning.rollout.envs_per_slot, episodes)
-    width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
-    data = config.model_dump()
-    data["learning"]["rollout"] |= {"envs_per_slot": width, "num_slots": episodes // width}
-    return validate_config(data)
-
-
-def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
-    """The config with the samples of an update, and the learning rates, of all learners together.
-
-    With a replay, N times the samples make an Nth of the updates.
-    """
-    learning, learners = config.learning, config.runtime.learners
-    if learners == 1 or not (batch or learning_rate):
-        return config
-    data = config.model_dump()
-    settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
-    if batch and field is None:
-        data["learning"]["rollout"]["num_slots"] *= learners
-    elif batch:
-        settings[field] *= learners
-        size, collected = settings[field], learning.rollout.steps_per_iteration
-        if learning.replay is not None:
-            settings["updates_per_step"] /= learners
-        elif learning.rollout.unit == "steps" and size > collected:
-            # A smaller minibatch than that would not fit the scaled learning rate.
-            raise ConfigError(
-                f"--scale-batch makes minibatches of {size:,} samples, and an iteration collects "
-                f"{collected:,}.",
-                f"--set rollout.steps={-(-size // learning.rollout.columns)}, or --learners "
-                f"{max(1, collected // (size // learners))}",
-            )
-    if learning_rate:
-        for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
-            if settings.get(name) is not None:
-                settings[name] *= learners
-    return validate_config(data)

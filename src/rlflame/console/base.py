@@ -116,6 +116,9 @@ class RunView:
     def show_fleet_event(self, event: FleetEvent) -> None:
         """Called from any thread."""
 
+    def show_seed_start(self, seed: int) -> None:
+        """The process of a seed starts; its first event comes seconds later."""
+
     def show_seed_event(self, seed: int, event: Mapping[str, Any]) -> None:
         """An event of a seed's process, as `rlflame train --json` prints it."""
 

@@ -1,4 +1,4 @@
-"""A view that keeps the progress of every seed, and the choice among the four displays.
+"""A view that keeps the progress of every seed, the quiet display, and the choice among displays.
 
 What a run in this process tells becomes the events that the process of a seed sends, so that each
 display handles one kind of event.
@@ -10,11 +10,17 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from rlflame.console.base import RunView
-from rlflame.console.output import is_interactive, print_note, print_note_lines
-from rlflame.console.run_progress import RunProgress
+from rlflame.console.base import NullView, RunView
+from rlflame.console.output import (
+    is_interactive,
+    overwrite_line,
+    print_note,
+    print_note_lines,
+    print_report,
+)
+from rlflame.console.run_progress import FleetProgress, RunProgress
 from rlflame.console.run_text import (
     Pairs,
     format_failure,
@@ -25,6 +31,7 @@ from rlflame.console.run_text import (
     format_start_lines,
     format_status,
 )
+from rlflame.terminal_text import escape_line, format_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,22 +92,70 @@ class Display(RunView):
 
     def show_fleet_event(self, event: FleetEvent) -> None:
         self.progress.fleet.add_event(event)
-        values: dict[str, dict[str, Any]] = {
-            "retried": {"slot": event.slot, "purpose": event.purpose, "reason": event.text},
-            "speculated": {"slot": event.slot, "purpose": event.purpose},
-            "phase": {"text": event.text},
-            "note": {"text": event.text},
-        }
-        if event.kind in values:
-            self.show_event({"event": event.kind, **values[event.kind]})
+        if event.kind in ("retried", "speculated"):
+            reason = {"reason": event.text} if event.kind == "retried" else {}
+            task = {"slot": event.slot, "purpose": event.purpose}
+            self.show_event({"event": event.kind, **task, **reason})
+        elif event.kind in ("phase", "note"):
+            self.show_event({"event": event.kind, "text": event.text})
+
+    def show_seed_start(self, seed: int) -> None:
+        self.progress.rows[seed].state = "running"
 
     def show_seed_event(self, seed: int, event: Mapping[str, Any]) -> None:
         self._add_event(event, seed)
 
     def show_seed_end(self, seed: int, outcome: SeedOutcome) -> None:
-        self.progress.add_outcome(seed, outcome)
+        self.progress.rows[seed].state = outcome.end
         if outcome.error is not None:
             print_note_lines(format_failure(seed, outcome.error))
+
+
+class QuietDisplay(Display):
+    """The folder at the end, for scripts, and on standard error the seeds that failed."""
+
+    def show_note(self, text: str) -> None: ...
+
+    def show_result(self, result: RunResult | SweepResult) -> None:
+        print_report(escape_line(str(result.folder)))
+
+
+class StatusLine(NullView):
+    """What a command does now, on one line that goes away again.
+
+    Only where standard error is a terminal: it is no part of the result.
+    """
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        stream = stream or sys.stderr
+        self._stream = stream if is_interactive(stream) else None
+        self._fleet = FleetProgress()
+
+    def show_fleet_event(self, event: FleetEvent) -> None:
+        self._fleet.add_event(event)
+        if event.kind == "note":
+            self.show_note(event.text)
+        groups = format_count(self._fleet.count_tasks(), "group")
+        played = f"{self._fleet.count_tasks('done')} of {groups} of episodes played"
+        self.show_status(self._fleet.phase or played)
+
+    def show_rendering(self, num_done: int, total: int) -> None:
+        episodes = format_count(total, "episode")
+        self.show_status(f"{num_done} of {episodes} drawn" if total > 1 else "drawing")
+
+    def show_status(self, text: str) -> None:
+        if self._stream is not None:
+            overwrite_line(self._stream, text)
+
+    def show_note(self, text: str) -> None:
+        self.show_status("")
+        print_note(text)
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.show_status("")
 
 
 def make_display(mode: str, *, sweep: bool = False) -> RunView:
@@ -113,8 +168,6 @@ def make_display(mode: str, *, sweep: bool = False) -> RunView:
 
         return JsonDisplay(sweep=sweep)
     if mode == "quiet":
-        from rlflame.console.quiet import QuietDisplay
-
         return QuietDisplay()
     if mode == "live" or (mode == "auto" and is_interactive(sys.stdout)):
         from rlflame.console.live import LiveDisplay

@@ -27,17 +27,15 @@ class JsonDisplay(Display):
         self._sweep = sweep
 
     def show_start(self, start: RunStart) -> None:
-        start_event = {
-            "event": "start",
+        fields = {
             "version": __version__,
             "folder": str(start.folder),
             "resumed": start.resumed,
             "steps": self.progress.steps,
             "fleet": start.fleet,
             "workers": start.workers,
-            **start.summary.as_dict(),
         }
-        self.show_event(start_event)
+        self.show_event({"event": "start", **fields, **start.summary.as_dict()})
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         if self._sweep:

@@ -15,8 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from rlflame.console.display import Display
-from rlflame.console.formatting import format_pairs, format_table, is_command
-from rlflame.console.output import make_display_stream
+from rlflame.console.output import format_pairs, format_table, is_command, make_display_stream
 from rlflame.console.run_progress import RECENT_EPISODES, SeedProgress
 from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
 from rlflame.storage.metrics import LIVE_METRICS
@@ -124,6 +123,8 @@ class LiveDisplay(Display):
             f"{fleet.count_tasks()} submitted, {fleet.count_tasks('running')} running, "
             f"{fleet.count_tasks('done')} done, {fleet.retried} retried"
         )
+        if fleet.total_retried:
+            tasks += f" ({fleet.total_retried} in all)"
         if fleet.speculated:
             tasks += f", {fleet.speculated} speculated"
         mean = row.recent_return

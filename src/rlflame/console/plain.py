@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlflame.console.display import Display
-from rlflame.console.formatting import format_pairs, wrap_text
-from rlflame.console.output import print_report
+from rlflame.console.output import format_pairs, print_report, wrap_text
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
 from rlflame.terminal_text import format_duration

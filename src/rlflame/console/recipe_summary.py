@@ -53,20 +53,6 @@ class RecipeSummary:
     def max_workers(self) -> int:
         return self.recipe.learning.rollout.num_slots
 
-    def format_environment(self) -> str:
-        env = self.env
-        kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
-        return (
-            f"{env.id}: {format_count(env.observation_size, 'observation')}, "
-            f"{format_count(env.action_size, f'{env.action_kind} action')}{kwargs}"
-        )
-
-    def format_algorithm(self, seeds: str = "") -> str:
-        learning = self.recipe.learning
-        preset = f", preset {self.preset}" if self.preset else ""
-        seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
-        return f"{learning.algorithm.upper()}{preset}, {seed}"
-
     def format_budget(self) -> str:
         recipe, iterations = self.recipe, self.iterations
         steps = f"{recipe.stop_at_steps:,} steps" if recipe.stop_at_steps else ""
@@ -81,23 +67,6 @@ class RecipeSummary:
                 "episodes)"
             )
         return f"{text}, or {steps}" if steps else text
-
-    def format_batch(self) -> str:
-        rollout = self.recipe.learning.rollout
-        columns = f"{format_count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} "
-        columns += "environment" if rollout.envs_per_slot == 1 else "environments"
-        if rollout.unit == "steps":
-            return f"{columns} x {format_count(rollout.steps, 'step')}"
-        return f"{columns}, whole episodes (at most {format_count(rollout.steps, 'step')})"
-
-    def format_policy(self) -> str:
-        network, window = self.recipe.learning.network, self.recipe.learning.policy_average
-        text = f"{'-'.join(map(str, self.layers))} {network.activation}"
-        if network.normalise_observations:
-            text += ", observations normalised"
-        if window:
-            text += f", averaged over {format_count(window, 'iteration')} at most"
-        return text
 
     @property
     def replay(self) -> ReplayShape | None:
@@ -116,16 +85,7 @@ class RecipeSummary:
             find_episode_limit(self.env.id) if limit is None else limit,
         )
 
-    def format_learner(self) -> str:
-        learning = self.recipe.learning
-        text = f"{learning.provider}, {format_count(learning.threads, 'thread')}"
-        if learning.device != "cpu":
-            text += f", on {learning.device}"
-        if learning.gradient_shards > 1:
-            text += f", {learning.gradient_shards} shards"
-        return text
-
-    def format_learning_starts(self) -> str:
+    def _format_learning_starts(self) -> str:
         """When learning from a replay begins; empty without a replay."""
         settings, stop = self.recipe.learning.replay, self.recipe.stop_at_steps
         if settings is None:
@@ -140,18 +100,43 @@ class RecipeSummary:
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
         """The recipe as pairs of a word and its text; `seeds` as `--seeds` names them."""
+        env, learning = self.env, self.recipe.learning
+        network, rollout, window = learning.network, learning.rollout, learning.policy_average
+        environment = (
+            f"{env.id}: {format_count(env.observation_size, 'observation')}, "
+            f"{format_count(env.action_size, f'{env.action_kind} action')}"
+        )
+        environment += "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
+        seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
+        preset = f", preset {self.preset}" if self.preset else ""
+        noun = "environment" if rollout.envs_per_slot == 1 else "environments"
+        batch = f"{format_count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} {noun}"
+        steps = format_count(rollout.steps, "step")
+        batch += f" x {steps}" if rollout.unit == "steps" else f", whole episodes (at most {steps})"
+        policy = f"{'-'.join(map(str, self.layers))} {network.activation}"
+        if network.normalise_observations:
+            policy += ", observations normalised"
+        if window:
+            policy += f", averaged over {format_count(window, 'iteration')} at most"
+        learner = f"{learning.provider}, {format_count(learning.threads, 'thread')}"
+        if learning.device != "cpu":
+            learner += f", on {learning.device}"
+        if learning.gradient_shards > 1:
+            learner += f", {learning.gradient_shards} shards"
         lines = [
-            ("environment", self.format_environment()),
-            ("algorithm", self.format_algorithm(seeds)),
+            ("environment", environment),
+            ("algorithm", f"{learning.algorithm.upper()}{preset}, {seed}"),
             ("budget", self.format_budget()),
-            ("batch", self.format_batch()),
-            ("policy", self.format_policy()),
-            ("learner", self.format_learner()),
+            ("batch", batch),
+            ("policy", policy),
+            ("learner", learner),
         ]
-        if starts := self.format_learning_starts():
+        if starts := self._format_learning_starts():
             lines.append(("updates", starts))
-        if self.replay is not None:
-            lines.append(("memory", f"{format_replay_size(self.replay)} when full"))
+        if (replay := self.replay) is not None:
+            transitions = format_count(replay.rows * replay.columns, "transition")
+            size = format_size(replay.nbytes)
+            lines.append(("memory", f"a replay of {transitions} takes {size} when full"))
         return lines
 
     def compute_reset_seeds(self) -> list[list[int]]:
@@ -193,12 +178,6 @@ class RecipeSummary:
             "threads": learning.threads,
             "replay_bytes": self.replay and self.replay.nbytes,
         }
-
-
-def format_replay_size(replay: ReplayShape) -> str:
-    """`a replay of 1,000,000 transitions takes 457 MB`."""
-    transitions = format_count(replay.rows * replay.columns, "transition")
-    return f"a replay of {transitions} takes {format_size(replay.nbytes)}"
 
 
 def format_title(recipe: Recipe) -> str:

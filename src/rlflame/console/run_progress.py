@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlflame.console.base import RunStart
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.fleet.base import FleetEvent
-    from rlflame.storage.sweep_folder import SeedOutcome
 
 #: Episodes in the recent return.
 RECENT_EPISODES = 100
@@ -33,7 +32,9 @@ class FleetProgress:
         self.phase = ""
         #: Workers that have answered so far, on a fleet where they come and go; else 0.
         self.workers = 0
-        self.retried = self.speculated = 0
+        #: In this round, and since the start.
+        self.retried = self.total_retried = 0
+        self.speculated = 0
 
     def add_event(self, event: FleetEvent) -> None:
         if event.kind == "phase":
@@ -45,13 +46,16 @@ class FleetProgress:
             return
         with self._lock:
             self.purpose, states = event.purpose, self._states[event.purpose]
-            self.retried += event.kind == "retried"
             # A slot that is submitted again begins the next round.
             if event.kind == "submitted" and event.slot in states:
                 states.clear()
+                self.retried = 0
             # A slot that is not in the round has an event of the previous round, which came late.
             if event.kind == "submitted" or event.slot in states:
                 states[event.slot] = event.kind
+            if event.kind == "retried":
+                self.retried += 1
+                self.total_retried += 1
 
     def count_tasks(self, kind: str = "") -> int:
         """Tasks of the round whose last event is of this kind; without one, all of them."""
@@ -150,9 +154,6 @@ class RunProgress:
             row.score, row.fraction_done = event["evaluation"]["mean"], 1.0
         if name in ("start", "iteration"):
             row.samples.append((self._clock(), row.steps, row.fraction_done))
-
-    def add_outcome(self, seed: int, outcome: SeedOutcome) -> None:
-        self.rows[seed].state = outcome.end
 
     def _move(self, row: SeedProgress, steps: int, iteration: int, episodes: int) -> None:
         row.steps, row.iteration, row.episodes = steps, iteration, episodes

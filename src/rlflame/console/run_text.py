@@ -9,11 +9,10 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.console.base import RunResult, RunStart, SweepResult
-from rlflame.console.formatting import format_table
-from rlflame.console.output import shorten_traceback
+from rlflame.console.output import format_table, shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
-from rlflame.fleet.factory import get_worker_noun, is_remote
+from rlflame.fleet.factory import get_worker_noun, has_workers, is_remote
 from rlflame.statistics import FEWEST_SEEDS, compute_interquartile_means
 from rlflame.storage.sweep_folder import format_seeds
 from rlflame.terminal_text import escape_line, format_count, format_duration
@@ -58,7 +57,7 @@ def _format_place(start: RunStart) -> str:
             place = f"each with {format_count(resources.workers_per_seed, 'local worker')}"
         seeds = format_count(len(start.checkpoints), "seed")
         return f"{seeds}, {resources.concurrent_seeds} at a time, {place}"
-    if start.fleet == "inline":
+    if not has_workers(start.fleet):
         return "in this process"
     fleets = start.candidates or ((start.fleet, start.workers),)
     workers = " and ".join(

@@ -125,13 +125,22 @@ def _get_first_line(error: BaseException) -> str:
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     """The shape of the policy of a recipe, or an error where it does not fit the environment."""
     network = learning.network
-    if learning.traits.squashed_actions:
-        _check_squashable(learning, env)
     learning.settings.check_action_size(env.action_size)
-    if network.exploration == "gsde" and env.action_kind == "discrete":
+    algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
+    for name, needs_numbers, hint in (
+        (algorithm, is_squashed, "--algo ppo"),
+        ("gsde", network.exploration == "gsde", "--set network.exploration=independent"),
+    ):
+        if needs_numbers and env.action_kind == "discrete":
+            raise ConfigError(
+                f"{name} needs actions that are numbers, and {env.id} has {env.action_size} "
+                "choices.",
+                hint,
+            )
+    if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
         raise ConfigError(
-            f"gsde needs actions that are numbers, and {env.id} has {env.action_size} choices.",
-            "--set network.exploration=independent",
+            f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
+            "--algo ppo, or give the environment's action_space finite bounds",
         )
     return PolicySpec(
         action_kind=env.action_kind,
@@ -148,22 +157,6 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
         exploration=network.exploration,
         exploration_interval=network.exploration_interval,
     )
-
-
-def _check_squashable(learning: LearningSettings, env: EnvSpec) -> None:
-    """Squashed actions are numbers between two bounds."""
-    algorithm = learning.algorithm.upper()
-    if env.action_kind == "discrete":
-        raise ConfigError(
-            f"{algorithm} needs actions that are numbers, and {env.id} has {env.action_size} "
-            "choices.",
-            "--algo ppo",
-        )
-    if not np.isfinite([*env.action_low, *env.action_high]).all():
-        raise ConfigError(
-            f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
-            "--algo ppo, or give the environment's action_space finite bounds",
-        )
 
 
 def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:

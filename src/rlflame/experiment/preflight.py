@@ -5,20 +5,30 @@ Nothing is written before all of them have passed. Loads numpy only where the se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlflame.config.batch_scaling import check_learners
 from rlflame.config.module_trust import pin_env_file
-from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, Recipe
+from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
+from rlflame.storage.available_memory import measure_usable_bytes
+from rlflame.terminal_text import format_count, format_size
 from rlflame.training.critic_helper.helper_client import check_critic_helper
 
 if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
+
+#: Of a step in memory: what was collected, and the same in another order.
+_COPIES = 2
+#: Numbers for each weight: itself, its gradient and the two moments of Adam.
+_NUMBERS_PER_WEIGHT = 4
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,14 @@ def run_preflight(
     recipe = pin_env_file(recipe, runtime.env_file, read_recorded_env_file)
     check_settings(recipe, runtime)
     from rlflame.experiment import components
-    from rlflame.experiment.memory_check import check_memory
     from rlflame.training.stop_signal import NullStop, abort_on_stop
 
-    if not resumed:
-        _check_init_file(recipe.learning, init_from)
+    if recipe.learning.init_policy is not None and init_from is None and not resumed:
+        raise ConfigError(
+            f"The recipe starts from the policy {recipe.learning.init_policy}, and no file was "
+            "given.",
+            "--init-from FILE, or --set learning.init_policy=none",
+        )
     with abort_on_stop(stop or NullStop()):
         if dry_run:
             env = components.inspect_env(recipe.learning.environment)
@@ -105,30 +118,6 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def check_learners(learning: LearningSettings, learners: int) -> None:
-    """Every learner computes the same number of the recipe's shards."""
-    shards = learning.gradient_shards
-    if shards % learners == 0:
-        return
-    fitting = learners * -(-DEFAULT_SHARDS // learners)
-    shards_hint = f"; or, in a new run, --set learning.gradient_shards={fitting}"
-    possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
-    counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
-    raise ConfigError(
-        f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
-        f"--learners {counts}{'' if learning.settings.needs_whole_batches else shards_hint}",
-    )
-
-
-def _check_init_file(learning: LearningSettings, file: Path | None) -> None:
-    if learning.init_policy is not None and file is None:
-        raise ConfigError(
-            f"The recipe starts from a policy (learning.init_policy = {learning.init_policy}), and "
-            "no file was given.",
-            "--init-from FILE, or --set learning.init_policy=none",
-        )
-
-
 def _load_start_policy(
     learning: LearningSettings, env: EnvSpec, file: Path
 ) -> tuple[LearningSettings, PolicyArrays]:
@@ -157,3 +146,54 @@ def _load_start_policy(
             "--init-from the file it was made with, or --set learning.init_policy=none",
         )
     return learning.model_copy(update={"init_policy": policy_id}), source.policy
+
+
+def check_memory(recipe: Recipe, env: EnvSpec, *, resumed: bool) -> None:
+    """Refuse what the machine cannot hold, before minutes or hours have filled it."""
+    available, safe = measure_usable_bytes()
+    for subject, nbytes, remedy in _estimate_memory(recipe, env, available, safe):
+        if nbytes > available:
+            verb = "resume" if resumed else "train"
+            raise ConfigError(
+                f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} "
+                "are available for it.",
+                f"--set learning.{remedy}"
+                if remedy and not resumed
+                else f"free some, raise a limit, or {verb} on another machine",
+            )
+
+
+def _estimate_memory(
+    recipe: Recipe, env: EnvSpec, available: int, safe: int
+) -> Iterator[tuple[str, int, str | None]]:
+    """What is large, the bytes that it takes at least, and a setting that makes it smaller."""
+    from rlflame.console.recipe_summary import RecipeSummary
+    from rlflame.experiment.components import make_policy_spec
+    from rlflame.rollout.policy import compute_array_shapes
+
+    learning, rollout = recipe.learning, recipe.learning.rollout
+    replay = RecipeSummary(recipe, env, "").replay
+    if replay is not None:
+        transitions = format_count(replay.rows * replay.columns, "transition")
+        fitting = replay.find_capacity(safe)
+        remedy = f"{learning.algorithm}.buffer_size={_round_down(fitting)}"
+        is_enough = fitting >= rollout.columns
+        yield f"A replay of {transitions}", replay.nbytes, remedy if is_enough else None
+    elif rollout.unit == "steps":  # the length of episodes is not known
+        action = env.action_size if env.action_kind == "continuous" else 1
+        numbers = (env.observation_size + action + 4) * rollout.columns
+        bytes_per_step = _COPIES * _FLOAT_BYTES * numbers
+        fitting = available // bytes_per_step // 2
+        batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
+        remedy = f"rollout.steps={_round_down(fitting)}"
+        yield batch, bytes_per_step * rollout.steps, remedy if fitting else None
+    shapes = compute_array_shapes(make_policy_spec(learning, env)).values()
+    weights = sum(math.prod(shape) for shape in shapes) * (1 + learning.traits.critics)
+    networks = f"Learning networks of {list(learning.network.hidden)} units"
+    yield networks, _FLOAT_BYTES * _NUMBERS_PER_WEIGHT * weights, "network.hidden=[256,256]"
+
+
+def _round_down(number: int) -> int:
+    """The number rounded down to two digits, which leaves something over."""
+    unit: int = 10 ** max(0, len(str(number)) - 2)
+    return number // unit * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from rlflame.config import module_trust
 from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
 from rlflame.experiment.preflight import read_env_spec
-from rlflame.learning.base import Segment
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
 from rlflame.learning.factory import make_algorithm, make_buffer
 from rlflame.learning.policy_average import PolicyAverage
@@ -58,8 +57,7 @@ def load_source(
             f"{target} holds a policy alone, without the state that training needs.",
             f"start a new run from it: {format_command('train', '--init-from', target)}",
         )
-    run = find_run(target)
-    policy = find_best_policy(run, target)
+    policy = find_best_policy(find_run(target), target)
     extension = extend_budget(source, steps, policy)
     if fresh_replay:
         extension = _copy_with_fresh_replay(extension)
@@ -128,19 +126,13 @@ def _is_annealed(source: Checkpoint) -> bool:
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
     """The best file of a run to start another run from, among those that can be read."""
-    best, latest = run / "best.safetensors", run / "latest.safetensors"
-    paths = (
-        path for path in (best, fallback, latest, *reversed(list_step_files(run))) if path.is_file()
-    )
-    return next((path for path in paths if _can_load(path)), latest)
-
-
-def _can_load(path: Path) -> bool:
-    try:
-        checkpoint.load(path)
-    except CheckpointError:
-        return False
-    return True
+    latest = run / "latest.safetensors"
+    for path in (run / "best.safetensors", fallback, latest, *reversed(list_step_files(run))):
+        if path.is_file():
+            with contextlib.suppress(CheckpointError):
+                checkpoint.load(path)
+                return path
+    return latest
 
 
 def format_train_command(recipe: Recipe, policy: Path, steps: int | None = None) -> str:
@@ -154,15 +146,15 @@ def format_train_command(recipe: Recipe, policy: Path, steps: int | None = None)
     if not config.exists():
         recipe_options = ("--env", learning.environment.id, "--algo", learning.algorithm)
         return format_command("train", *recipe_options, "--init-from", policy, *end)
-    settings: dict[str, object] = {"learning.init_policy": learning.init_policy}
-    if steps is None:
-        settings["evaluation.until_return"] = recipe.evaluation.until_return
-    else:
-        settings["learning.horizon_steps"] = learning.horizon_steps
-        settings["learning.horizon_iterations"] = learning.horizon_iterations
-    resets = [("--set", f"{name}=none") for name in sorted(settings) if settings[name] is not None]
-    reset_options = [word for pair in resets for word in pair]
-    return format_command("train", "--config", config, "--init-from", policy, *end, *reset_options)
+    resets: list[str] = []
+    if learning.init_policy is not None:
+        resets += ["--set", "learning.init_policy=none"]
+    if steps is None and recipe.evaluation.until_return is not None:
+        resets += ["--set", "evaluation.until_return=none"]
+    for name in ("horizon_iterations", "horizon_steps"):
+        if steps is not None and getattr(learning, name) is not None:
+            resets += ["--set", f"learning.{name}=none"]
+    return format_command("train", "--config", config, "--init-from", policy, *end, *resets)
 
 
 def find_machine_differences(
@@ -194,18 +186,12 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
 
 
 def check_state(source: Checkpoint, target: Path) -> None:
-    """The saved state is complete and fits the recipe; checked before anything is written."""
-    try:
-        _check_restorable(source)
-    except ReplayError as error:
-        raise ReplayError(error.message, format_replay_hint(source, target)) from error
-
-
-def _check_restorable(source: Checkpoint) -> None:
-    """Restore the state into a learner and a replay that are not used any further."""
+    """Check that the saved state is complete and fits the recipe, before anything is written."""
+    if source.snapshot is None:
+        return
     learning = source.recipe.learning.model_copy(update={"threads": 1})
-    if source.snapshot is not None:
-        learner = make_algorithm(learning, source.policy_spec)
+    learner = make_algorithm(learning, source.policy_spec)
+    try:
         restore_components(
             source.snapshot,
             learning.rollout.staleness,
@@ -213,6 +199,8 @@ def _check_restorable(source: Checkpoint) -> None:
             make_buffer(learning, source.env),
             PolicyAverage(learning.policy_average, learner.get_policy()),
         )
+    except ReplayError as error:
+        raise ReplayError(error.message, format_replay_hint(source, target)) from error
 
 
 def _read_lineage(source: Checkpoint) -> int:
@@ -245,12 +233,25 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
     """What to type where the replay is incomplete; the command that loses nothing comes first."""
     fresh_command = format_fresh_replay_command(source, target)
-    complete_replay = _find_complete_replay(target, source)
-    if complete_replay is None:
-        return fresh_command
-    path, recipe = complete_replay
-    command = format_command("resume", path, *_format_end_options(recipe, source.recipe))
-    return f"{command} goes on from before, to the same bits; {fresh_command}"
+    verified: set[str] = set()
+    for path in reversed(list_step_files(find_run(target))):
+        with contextlib.suppress(CheckpointError):
+            earlier = checkpoint.load(path)
+            if (
+                earlier.snapshot is None
+                or earlier.progress.steps >= source.progress.steps
+                or earlier.recipe.learning != source.recipe.learning
+                or _read_lineage(earlier) != _read_lineage(source)
+            ):
+                continue
+            for segment in earlier.snapshot.segments:
+                if segment.digest not in verified:
+                    segment.arrays()
+                    verified.add(segment.digest)
+            end = _format_end_options(earlier.recipe, source.recipe)
+            command = format_command("resume", path, *end)
+            return f"{command} goes on from before, to the same bits; {fresh_command}"
+    return fresh_command
 
 
 def format_fresh_replay_command(source: Checkpoint, target: Path) -> str:
@@ -272,39 +273,3 @@ def _format_end_options(current: Recipe, target: Recipe) -> tuple[object, ...]:
     """What to add to `resume` where the file ends elsewhere than it was asked to."""
     ends = [(recipe.stop_at_steps, recipe.stop_at_iterations) for recipe in (current, target)]
     return () if ends[0] == ends[1] else ("--steps", target.stop_at_steps)
-
-
-def _find_complete_replay(target: Path, source: Checkpoint) -> tuple[Path, Recipe] | None:
-    """An earlier checkpoint of the same run whose replay is complete."""
-    run = find_run(target)
-    intact_by_digest: dict[str, bool] = {}
-    for path in reversed(list_step_files(run)):
-        with contextlib.suppress(CheckpointError):
-            candidate = checkpoint.load(path)
-            if (
-                candidate.resumable
-                and candidate.progress.steps < source.progress.steps
-                and candidate.recipe.learning == source.recipe.learning
-                and candidate.recipe.evaluation == source.recipe.evaluation
-                and _read_lineage(candidate) == _read_lineage(source)
-                and all(
-                    _is_intact(segment, intact_by_digest) for segment in _list_segments(candidate)
-                )
-            ):
-                return path, candidate.recipe
-    return None
-
-
-def _list_segments(source: Checkpoint) -> Sequence[Segment]:
-    return source.snapshot.segments if source.snapshot is not None else ()
-
-
-def _is_intact(segment: Segment, intact_by_digest: dict[str, bool]) -> bool:
-    """Whether a segment can be read and verified; each is read once."""
-    if segment.digest not in intact_by_digest:
-        try:
-            segment.arrays()
-            intact_by_digest[segment.digest] = True
-        except ReplayError:
-            intact_by_digest[segment.digest] = False
-    return intact_by_digest[segment.digest]

@@ -18,22 +18,10 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
-from rlflame.experiment import components
+from rlflame.experiment import components, resume
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.preflight import list_warnings, run_preflight
 from rlflame.experiment.recorded_config import read_recorded_env_file
-from rlflame.experiment.resume import (
-    check_environment,
-    check_state,
-    find_best_policy,
-    find_machine_differences,
-    find_run,
-    format_continue_command,
-    format_fresh_replay_command,
-    has_final_evaluation,
-    is_finished,
-    load_source,
-)
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
@@ -69,6 +57,11 @@ class RunHost:
     #: Whether other runs learn on this machine at the same time.
     shared: bool = False
 
+    def show_warnings(self, recipe: Recipe) -> None:
+        """Show the warnings, unless a sweep has shown them for all of its runs."""
+        for warning in () if self.shared else list_warnings(recipe):
+            self.view.show_note(warning)
+
 
 @contextmanager
 def start_run(
@@ -83,7 +76,7 @@ def start_run(
     recipe = config.recipe.copy_with_horizon()
     preflight = run_preflight(recipe, runtime, init_from=init_from, stop=host.stop)
     source = components.make_initial_checkpoint(preflight.recipe, preflight.env, preflight.start)
-    _show_warnings(preflight.recipe, host)
+    host.show_warnings(preflight.recipe)
     with _open_fleet(runtime, recipe, host) as rollouts:
         folder = RunFolder.create(choose_run_path(recipe, runtime))
         try:
@@ -111,20 +104,26 @@ def open_run(
     host = host or RunHost()
     folder = _open_run_folder(target, host.view)
     try:
-        source = load_source(
+        source = resume.load_source(
             target, steps, fresh_replay=fresh_replay, show_note=host.view.show_note
         )
-        if is_finished(source) and has_final_evaluation(folder.path, source):
+        if resume.is_finished(source) and resume.has_final_evaluation(folder.path, source):
             launcher.release_learners()
             if fresh_replay:
                 raise ConfigError(
                     f"This run is over: it ended at step {source.progress.steps}, and an empty "
                     "replay is for going on.",
-                    format_fresh_replay_command(source, target),
+                    resume.format_fresh_replay_command(source, target),
                 )
             yield Run(folder, source, runtime, host, None, resumed=True)
             return
-        source = _update_fingerprint(source, host.view)
+        fingerprint = compute_environment_fingerprint(source.recipe.learning)
+        for difference in resume.find_machine_differences(source, fingerprint):
+            host.view.show_note(
+                f"This machine differs from the previous one ({difference}); results may not be "
+                "bit-identical."
+            )
+        source = replace(source, fingerprint=fingerprint)
         preflight = run_preflight(
             source.recipe,
             runtime,
@@ -132,9 +131,9 @@ def open_run(
             stop=host.stop,
             read_recorded_env_file=lambda: read_recorded_env_file(folder.path),
         )
-        _show_warnings(source.recipe, host)
-        check_state(source, target)
-        source = check_environment(source, preflight.env)
+        host.show_warnings(source.recipe)
+        resume.check_state(source, target)
+        source = resume.check_environment(source, preflight.env)
         with _open_fleet(runtime, source.recipe, host) as rollouts:
             yield Run(folder, source, runtime, host, rollouts, resumed=True)
     finally:
@@ -152,26 +151,10 @@ def choose_run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
 def _open_run_folder(target: Path, view: RunView) -> RunFolder:
     if not target.exists():
         raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
-    path = find_run(target)
+    path = resume.find_run(target)
     if not has_checkpoint_files(path):
         load_newest_checkpoint(target, view.show_note)  # raises, and leaves no lock behind
     return RunFolder.open(path)
-
-
-def _update_fingerprint(source: Checkpoint, view: RunView) -> Checkpoint:
-    fingerprint = compute_environment_fingerprint(source.recipe.learning)
-    for difference in find_machine_differences(source, fingerprint):
-        view.show_note(
-            f"This machine differs from the previous one ({difference}); results may not be "
-            "bit-identical."
-        )
-    return replace(source, fingerprint=fingerprint)
-
-
-def _show_warnings(recipe: Recipe, host: RunHost) -> None:
-    """Show the warnings, unless a sweep has shown them for all of its runs."""
-    for warning in () if host.shared else list_warnings(recipe):
-        host.view.show_note(warning)
 
 
 @contextmanager
@@ -293,8 +276,8 @@ class Run:
         options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
         if self.runtime.env_file is not None:
             options = ["--env-file", Path(self.runtime.env_file)]  # which names its own module
-        best = find_best_policy(self.folder.path, self.folder.latest)
-        command = format_continue_command(saved, self.folder.path, best)
+        best = resume.find_best_policy(self.folder.path, self.folder.latest)
+        command = resume.format_continue_command(saved, self.folder.path, best)
         return RunResult(
             self.folder.path,
             saved.progress,

@@ -13,6 +13,7 @@ from meetings import HERE, hosted
 from rlflame.config.flags import read_rank
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment.learners import liveness
+from rlflame.experiment.learners.launcher import make_shared_file
 from rlflame.experiment.learners.liveness import (
     FileRendezvous,
     LearnerProcess,
@@ -20,7 +21,6 @@ from rlflame.experiment.learners.liveness import (
     await_learners,
     make_torchrun_rendezvous,
 )
-from rlflame.experiment.learners.rendezvous_file import make_shared_file
 
 
 class Called(LivenessMonitor):

@@ -467,10 +467,10 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
     class Moving:
         """A crew during whose work the folder is moved and another job begins."""
 
-        def __init__(self, orders, folder, *_, **__):
+        def __init__(self, orders, config, folder, *_):
             self._folder = folder
 
-        def run(self):
+        def run(self, at_once):
             out.rename(tmp_path / "old")
             self.second = RunFolder.create(out)
             if moment == "begun":

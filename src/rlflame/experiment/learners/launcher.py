@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import itertools
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlflame.config.flags import LearnerRank, has_agent_store, read_rank
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, LearnerFailure
-from rlflame.experiment.learners.rendezvous_file import SharedFile, make_shared_file
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, wait
@@ -24,7 +26,8 @@ from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
 if TYPE_CHECKING:
-    from rlflame.experiment.learners.liveness import LearnerProcess, LivenessMonitor
+    from rlflame.experiment.learners.liveness import LearnerProcess
+
 
 #: A learner answers once Python and torch are loaded.
 JOIN_TIMEOUT_S = 180.0
@@ -34,6 +37,18 @@ _RENDEZVOUS_TIMEOUT_S = 60.0
 LOST_EXIT_CODE = 70
 _GRACE_S = 3.0
 _POLL_S = 0.2
+#: Learners on one machine need no network, and no other machine may reach their ports. A
+#: GLOO_SOCKET_IFNAME that the user has set is for torchrun.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+#: Descriptors that no other file of this process gets: the lowest free ones are given out first.
+_numbers = itertools.cycle(range(512, 960))
+
+
+class SharedFile(NamedTuple):
+    """A path that all learners can open, and what they have to inherit for that."""
+
+    path: str
+    descriptors: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -44,27 +59,23 @@ def start_learners(
 
     `hint` says what to do when one was lost.
     """
-    try:
-        with _open_group(runtime, threads, stop) as group:
-            yield group
-    except LearnerFailure as error:
-        error.hint = hint()
-        raise
-
-
-def _open_group(
-    runtime: RuntimeSettings, threads: int, stop: StopRequest
-) -> AbstractContextManager[ProcessGroup]:
     learner_rank = read_rank()
-    if learner_rank is None:
-        single = runtime.learners == 1
-        return nullcontext(SingleProcessGroup()) if single else _start_replicas(runtime, threads)
-    if runtime.learners != learner_rank.size:
+    if learner_rank is not None and learner_rank.size != runtime.learners:
         raise ConfigError(
             f"torchrun has started {learner_rank.size} processes for {runtime.learners} learners.",
             "leave out --learners: every process is one",
         )
-    return _join_torchrun(runtime, learner_rank, stop)
+    group_context: AbstractContextManager[ProcessGroup] = nullcontext(SingleProcessGroup())
+    if learner_rank is not None:
+        group_context = _join_torchrun(runtime, learner_rank, stop)
+    elif runtime.learners > 1:
+        group_context = _start_replicas(runtime, threads)
+    try:
+        with group_context as group:
+            yield group
+    except LearnerFailure as error:
+        error.hint = hint()
+        raise
 
 
 def release_learners() -> None:
@@ -91,19 +102,8 @@ def _join_torchrun(
                 await_learners(make_torchrun_rendezvous(), *learner_rank, JOIN_TIMEOUT_S)
     except StopInterrupt:  # nothing has been learned
         raise KeyboardInterrupt from None
-    with _join_group(runtime, learner_rank, JOIN_TIMEOUT_S) as (group, monitor):
-        try:
-            yield group
-        except LearnerFailure as error:
-            late_ranks = monitor.find_late_ranks(_GRACE_S)
-            learners = {rank: monitor.read_process(rank) for rank in late_ranks}
-            if error.hung:
-                # Torchrun ends this process when the others are gone: after the error is shown.
-                atexit.register(_kill_local_learners, [*learners.values()])
-            pids = {rank: learner.pid for rank, learner in learners.items()}
-            raise _add_learner_names(
-                error, pids, learner_rank.size, runtime.learner_deadline_s
-            ) from error
+    with _join_group(runtime, learner_rank, JOIN_TIMEOUT_S) as group:
+        yield group
 
 
 def _stop_without_parent() -> None:
@@ -141,29 +141,23 @@ def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessG
             processes[rank] = WorkerProcess(
                 module="rlflame.experiment.learners.replica_main",
                 show_output=runtime.debug,
-                environment={**blas.make_child_environment(threads), **_make_loopback_env()},
+                environment={**blas.make_child_environment(threads), **_LOOPBACK},
                 inherited_fds=shared.descriptors,
             )
             stack.callback(processes[rank].terminate)
             message = {"rank": rank, "size": runtime.learners, "meeting": shared.path}
             processes[rank].channel.send(MessageKind.ORDER, message)
-        os.environ.update(_make_loopback_env())
+        os.environ.update(_LOOPBACK)
         try:
             _await_loaded(processes)
-            learner_rank = LearnerRank(0, runtime.learners)
-            with _join_group(runtime, learner_rank, _RENDEZVOUS_TIMEOUT_S, shared) as (
-                group,
-                monitor,
-            ):
-                try:
-                    yield group
-                except LearnerFailure as error:
-                    late_ranks = monitor.find_late_ranks(
-                        _GRACE_S, lambda: bool(_find_exit_codes(processes))
-                    )
-                    pids = {rank: processes[rank].pid for rank in late_ranks}
-                    deadline_s = runtime.learner_deadline_s
-                    raise _add_learner_names(error, pids, runtime.learners, deadline_s) from error
+            with _join_group(
+                runtime,
+                LearnerRank(0, runtime.learners),
+                _RENDEZVOUS_TIMEOUT_S,
+                shared,
+                processes,
+            ) as group:
+                yield group
         except LearnerFailure as error:
             raise _explain_loss(error, processes) from error
 
@@ -195,23 +189,34 @@ def _join_group(
     learner_rank: LearnerRank,
     join_timeout_s: float,
     shared: SharedFile | None = None,
-) -> Iterator[tuple[ProcessGroup, LivenessMonitor]]:
+    processes: Mapping[int, WorkerProcess] | None = None,
+) -> Iterator[ProcessGroup]:
+    """The group of all learners; its failures name the learners that are late.
+
+    `processes` are the other learners, None where torchrun has started them.
+    """
     from rlflame.experiment.learners.liveness import FileRendezvous, join_group
     from rlflame.learning.parallel.process_group import release_replicas
 
     rendezvous = FileRendezvous(shared.path) if shared is not None else None
     deadline_s = runtime.learner_deadline_s
     with join_group(learner_rank, rendezvous, deadline_s, join_timeout_s) as (group, monitor):
-        yield group, monitor
+        try:
+            yield group
+        except LearnerFailure as error:
+            late_ranks = monitor.find_late_ranks(
+                _GRACE_S, lambda: bool(_find_exit_codes(processes or {}))
+            )
+            if processes is not None:
+                pids = {rank: processes[rank].pid for rank in late_ranks}
+            else:
+                learners = {rank: monitor.read_process(rank) for rank in late_ranks}
+                pids = {rank: learner.pid for rank, learner in learners.items()}
+                if error.hung:
+                    # Torchrun ends this process when the others are gone: after the error is shown.
+                    atexit.register(_kill_local_learners, [*learners.values()])
+            raise _add_learner_names(error, pids, learner_rank.size, deadline_s) from error
         release_replicas(group)
-
-
-def _make_loopback_env() -> dict[str, str]:
-    """Learners on one machine need no network, and no other machine may reach their ports.
-
-    A GLOO_SOCKET_IFNAME that the user has set is for torchrun, and does not count here.
-    """
-    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
 def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess]) -> LearnerFailure:
@@ -260,3 +265,36 @@ def _format_learners(pids: Mapping[int, int], size: int) -> str:
     *head_ranks, last = map(str, sorted(pids))
     numbers = ", ".join(str(pids[rank]) for rank in sorted(pids))
     return f"Learners {', '.join(head_ranks)} and {last} of {size} (processes {numbers})"
+
+
+def _move_up(descriptor: int) -> int:
+    """The same open file under a number that is not given to another file soon.
+
+    torch's FileStore opens its path again when it is destroyed, which may be long after the file
+    was closed. Under a number in use it would open, and lock, the file of a later run.
+    """
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
+    except OSError:  # fewer descriptors are allowed
+        return descriptor
+    os.close(descriptor)
+    return moved
+
+
+@contextmanager
+def make_shared_file() -> Iterator[SharedFile]:
+    """The file where the learners of one machine meet, empty, until the end of the context.
+
+    Other users can reach a port of this machine, but not this file. On Linux it has no name: the
+    learners inherit it, and it is gone with the last of them.
+    """
+    if sys.platform == "linux":
+        descriptor = _move_up(os.memfd_create("rlflame-learners"))
+        try:
+            os.fchmod(descriptor, 0o600)
+            yield SharedFile(f"/proc/self/fd/{descriptor}", (descriptor,))
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # for its owner alone
+            yield SharedFile(os.path.join(folder, "learners"))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch.distributed import (  # type: ignore[attr-defined]
     FileStore,
@@ -32,31 +32,20 @@ _POLL_S = 0.05
 _ENDED = -1
 
 
-class Rendezvous(Protocol):
-    """Where learners find each other, and one asks the others."""
-
-    @property
-    def attempt(self) -> str:
-        """Tells the restarts of torchrun at one place apart."""
-
-    def open_store(self, timeout_s: float) -> Store:
-        """A new connection: one that waits serves nothing else."""
-
-    def wait_for(self, key: str, store: Store) -> None:
-        """Return once the key is there; RuntimeError where it can never be set."""
-
-
 class TcpRendezvous(NamedTuple):
     """A port that all learners know."""
 
     host: str
     port: int
+    #: Tells the restarts of torchrun at one place apart.
     attempt: str = "0"
 
     def open_store(self, timeout_s: float) -> Store:
+        """A new connection: one that waits serves nothing else."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
     def wait_for(self, key: str, store: Store) -> None:
+        """Return once the key is there; RuntimeError where it can never be set."""
         store.wait([key], _ENDLESS)
 
 
@@ -81,6 +70,10 @@ class FileRendezvous(NamedTuple):
                 return
             size = current_size
             time.sleep(_POLL_S)
+
+
+#: Where learners find each other, and one asks the others.
+Rendezvous = TcpRendezvous | FileRendezvous
 
 
 def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> TcpRendezvous:

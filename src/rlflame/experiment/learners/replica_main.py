@@ -10,8 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlflame.config.flags import LearnerRank, has_agent_store
@@ -23,7 +22,7 @@ from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.process.parent_channel import ParentChannel
 
 if TYPE_CHECKING:
-    from rlflame.experiment.learners.liveness import LivenessMonitor, Rendezvous
+    from rlflame.experiment.learners.liveness import Rendezvous
 
 _GRACE_S = 1.0
 
@@ -52,21 +51,12 @@ def run_replica(
     timeout_s = JOIN_TIMEOUT_S
     with join_group(learner_rank, rendezvous, timeout_s, timeout_s) as (group, monitor):
         monitor.start_answering(on_answer)
-        with _report_exit(monitor):
+        try:
             learn(group)
-
-
-@contextmanager
-def _report_exit(monitor: LivenessMonitor) -> Iterator[None]:
-    """Report whether this learner ends by itself, or because of another."""
-    try:
-        yield
-    except LearnerFailure:
-        monitor.report_exit(healthy=True)
-        raise
-    except BaseException:
-        monitor.report_exit(healthy=False)
-        raise
+        except BaseException as error:
+            # This learner ends because of another one, or by itself.
+            monitor.report_exit(healthy=isinstance(error, LearnerFailure))
+            raise
 
 
 def learn(group: ProcessGroup) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +46,40 @@ def main() -> None:
     with SignalStop() as stop:
         try:
             _train(order, channel, stop)
-        except DamagedCheckpointsError as error:
-            command = format_shell("rm", "-r", order["folder"])
-            error.hint = f"restore one from a copy, or begin the seed anew: {command}"
-            _report_failure(channel, error)
-        except WriteError as error:
-            error.hint = error.remedy  # what to type is one for all seeds
-            _report_failure(channel, error)
-        except RlflameError as error:
-            _report_failure(channel, error)
-        except KeyboardInterrupt:
-            _report_failure(channel, RlflameError("Interrupted."))
-        except MemoryError:
-            _report_failure(
-                channel, RlflameError("Memory ran out.", "fewer seeds side by side: --workers 1")
-            )
-        except OSError as error:
-            _report_failure(channel, from_os_error(error))
-        except BaseException:  # a bug, but an answer all the same
-            channel.send(MessageKind.BROKEN, {"traceback": traceback.format_exc()})
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            _report_error(error, Path(order["folder"]), channel)
+
+
+def _report_error(error: BaseException, folder: Path, channel: ParentChannel) -> None:
+    """Send what ended the seed; a bug with its traceback."""
+    if isinstance(error, DamagedCheckpointsError):
+        command = format_shell("rm", "-r", folder)
+        error.hint = f"restore one from a copy, or begin the seed anew: {command}"
+    elif isinstance(error, WriteError):
+        error.hint = error.remedy  # what to type is one for all seeds
+    elif isinstance(error, KeyboardInterrupt):
+        error = RlflameError("Interrupted.")
+    elif isinstance(error, MemoryError):
+        error = RlflameError("Memory ran out.", "fewer seeds side by side: --workers 1")
+    elif isinstance(error, OSError):
+        error = from_os_error(error)
+    if isinstance(error, RlflameError):
+        channel.send(MessageKind.FAILED, error.as_dict())
+    else:
+        channel.send(MessageKind.BROKEN, {"traceback": "".join(traceback.format_exception(error))})
 
 
 def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -> None:
     user_code.load_from_environment()
     allow_modules(order["modules"])
     config = validate_config(order["config"])
-    show = JsonDisplay(write=lambda text: _send_event(channel, text))
+
+    def send_event(text: str) -> None:
+        channel.send(MessageKind.EVENT, {"text": text})
+
+    show = JsonDisplay(send_event)
     counts = EventCounter(show.show_fleet_event)
-    with _open_fleet(order["fleet"], config, counts, channel) as fleet:
+    with _open_fleet(order, config, counts, channel) as fleet:
         host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, shared=True)
         if order["resume"]:
             opening = open_run(
@@ -89,34 +94,21 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
     channel.send(MessageKind.RESULT, {"complete": result.complete})
 
 
-def _send_event(channel: ParentChannel, text: str) -> None:
-    channel.send(MessageKind.EVENT, {"text": text})
-
-
-def _report_failure(channel: ParentChannel, error: RlflameError) -> None:
-    channel.send(MessageKind.FAILED, error.as_dict())
-
-
-@contextmanager
 def _open_fleet(
     order: Mapping[str, Any], config: RunConfig, counts: EventCounter, channel: ParentChannel
-) -> Iterator[Fleet]:
+) -> Fleet:
     """In this process, in worker processes where there are cores to spare, or the sweep's."""
-    if order["kind"] == "lent":
-        remote_fleet = FleetClient(channel, order["name"], order["capacity"])
-        channel.start_listening(remote_fleet.receive)
-        with remote_fleet:
-            yield remote_fleet
-        return
+    if order["fleet"] is not None:
+        client = FleetClient(channel, **order["fleet"])
+        channel.start_listening(client.receive)
+        return client
     channel.start_listening()
-    if order["kind"] == "inline":
-        with factory.make_inline_fleet(counts) as inline:
-            _watch_env(lambda: inline.current_position, config.runtime.step_deadline_s, channel)
-            yield inline
-        return
+    if not order["workers"]:
+        inline = factory.make_inline_fleet(counts)
+        _watch_env(lambda: inline.current_position, config.runtime.step_deadline_s, channel)
+        return inline
     runtime = config.runtime.model_copy(update={"fleet": "local", "workers": order["workers"]})
-    with factory.make_fleet(runtime, config.learning.rollout.num_slots, counts) as local:
-        yield local
+    return factory.make_fleet(runtime, config.learning.rollout.num_slots, counts)
 
 
 def _watch_env(
@@ -133,11 +125,12 @@ def _watch_env(
                 previous, since = current, time.monotonic()
             elif time.monotonic() - since > deadline_s:
                 slot, row, seed, step = current
-                _report_failure(channel, EnvironmentFailure(
+                error = EnvironmentFailure(
                     f"The environment did not answer within {deadline_s:g} s "
                     f"(slot {slot}, row {row}, seed {seed}, step {step}).",
                     "if its steps really take that long: --set runtime.step_deadline_s=600",
-                ))  # fmt: skip
+                )
+                channel.send(MessageKind.FAILED, error.as_dict())
                 exit_with_group()
 
     threading.Thread(target=poll, name="rlflame-watch", daemon=True).start()

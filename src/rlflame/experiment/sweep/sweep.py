@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +19,9 @@ from rlflame.analysis.curves import EVALUATION
 from rlflame.config import resolve, toml_io
 from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
-from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
-from rlflame.experiment.resume import (
-    check_can_learn,
-    extend_budget,
-    has_final_evaluation,
-    is_finished,
-)
+from rlflame.experiment import resume
 from rlflame.rollout.task import Float64
 from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
 from rlflame.storage import run_reader, safetensors_file
@@ -70,11 +65,8 @@ class Sweep:
         runtime = self.config.runtime.model_copy(update={"out": str(get_seed_folder(folder, seed))})
         return self.config.model_copy(update={"learning": learning, "runtime": runtime})
 
-    def copy_with_runtime(self, runtime: RuntimeSettings) -> Sweep:
-        return replace(self, config=self.config.model_copy(update={"runtime": runtime}))
-
-    def copy_with_steps(self, steps: int) -> Sweep:
-        changes = {"stop_at_steps": steps, "stop_at_iterations": None}
+    def copy_with(self, **changes: Any) -> Sweep:
+        """The same seeds with other settings."""
         return replace(self, config=self.config.model_copy(update=changes))
 
 
@@ -161,8 +153,8 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
         steps > progress.steps or steps == checkpoint.recipe.stop_at_steps
     )
     if is_end_valid and not progress.reached:
-        checkpoint = extend_budget(checkpoint, steps, path)
-    finished = is_finished(checkpoint) and has_final_evaluation(path, checkpoint)
+        checkpoint = resume.extend_budget(checkpoint, steps, path)
+    finished = resume.is_finished(checkpoint) and resume.has_final_evaluation(path, checkpoint)
     return SeedStatus(seed, path, True, finished, checkpoint)
 
 
@@ -171,20 +163,18 @@ def check_recipe(folder: Path, sweep: Sweep) -> None:
     for status in read_seed_statuses(folder, sweep):
         if status.checkpoint is None:
             continue
-        config = sweep.make_seed_config(status.seed, folder)
         saved, current = (
-            {part: getattr(recipe, part).model_dump() for part in ("learning", "evaluation")}
-            for recipe in (status.checkpoint.recipe, config)
+            {"learning": recipe.learning.model_dump(), "evaluation": recipe.evaluation.model_dump()}
+            for recipe in (status.checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
         )
         difference = find_first_difference(saved, current)
         if difference is not None:
             path, saved_value, current_value = difference
-            saved_text = toml_io.format_value(saved_value)
             raise ConfigError(
-                f"Seed {status.seed} was begun with {path} = {saved_text}, and "
-                f"{folder / SWEEP_FILE} has {toml_io.format_value(current_value)}.",
-                f"write {saved_text} there again; another recipe is another job: "
-                "rlflame train --seeds",
+                f"Seed {status.seed} was begun with {path} = {toml_io.format_value(saved_value)}, "
+                f"and {folder / SWEEP_FILE} has {toml_io.format_value(current_value)}.",
+                f"write {toml_io.format_value(saved_value)} there again; another recipe is another "
+                "job: rlflame train --seeds",
             )
 
 
@@ -195,15 +185,15 @@ def check_goal(folder: Path, sweep: Sweep, steps: int) -> None:
         if checkpoint is None or checkpoint.progress.reached:
             continue
         steps_done, goal = checkpoint.progress.steps, checkpoint.recipe.stop_at_steps
-        if steps <= steps_done and not (steps == goal and is_finished(checkpoint)):
+        if steps <= steps_done and not (steps == goal and resume.is_finished(checkpoint)):
             raise ConfigError(
                 f"--steps {steps} is not beyond the {steps_done} steps that seed {status.seed} "
                 "has taken.",
                 f"--steps {2 * steps_done}",
             )
-        extension = extend_budget(checkpoint, steps, status.folder)
-        hint = _format_longer_command(folder, sweep, status.folder, steps)
-        check_can_learn(checkpoint, extension, hint)
+        command = _format_longer_command(folder, sweep, status.folder, steps)
+        extension = resume.extend_budget(checkpoint, steps, status.folder)
+        resume.check_can_learn(checkpoint, extension, f"train longer from the beginning: {command}")
 
 
 def _format_longer_command(folder: Path, sweep: Sweep, seed_path: Path, steps: int) -> str:
@@ -215,8 +205,7 @@ def _format_longer_command(folder: Path, sweep: Sweep, seed_path: Path, steps: i
     for name in ("horizon_steps", "horizon_iterations"):
         if getattr(sweep.config.learning, name) is not None:
             options += ["--set", f"learning.{name}=none"]
-    command = format_command("train", *options, "--steps", steps, "--out", f"{folder}-longer")
-    return f"train longer from the beginning: {command}"
+    return format_command("train", *options, "--steps", steps, "--out", f"{folder}-longer")
 
 
 def open_sweep_folder(folder: Path) -> RunFolder:
@@ -236,13 +225,10 @@ def summarise_sweep(
         _make_seed_result(status, curves[status.seed], outcomes.get(status.seed))
         for status in statuses
     ]
-    finals = {
-        result.seed: float(result.evaluation["mean"])
-        for result in results
-        if result.evaluation is not None
-    }
-    scored_curves = [curves[seed] for seed in finals]
-    tails = [result.last_evaluations for result in results if result.seed in finals]
+    scored = [result for result in results if result.evaluation is not None]
+    finals = {result.seed: float((result.evaluation or {})["mean"]) for result in scored}
+    scored_curves = [curves[result.seed] for result in scored]
+    tails = [result.last_evaluations for result in scored]
     learning = sweep.config.learning
     # P2 and P4 are of all seeds that have a final evaluation: none with a damaged record is left
     # out of a mean.

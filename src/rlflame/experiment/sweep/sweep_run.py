@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,17 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunStart, RunView, SweepResources, SweepResult
 from rlflame.console.output import as_json_text
 from rlflame.console.recipe_summary import RecipeSummary
-from rlflame.errors import RlflameError, format_command
+from rlflame.errors import RlflameError, format_command, make_error
 from rlflame.experiment.preflight import list_warnings, run_preflight
 from rlflame.experiment.sweep import sweep as jobs
-from rlflame.experiment.sweep.seed_processes import SeedProcesses
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet
+from rlflame.fleet.fleet_server import FleetServer
 from rlflame.learning.factory import count_blas_threads
-from rlflame.rollout import machine
+from rlflame.rollout import blas, machine
+from rlflame.rollout.process.channel import MessageKind, ProtocolError, WakePipe, wait
+from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.available_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_folder import RunFolder, is_locked, report_disk_errors
@@ -32,7 +38,13 @@ from rlflame.storage.sweep_folder import SeedOutcome, get_seed_folder
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
+_MODULE = "rlflame.experiment.sweep.seed_main"
+#: How long a resume waits for the seeds of a sweep that was killed.
 _WAIT_S = 20.0
+_POLL_S = 0.2
+_GRACE_S = 5.0
+#: Each has a few descriptors, and a process often may have a thousand.
+_MAX_PROCESSES = 256
 
 
 def train(
@@ -49,12 +61,9 @@ def train(
     recipe = config.recipe.copy_with_horizon()
     preflight = run_preflight(recipe, config.runtime, init_from=init_from, stop=stop)
     recipe, env = preflight.recipe, preflight.env
-    learning = recipe.learning.model_copy(update={"seed": seeds[0]})
-    sweep_config = RunConfig.from_recipe(recipe, config.runtime).model_copy(
-        update={"learning": learning}
-    )
     init_path = str(init_from.resolve()) if init_from is not None else None
-    sweep = Sweep(sweep_config, tuple(seeds), preset, init_path)
+    sweep = Sweep(RunConfig.from_recipe(recipe, config.runtime), tuple(seeds), preset, init_path)
+    sweep = sweep.copy_with(learning=recipe.learning.model_copy(update={"seed": seeds[0]}))
     for warning in list_warnings(recipe):
         show.show_note(warning)
     with _open_shared_fleet(sweep, show) as fleet:
@@ -82,12 +91,12 @@ def resume(
     try:
         sweep = jobs.read_sweep(folder)
         recorded_env_file = sweep.config.runtime.env_file
-        sweep = sweep.copy_with_runtime(runtime)
+        sweep = sweep.copy_with(runtime=runtime)
         _await_processes(folder, sweep, show)
         jobs.check_recipe(folder, sweep)
         if steps is not None:
             jobs.check_goal(folder, sweep, steps)
-            sweep = sweep.copy_with_steps(steps)
+            sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
         if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
         preflight = run_preflight(
@@ -142,16 +151,13 @@ def _await_processes(folder: Path, sweep: Sweep, show: RunView) -> None:
             time.sleep(0.1)
 
 
-@contextmanager
-def _open_shared_fleet(sweep: Sweep, show: RunView) -> Iterator[Fleet | None]:
+def _open_shared_fleet(sweep: Sweep, show: RunView) -> AbstractContextManager[Fleet | None]:
     """The cluster, which all seeds use; None where each seed has its own processes."""
     runtime = sweep.config.runtime
     if not factory.is_remote(factory.resolve_fleet_kind(runtime)):
-        yield None
-        return
+        return nullcontext()
     slots = sweep.config.learning.rollout.num_slots * len(sweep.seeds)
-    with factory.make_fleet(runtime, slots, show.show_fleet_event) as fleet:
-        yield fleet
+    return factory.make_fleet(runtime, slots, show.show_fleet_event)
 
 
 def _run_seeds(
@@ -164,38 +170,30 @@ def _run_seeds(
     *,
     resumed: bool = False,
 ) -> SweepResult:
-    runtime, statuses = sweep.config.runtime, jobs.read_seed_statuses(folder.path, sweep)
+    statuses = jobs.read_seed_statuses(folder.path, sweep)
     unfinished = [status for status in statuses if not status.finished]
     resources = _split_resources(sweep, len(unfinished), summary, fleet)
-    orders = {
-        status.seed: _make_order(sweep, status, folder.path, resources, fleet)
-        for status in unfinished
-    }
     start = RunStart(
         folder.path,
         summary,
         {status.seed: status.checkpoint for status in statuses},
-        fleet.name if fleet is not None else "inline",
+        fleet.name if fleet is not None else "",
         fleet.capacity if fleet is not None else 0,
         resumed,
         resources=resources,
-        finished=frozenset(sweep.seeds) - orders.keys(),
+        finished=frozenset(status.seed for status in statuses if status.finished),
     )
     if resources.memory_bound:
         show.show_note(
             f"Memory is enough for {resources.concurrent_seeds} seeds at a time; the others wait."
         )
+    orders = {
+        status.seed: _make_order(sweep, status, folder.path, resources, fleet)
+        for status in unfinished
+    }
     with show.open(start):
-        outcomes = SeedProcesses(
-            orders,
-            folder,
-            show,
-            stop,
-            at_once=resources.concurrent_seeds,
-            threads=count_blas_threads(sweep.config.learning),
-            fleet=fleet,
-            show_output=runtime.debug,
-        ).run()
+        processes = SeedProcesses(orders, sweep.config, folder, show, stop, fleet)
+        outcomes = processes.run(resources.concurrent_seeds)
     folder.check_held()
     return _make_result(folder.path, sweep, outcomes)
 
@@ -214,7 +212,7 @@ def _split_resources(
         threads=1 if fleet is not None else threads,
         replay_bytes=summary.replay.nbytes if summary.replay is not None else 0,
         available_bytes=measure_available_bytes(),
-        split=runtime.fleet != "inline" and fleet is None,
+        split=fleet is None and factory.has_workers(runtime.fleet),
     )
 
 
@@ -222,10 +220,6 @@ def _make_order(
     sweep: Sweep, status: SeedStatus, folder: Path, resources: SweepResources, fleet: Fleet | None
 ) -> dict[str, Any]:
     """The first message to the process of a seed."""
-    workers = resources.workers_per_seed
-    place: dict[str, Any] = {"kind": "local" if workers else "inline", "workers": workers}
-    if fleet is not None:
-        place = {"kind": "lent", "name": fleet.name, "capacity": fleet.capacity}
     recipe = status.checkpoint.recipe if status.checkpoint is not None else sweep.config
     return {
         "config": sweep.make_seed_config(status.seed, folder).model_dump(mode="json"),
@@ -235,7 +229,8 @@ def _make_order(
         "folder": str(status.folder),
         "resume": status.started,
         "steps": recipe.stop_at_steps if recipe.stop_at_iterations is None else None,
-        "fleet": place,
+        "workers": resources.workers_per_seed,
+        "fleet": {"name": fleet.name, "capacity": fleet.capacity} if fleet is not None else None,
     }
 
 
@@ -262,3 +257,127 @@ def _draw_plot(folder: Path) -> Path | None:
     except RlflameError:
         return None
     return out
+
+
+@dataclass(eq=False)
+class _SeedProcess:
+    seed: int
+    process: WorkerProcess
+    fleet_server: FleetServer | None
+    outcome: SeedOutcome | None = None
+    stop_sent: bool = False
+
+    def close(self, grace_s: float = 0.0) -> int:
+        """End the process, and return its exit code."""
+        if self.fleet_server is not None:
+            self.fleet_server.close()
+        return self.process.terminate(grace_s=grace_s)
+
+
+class SeedProcesses:
+    """Runs a process for each seed, which gets its order first; `fleet` is shared by all.
+
+    Each process leads its own session, so that Ctrl-C reaches the sweep alone, which asks them to
+    save. Each ends when the sweep's pipe closes, however the sweep ends.
+    """
+
+    def __init__(
+        self,
+        orders: Mapping[int, dict[str, Any]],
+        config: RunConfig,
+        folder: RunFolder,
+        view: RunView,
+        stop: StopRequest,
+        fleet: Fleet | None,
+    ) -> None:
+        self._orders = orders
+        self._waiting = deque(orders)
+        self._show_output = config.runtime.debug
+        self._environment = blas.make_child_environment(count_blas_threads(config.learning))
+        self._folder = folder
+        self._view = view
+        self._stop = stop
+        self._fleet = fleet
+        self._processes: list[_SeedProcess] = []
+        self._wake_pipe = WakePipe()
+
+    def run(self, at_once: int) -> dict[int, SeedOutcome]:
+        """Until all have ended; those that a stop kept from beginning are absent."""
+        outcomes: dict[int, SeedOutcome] = {}
+        try:
+            while self._processes or (self._waiting and not self._stop.requested):
+                if self._stop.requested:
+                    self._request_stop()
+                elif self._waiting and len(self._processes) < min(at_once, _MAX_PROCESSES):
+                    self._start(self._waiting.popleft())
+                    continue
+                by_channel = {item.process.channel: item for item in self._processes}
+                for channel in wait(by_channel, _POLL_S, self._wake_pipe):
+                    seed_process = by_channel[channel]
+                    if not self._receive(seed_process):
+                        self._processes.remove(seed_process)
+                        assert seed_process.outcome is not None
+                        outcomes[seed_process.seed] = seed_process.outcome
+                        self._view.show_seed_end(seed_process.seed, seed_process.outcome)
+        finally:
+            for seed_process in self._processes:
+                seed_process.close()
+            self._wake_pipe.close()
+        return outcomes
+
+    def _start(self, seed: int) -> None:
+        self._folder.check_held()
+        self._view.show_seed_start(seed)
+        process = WorkerProcess(
+            module=_MODULE, environment=self._environment, show_output=self._show_output
+        )
+        server = None
+        if self._fleet is not None:
+            server = FleetServer(self._fleet, process.channel, self._wake_pipe)
+        self._processes.append(_SeedProcess(seed, process, server))
+        process.channel.send(MessageKind.ORDER, self._orders[seed])
+
+    def _request_stop(self) -> None:
+        for seed_process in self._processes:
+            if not seed_process.stop_sent:
+                seed_process.stop_sent = True
+                seed_process.process.channel.send(MessageKind.STOP)
+
+    def _receive(self, seed_process: _SeedProcess) -> bool:
+        """Handle the messages of a process; False once it has ended."""
+        try:
+            for message in seed_process.process.channel.receive_all():
+                self._handle_message(seed_process, message.kind, message.value)
+            return True
+        except EOFError:
+            code = seed_process.close(_GRACE_S)
+            reason = format_exit_clause(code)
+        except ProtocolError as error:
+            code, reason = seed_process.close(), f"sent {error}"
+        if seed_process.outcome is None:
+            if seed_process.stop_sent and code in (-signal.SIGTERM, -signal.SIGINT):
+                seed_process.outcome = SeedOutcome("stopped")
+            else:
+                output = seed_process.process.read_output()
+                failure = RlflameError(f"Its process {reason}.", detail=output)
+                seed_process.outcome = SeedOutcome("failed", failure)
+        return False
+
+    def _handle_message(self, seed_process: _SeedProcess, kind: MessageKind, value: Any) -> None:
+        if kind is MessageKind.EVENT:
+            self._view.show_seed_event(seed_process.seed, json.loads(value["text"]))
+        elif kind is MessageKind.RESULT:
+            seed_process.outcome = SeedOutcome("finished" if value["complete"] else "stopped")
+        elif kind is MessageKind.FAILED:
+            # An end that was asked for before anything had begun is no failure.
+            is_stop = seed_process.stop_sent and value["exit_code"] > 128
+            seed_process.outcome = (
+                SeedOutcome("stopped") if is_stop else SeedOutcome("failed", make_error(value))
+            )
+        elif kind is MessageKind.BROKEN:
+            error = RlflameError(
+                "Something went wrong inside rlflame.", "this is a bug", value["traceback"]
+            )
+            seed_process.outcome = SeedOutcome("failed", error)
+        elif seed_process.fleet_server is not None:
+            seed_process.fleet_server.receive(kind, value)

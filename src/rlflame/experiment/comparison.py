@@ -1,8 +1,8 @@
-"""The contents of a checkpoint in words, and the first difference between two checkpoints."""
+"""Checkpoints in words, the first difference between two, and checks of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import nested
+from rlflame.config.toml_io import format_value
 from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.learning.buffers.replay_buffer import count_segment_rows
-from rlflame.rollout.machine import find_fingerprint_differences
-from rlflame.rollout.task import Array
+from rlflame.rollout.task import Array, EnvSpec
 from rlflame.storage import replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint, collect_tensors
 from rlflame.terminal_text import format_count, format_size
+from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 from rlflame.training.trainer import BUFFER_PREFIX
 
 
@@ -35,7 +36,6 @@ class ReplayFiles:
     problem: str | None
 
     def format_line(self) -> str:
-        tail = f"{self.tail:,} in the file"
         if not self.segments:
             return f"{format_count(self.tail, 'transition')} in the file"
         text = (
@@ -43,10 +43,10 @@ class ReplayFiles:
             f"{format_count(self.segments, 'segment')}"
         )
         if self.absent:
-            return f"{text} that are not beside the file, {tail}: resume needs them"
+            return f"{text} that are not beside the file, {self.tail:,} in it: resume needs them"
         if self.problem is not None:
             return f"{text}; {self.problem}"
-        return f"{text}, {format_size(self.bytes)}; tail of {tail}"
+        return f"{text}, {format_size(self.bytes)}; tail of {self.tail:,} in the file"
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
@@ -63,13 +63,10 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
     folder = replay_segments.find_segment_folder(path / "latest" if path.is_dir() else path)
     absent, problem, size = not folder.exists(), None, 0
     for segment in () if absent else snapshot.segments:
+        name = replay_segments.format_segment_name(segment.number, segment.digest)
         try:
             segment.arrays()
-            size += (
-                (folder / replay_segments.format_segment_name(segment.number, segment.digest))
-                .stat()
-                .st_size
-            )
+            size += (folder / name).stat().st_size
         except CheckpointError as error:
             problem = problem or error.message
     return ReplayFiles(
@@ -157,24 +154,14 @@ def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
     """
     if a.digest == b.digest:
         return None
-    for difference in (
-        _compare_fields("recipe", a.recipe.model_dump(), b.recipe.model_dump()),
-        _compare_fields("progress", asdict(a.progress), asdict(b.progress)),
-        _compare_tensors(collect_tensors(a), collect_tensors(b)),
+    for name, fields_a, fields_b in (
+        ("recipe", a.recipe.model_dump(), b.recipe.model_dump()),
+        ("progress", asdict(a.progress), asdict(b.progress)),
     ):
+        difference = nested.find_first_difference(fields_a, fields_b)
         if difference is not None:
-            return difference
-    return None
-
-
-def find_machine_differences(a: Checkpoint, b: Checkpoint) -> list[str]:
-    """Why bits may differ: what the machines they were made on do not share."""
-    return find_fingerprint_differences(a.fingerprint, b.fingerprint)
-
-
-def _compare_fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    difference = nested.find_first_difference(a, b)
-    return difference and f"{name} {difference[0]}: {difference[1]!r} and {difference[2]!r}"
+            return f"{name} {difference[0]}: {difference[1]!r} and {difference[2]!r}"
+    return _compare_tensors(collect_tensors(a), collect_tensors(b))
 
 
 def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | None:
@@ -201,3 +188,96 @@ def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | No
                 f"({len(unequal):,} of {tensor_a.size:,} numbers differ)"
             )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCheck:
+    """Whether a check passed, in a sentence."""
+
+    check: str
+    passed: bool
+    text: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
+    """The episodes that the file says it was scored on."""
+    record = source.evaluation
+    if record is None:
+        raise CheckpointError(
+            f"{file} has no recorded evaluation.", f"score it: {format_command('eval', file)}"
+        )
+    return EvaluationPlan(record.episodes, record.seed, record.stochastic, record.max_episode_steps)
+
+
+def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
+    """Only policies for the same environment can play the same episodes."""
+    if a.env != b.env:
+        raise ConfigError(
+            "--vs compares policies of one environment, and these are for "
+            f"{_format_env(a.env)} and {_format_env(b.env)}.",
+            "rlflame inspect shows what a file was trained on",
+        )
+
+
+def _format_env(env: EnvSpec) -> str:
+    text = env.id
+    if env.kwargs:
+        text += f" with {format_value(dict(env.kwargs))}"
+    return text + (f" of {env.max_episode_steps:,} steps" if env.max_episode_steps else "")
+
+
+def check_evaluation(
+    source: Checkpoint,
+    record: EvaluationRecord,
+    min_return: float | None,
+    differences: Sequence[str] | None,
+) -> list[EvaluationCheck]:
+    """The checks that were asked for; `differences` of machines where the record is one of them."""
+    checks = []
+    if min_return is not None:
+        passed = record.mean >= min_return
+        text = f"{record.mean:,.1f} {'reaches' if passed else 'is below'} {min_return:,g}."
+        checks.append(EvaluationCheck("min_return", passed, f"The mean return {text}"))
+    if differences is not None and source.evaluation is not None:
+        checks.append(check_against_record(source.evaluation, record, differences))
+    return checks
+
+
+def check_against_record(
+    expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
+) -> EvaluationCheck:
+    """Equal to the last bit on an equal machine; elsewhere, intervals that overlap."""
+    if record.returns == expected.returns and record.lengths == expected.lengths:
+        return EvaluationCheck(
+            "recorded", True, f"All {record.episodes} returns are the recorded ones, bit for bit."
+        )
+    pairs = zip(
+        zip(record.returns, record.lengths, strict=True),
+        zip(expected.returns, expected.lengths, strict=True),
+        strict=True,
+    )
+    episode = next(number for number, (a, b) in enumerate(pairs) if a != b)
+    difference = (
+        f"episode {episode} returned {record.returns[episode]!r}, "
+        f"recorded is {expected.returns[episode]!r}"
+    )
+    if not differences:
+        text = f"Not the recorded returns, on a machine like the recorded one: {difference}."
+        return EvaluationCheck("recorded", False, text)
+    overlap = record.low <= expected.high and expected.low <= record.high
+    verb = "overlaps" if overlap else "lies apart from"
+    text = (
+        f"This machine differs in {'; '.join(differences)}: {difference}, and the interval "
+        f"[{record.low:,.1f}, {record.high:,.1f}] {verb} the recorded "
+        f"[{expected.low:,.1f}, {expected.high:,.1f}]."
+    )
+    return EvaluationCheck("recorded", overlap, text)
+
+
+def format_comparison(interval: dict[str, float]) -> str:
+    if interval["low"] > 0.0:
+        return "the first is better"
+    return "the other is better" if interval["high"] < 0.0 else "no clear difference"
