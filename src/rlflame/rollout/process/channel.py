@@ -72,10 +72,11 @@ class Channel:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
-        os.set_blocking(write_fd, False)
-        self._arrival = select.poll()
-        self._arrival.register(read_fd, select.POLLIN)
-        self._received = bytearray()
+        #: Of the header or payload that is being read: its parts, and how many bytes are missing.
+        self._parts: list[bytes] = []
+        self._missing = HEADER.size
+        #: The kind of the message whose payload is being read.
+        self._kind: MessageKind | None = None
         self._messages: deque[Message] = deque()
         self._has_ended = False
         #: Why nothing can be read any more, if not because the other end is closed.
@@ -84,6 +85,7 @@ class Channel:
         self._unsent: list[memoryview] = []
         self._has_reader = True
         for pipe in (read_fd, write_fd):
+            os.set_blocking(pipe, False)
             _enlarge_pipe(pipe)
 
     def fileno(self) -> int:
@@ -128,10 +130,7 @@ class Channel:
                 self._unsent.clear()
                 self._has_reader = False
                 return
-            while self._unsent and count >= len(self._unsent[0]):
-                count -= len(self._unsent.pop(0))
-            if count:
-                self._unsent[0] = self._unsent[0][count:]
+            remove_bytes(self._unsent, count)
 
     def wait_until_sent(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written. TimeoutError where nothing moves for so long, EOFError
@@ -146,9 +145,8 @@ class Channel:
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Whether `receive` does not have to wait, after at most so long without any movement."""
         while not self._messages and not self._has_ended:
-            if not wait((self,), timeout_s):
+            if not self._read() and not wait((self,), timeout_s):
                 return False
-            self._read()
         return True
 
     def receive(self, timeout_s: float | None = None) -> Message:
@@ -183,27 +181,31 @@ class Channel:
 
     def _read(self) -> bool:
         """Take in what has arrived; False where there was nothing, or the other end is closed."""
-        if self._has_ended or not self._arrival.poll(0):
+        if self._has_ended:
             return False
-        data = os.read(self._read_fd, PIPE_BYTES)
+        try:
+            data = os.read(self._read_fd, min(self._missing, PIPE_BYTES))
+        except BlockingIOError:
+            return False
         self._has_ended = not data
-        self._received += data
-        while len(self._received) >= HEADER.size:
-            number, length = HEADER.unpack_from(self._received)
+        self._parts.append(data)
+        self._missing -= len(data)
+        while not self._missing and not self._has_ended:
+            # Of one part it is that part itself, and no copy.
+            part = b"".join(self._parts)
+            self._parts.clear()
+            if self._kind is not None:
+                self._messages.append(Message(self._kind, part))
+                self._kind, self._missing = None, HEADER.size
+                continue
+            number, self._missing = HEADER.unpack(part)
             try:
-                kind = MessageKind(number)
+                self._kind = MessageKind(number)
             except ValueError:
                 # The messages before it are whole, and are received first.
                 self._has_ended = True
                 self._error = ProtocolError(f"a frame of unknown kind {number}")
-                return False
-            end = HEADER.size + length
-            if len(self._received) < end:
-                break
-            payload = bytes(memoryview(self._received)[HEADER.size : end])
-            del self._received[:end]
-            self._messages.append(Message(kind, payload))
-        return bool(data)
+        return not self._has_ended
 
     def close_sending(self) -> None:
         """Close the pipe that the other process reads: an idle child ends by itself."""
@@ -278,6 +280,14 @@ def wait(
     for channel in ready:
         channel.flush()
     return [*ready]
+
+
+def remove_bytes(buffers: list[memoryview], count: int) -> None:
+    """Remove the first bytes, which were written."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers.pop(0))
+    if count:
+        buffers[0] = buffers[0][count:]
 
 
 def _enlarge_pipe(pipe: int) -> None:
