@@ -21,9 +21,8 @@ from test_same_bits import run as trained
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import factory
-from rlflame.fleet.auto import AutoFleet
+from rlflame.fleet.auto import AutoFleet, Contest
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.contest import Contest
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import PrestartPool

@@ -15,7 +15,7 @@ from rlflame.rollout.process.channel import Message, MessageKind, ProtocolError,
 from rlflame.rollout.process.worker_process import WorkerProcess
 
 from .base import Observer, TrafficMeter, ignore_event
-from .job_queue import FleetJob, JobQueue, deliver_notifications
+from .job_queue import FleetJob, JobQueue
 from .retry_policy import decode_result, make_broken_worker_error
 from .worker_pool import START_DEADLINE_S, PoolSettings, WorkerHandle, WorkerPool
 
@@ -134,7 +134,7 @@ class Dispatcher:
 
     def _notify_observer(self) -> None:
         """Call the observer without the lock: it may ask the fleet something in turn."""
-        deliver_notifications(self._jobs, self._lock, self._observer)
+        self._jobs.deliver_news(self._lock, self._observer)
 
     def _serve(self) -> None:
         """The life of the thread."""

@@ -233,7 +233,7 @@ class _StateDependentNoise(Distribution):
     def compute_noise_size(spec: PolicySpec) -> int:
         return spec.hidden[-1] * spec.action_size
 
-    def _explore(self, noise: Float32) -> tuple[Float32, Float32]:
+    def _sample_offsets(self, noise: Float32) -> tuple[Float32, Float32]:
         """What is added to each mean, and the log-density of that."""
         matrices, latent = self._matrices, self._latent
         np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
@@ -252,7 +252,7 @@ class StateDependentGaussian(_StateDependentNoise, _ClippedDistribution):
     """A normal that leaves its mean by state-dependent noise."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        added, density = self._explore(block[0][step])
+        added, density = self._sample_offsets(block[0][step])
         return out + added, np.add.reduce(density, axis=1)
 
 
@@ -260,7 +260,7 @@ class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution
     """tanh of such a normal."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        raw, density = self._explore(block[0][step])
+        raw, density = self._sample_offsets(block[0][step])
         raw += out
         density -= log_slope_of_tanh(raw)
         return np.tanh(raw), np.add.reduce(density, axis=1)

@@ -236,7 +236,7 @@ class Rollout:
         task, vector_env = self._task, self._vector_env
         if task.unit == "episodes":
             for row, observation in enumerate(task_rows):
-                self._begin_episode(row, task.get_episode(row), observation)
+                self._start_episode(row, task.get_episode(row), observation)
                 vector_env.check_finite(row, observation)
             return
         is_restored = self._slot_envs.tokens == tuple(state.token for state in task.states)
@@ -306,11 +306,11 @@ class Rollout:
         position = self._vector_env.get_position(row)
         self._recorder.add_episode(position, t, observation)
         if self._task.unit == "steps":
-            self._begin_episode(row, position.episode + 1, observation)
+            self._start_episode(row, position.episode + 1, observation)
             if not math.isfinite(observation.dot(observation)):
                 self._vector_env.check_finite(row, observation)
 
-    def _begin_episode(self, row: int, episode: int, observation: Float32) -> None:
+    def _start_episode(self, row: int, episode: int, observation: Float32) -> None:
         task = self._task
         if task.purpose == "evaluate":
             seed = make_reset_seed(task.seed, Role.EVALUATION_RESET, episode)

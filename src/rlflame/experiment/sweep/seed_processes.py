@@ -16,7 +16,7 @@ from typing import Any
 from rlflame.console.base import RunView
 from rlflame.errors import RlflameError, make_error
 from rlflame.fleet.base import Fleet
-from rlflame.fleet.fleet_server import FleetServer
+from rlflame.fleet.shared_fleet import FleetServer
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, WakePipe, wait
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
