@@ -1,16 +1,17 @@
 """Gymnasium's v5 MuJoCo environments straight on MuJoCo, the rows of a slot together.
 
 The work of Gymnasium between two calls of MuJoCo is done for all rows at once (`locomotion.py` and
-`manipulation.py`, on `simulation.py`), and its resets are repeated draw by draw. The bits are
+`pendulums_and_arms.py`, on `simulation.py`), and its resets are repeated draw by draw. The bits are
 Gymnasium's: environments are refused unless everything down to the text of their source files is
 what was compared.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,11 @@ from ..task import (
     make_fresh_state,
     make_state,
 )
-from .components import MujocoTask
 from .known_spaces import MUJOCO_PACKAGE as _PACKAGE
 from .known_spaces import SOURCE_HASHES, hash_file
 from .locomotion import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
 from .pendulums_and_arms import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
-from .simulation import make_simulation
+from .simulation import MujocoTask, make_simulation
 
 #: By module and class of Gymnasium's.
 _TASKS: dict[str, type[MujocoTask]] = {
@@ -107,7 +107,7 @@ class MujocoVectorEnv:
         self._returns[row] = 0.0
         self._steps_to_limit = min(self._steps_to_limit, self._limit)
         try:
-            self._simulation.reset_row(row, *self._task.reset_sampler.draw(make_reset_stream(seed)))
+            self._simulation.reset_row(row, *self._task.draw_start(make_reset_stream(seed)))
         except BaseException as error:
             if not is_env_error(error):
                 raise
@@ -265,10 +265,10 @@ def find_verified_task(env: gymnasium.Env[Any, Any]) -> type[MujocoTask] | str:
     task = _TASKS.get(name) if kind.__module__.startswith(_PACKAGE) else None
     if task is None:
         return "its rewards are not written here"
-    return _explain_refusal(env, task) or task
+    return _explain_refusal(env) or task
 
 
-def _explain_refusal(env: gymnasium.Env[Any, Any], task: type[MujocoTask]) -> str | None:
+def _explain_refusal(env: gymnasium.Env[Any, Any]) -> str | None:
     """Why the bits might not be Gymnasium's."""
     base_env: Any = env.unwrapped
     layer: Any = env
@@ -284,23 +284,20 @@ def _explain_refusal(env: gymnasium.Env[Any, Any], task: type[MujocoTask]) -> st
             code = getattr(getattr(part, "fget", part), "__code__", None)
             if code is not None and code.co_filename != _find_file(kind.__module__):
                 return f"{kind.__name__}.{name} was changed"
-    if (
-        Path(base_env.fullpath)
-        != Path(_find_file(f"{_PACKAGE}mujoco_env")).parent / "assets" / task.model
-    ):
+    settings = inspect.signature(type(base_env).__init__).parameters
+    assets = Path(_find_file(f"{_PACKAGE}mujoco_env")).parent / "assets"
+    if Path(base_env.fullpath) != assets / settings["xml_file"].default:
         return "it has a model file of its own"
     if base_env.render_mode is not None:
         return "it is drawn"
     if type(base_env.frame_skip) is not int or base_env.frame_skip < 1:
         return f"frame_skip is {base_env.frame_skip!r}"
-    for names, fits in (
-        (task.numbers, _is_number),
-        (task.ranges, _is_range),
-        (task.flags, lambda value: type(value) is bool),
-    ):
-        for name in names:
-            if not fits(getattr(base_env, name)):
-                return f"{name.lstrip('_')} is {getattr(base_env, name)!r}"
+    for name, parameter in settings.items():
+        fits = _SETTING_CHECKS.get(type(parameter.default))
+        if fits is not None and name not in ("frame_skip", "main_body"):
+            value = getattr(base_env, f"_{name}")
+            if not fits(value):
+                return f"{name} is {value!r}"
     return None
 
 
@@ -325,3 +322,12 @@ def _is_number(value: Any) -> bool:
 
 def _is_range(value: Any) -> bool:
     return type(value) in (list, tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
+#: Whether a setting is of the type that was compared, by the type of its default.
+_SETTING_CHECKS: dict[type, Callable[[Any], bool]] = {
+    bool: lambda value: type(value) is bool,
+    int: _is_number,
+    float: _is_number,
+    tuple: _is_range,
+}

@@ -1,4 +1,6 @@
-"""N simulations of one MuJoCo model: controls in, physics, and tables of what is observed.
+"""N simulations of one MuJoCo model, and the contract of the tasks on them.
+
+Controls go in, and tables of what is observed come out.
 
 `mujoco.batch` steps all of them in one call, where it exists and computes everything that is read;
 otherwise each is an `MjData`. The bits are the same.
@@ -8,15 +10,28 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mujoco
 import numpy as np
 
-from ..task import Array, Float64
-from .components import DataSlice
+from ..task import Array, Float32, Float64
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+@dataclass(frozen=True, slots=True)
+class DataSlice:
+    """What of a field of MuJoCo's `MjData`."""
+
+    field: str
+    #: As it would stand in brackets behind the field; all of it by default.
+    index: Any = ...
+
+
+POSITIONS = DataSlice("qpos")
+VELOCITIES = DataSlice("qvel")
 
 
 class Simulation(Protocol):
@@ -27,7 +42,10 @@ class Simulation(Protocol):
     current_row: int
 
     def track(self, *parts: DataSlice) -> Float64:
-        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves."""
+        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves.
+
+        A task may write into it: it is a copy.
+        """
 
     def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None: ...
 
@@ -39,6 +57,48 @@ class Simulation(Protocol):
 
     def set_state(self, row: int, state: Float64) -> None:
         """Take up such a line; tables are renewed with the next step."""
+
+
+class MujocoTask(Protocol):
+    """An environment apart from its physics, for all rows at once.
+
+    A task repeats one of Gymnasium's classes, operation for operation and type for type, because
+    the bits must be the same: where a whole array may round otherwise than a row alone (powers,
+    sines, dot products), rows are worked on one by one. Settings are read from an instance of
+    Gymnasium's own class, so no default stands here.
+    """
+
+    #: Whether contact forces are read, which MuJoCo computes only when asked.
+    reads_forces: bool = False
+    #: Whether speeds begin off the model's by normal numbers; positions, and others, evenly.
+    normal_speeds: bool = False
+    _start_qpos: Float64
+    _start_qvel: Float64
+    _noise_scale: float
+
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        self._start_qpos, self._start_qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
+        self._noise_scale = getattr(base_env, "_reset_noise_scale", 0.0)
+
+    def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        """Positions and speeds at the beginning of an episode."""
+        qpos, qvel, scale = self._start_qpos, self._start_qvel, self._noise_scale
+        if self.normal_speeds:
+            qpos = qpos + generator.uniform(-scale, scale, qpos.size)
+            return qpos, qvel + scale * generator.standard_normal(qvel.size)
+        # The numbers of two calls, one for each.
+        noise = generator.uniform(-scale, scale, qpos.size + qvel.size)
+        return qpos + noise[: qpos.size], qvel + noise[qpos.size :]
+
+    def reset_row(self, row: int) -> None:
+        """An episode of this row begins; the tables show it. Most tasks remember nothing of it."""
+        del row
+
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
+        """The rewards of the step just taken, and whom it ended; None where nobody."""
+
+    def observe(self, out: Array) -> None:
+        """What every row sees, after it was rated or has begun."""
 
 
 def make_simulation(model: Any, skip: int, count: int, reads_forces: bool) -> Simulation:
