@@ -366,7 +366,7 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with (
         PrestartPool() as early,
-        factory.make_training_fleet(RuntimeSettings(), 2, prestart_pool=early) as fleet,
+        factory.make_fleet(RuntimeSettings(), 2, prestart_pool=early, is_training=True) as fleet,
     ):
         assert isinstance(fleet, AutoFleet)
         assert len(early) == 0
@@ -378,7 +378,7 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
 def test_whoever_says_where_is_not_second_guessed(stub, asked):
     from rlflame.config.recipe import RuntimeSettings
 
-    with factory.make_training_fleet(RuntimeSettings(fleet=asked), 2) as fleet:
+    with factory.make_fleet(RuntimeSettings(fleet=asked), 2, is_training=True) as fleet:
         assert fleet.name == asked
         assert not isinstance(fleet, AutoFleet)
 

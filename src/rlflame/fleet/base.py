@@ -124,11 +124,10 @@ class TrafficCounter:
         self._before = fleet.read_traffic()
 
     def take(self) -> dict[str, int]:
-        before, now = self._before, self._fleet.read_traffic()
-        self._before = now
+        before, self._before = self._before, self._fleet.read_traffic()
         return {
-            "bytes_out": now.bytes_out - before.bytes_out,
-            "bytes_in": now.bytes_in - before.bytes_in,
+            "bytes_out": self._before.bytes_out - before.bytes_out,
+            "bytes_in": self._before.bytes_in - before.bytes_in,
         }
 
 

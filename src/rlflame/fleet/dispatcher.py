@@ -73,12 +73,15 @@ class Dispatcher:
             raise
 
     def add_policy(self, policy_id: str) -> None:
+        """Workers may keep this policy once it was sent to them."""
         with self._lock:
-            self._pool.add_policy(policy_id)
+            self._pool.policy_ids.add(policy_id)
 
     def forget_policy(self, policy_id: str) -> None:
+        """Not urgent: it goes out with the next jobs, or at the next tick."""
         with self._lock:
-            self._pool.forget_policy(policy_id)
+            self._pool.policy_ids.discard(policy_id)
+            self._pool.dropped_policy_ids.append(policy_id)
 
     def add(self, jobs: Iterable[FleetJob]) -> None:
         """Send each to an idle worker at once, if there is one; the iterator may still make others.
@@ -179,7 +182,6 @@ class Dispatcher:
 
     def _handle_message(self, worker: WorkerHandle, message: Message) -> None:
         if message.kind is MessageKind.RESULT:
-            self._meter.count_received(len(message.payload))
             self._handle_result(worker, message.payload)
             return
         value = message.value
@@ -192,13 +194,13 @@ class Dispatcher:
             elif message.kind is MessageKind.HELLO:
                 self._pool.greet(worker, value)
             elif message.kind is MessageKind.BROKEN and worker.job is not None:
-                job, worker.job = worker.job, None
                 printed = worker.process.read_output()
-                self._jobs.finish(
-                    job, make_broken_worker_error(job.task, value["traceback"], printed)
-                )
+                error = make_broken_worker_error(worker.job.task, value["traceback"], printed)
+                self._jobs.finish(worker.job, error)
+                worker.job = None
 
     def _handle_result(self, worker: WorkerHandle, payload: bytes) -> None:
+        self._meter.count_received(len(payload))
         with self._lock:
             job, worker.job = worker.job, None
             # Send the next job before this thread spends time on the result.

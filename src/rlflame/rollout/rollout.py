@@ -146,17 +146,7 @@ class FragmentRecorder:
         self.lengths[row] = t + 1
         if truncated and self._task.record:
             self._boundaries.append((t, row, observation.copy()))
-        self._episodes.append(
-            EpisodeStat(
-                row,
-                position.episode,
-                position.seed,
-                position.episode_return,
-                position.elapsed,
-                truncated,
-                t,
-            )
-        )
+        self._episodes.append(EpisodeStat(*position, truncated, t))
 
     def find_invalid_action(self) -> tuple[int, int] | None:
         """Step and row of the first action or log-density that is not finite."""

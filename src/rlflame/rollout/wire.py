@@ -298,33 +298,22 @@ def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
 
 def _make_check(hint: Any) -> Check:
     """A test of an item against a type hint; of arrays the dtype is tested too."""
-    origin = typing.get_origin(hint)
-    if origin is np.ndarray:
-        return _make_array_check(typing.get_args(typing.get_args(hint)[1])[0])
-    if origin is NDArray:  # an alias with a name of its own, since numpy 2.5
-        return _make_array_check(typing.get_args(hint)[0])
+    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (np.ndarray, NDArray):  # the second since numpy 2.5
+        scalar = parameters[0] if origin is NDArray else typing.get_args(parameters[1])[0]
+        dtype = None if scalar is Any else np.dtype(scalar)
+        return lambda item: isinstance(item, np.ndarray) and (dtype is None or item.dtype == dtype)
     if origin is typing.Literal:
-        words = typing.get_args(hint)
-        return lambda item: item in words
+        return lambda item: item in parameters
     if origin is tuple:
-        inner = _make_check(typing.get_args(hint)[0])
+        inner = _make_check(parameters[0])
         return lambda item: isinstance(item, tuple) and all(map(inner, item))
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return lambda item: isinstance(item, dict)
     if origin is not None:
-        parts = [_make_check(part) for part in typing.get_args(hint)]
+        parts = [_make_check(part) for part in parameters]
         return lambda item: any(part(item) for part in parts)
-    if hint is float:
-        return lambda item: isinstance(item, float | int) and not isinstance(item, bool)
-    if hint is int:
-        return lambda item: isinstance(item, int) and not isinstance(item, bool)
     if hint is Any:
         return lambda item: True
-    return lambda item: isinstance(item, hint)
-
-
-def _make_array_check(scalar: Any) -> Check:
-    if scalar is Any:
-        return lambda item: isinstance(item, np.ndarray)
-    dtype = np.dtype(scalar)
-    return lambda item: isinstance(item, np.ndarray) and item.dtype == dtype
+    kinds = (float, int) if hint is float else hint
+    return lambda item: isinstance(item, kinds) and (hint is bool or not isinstance(item, bool))

@@ -8,6 +8,7 @@ otherwise each is an `MjData`. The bits are the same.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,31 +33,6 @@ class DataSlice:
 
 POSITIONS = DataSlice("qpos")
 VELOCITIES = DataSlice("qvel")
-
-
-class Simulation(Protocol):
-    count: int
-    #: What the next step's actuators are given, to be written `[N, controls]`.
-    controls: Float64
-    #: The one being stepped or set now, as far as that can be told.
-    current_row: int
-
-    def track(self, *parts: DataSlice) -> Float64:
-        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves.
-
-        A task may write into it: it is a copy.
-        """
-
-    def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None: ...
-
-    def step(self, active: Sequence[int]) -> None:
-        """As many steps of physics as make one of the environment's."""
-
-    def copy_states(self) -> Float64:
-        """A copy `[N, numbers]` of all that physics goes on from."""
-
-    def set_state(self, row: int, state: Float64) -> None:
-        """Take up such a line; tables are renewed with the next step."""
 
 
 class MujocoTask(Protocol):
@@ -104,11 +80,8 @@ class MujocoTask(Protocol):
 def make_simulation(model: Any, skip: int, count: int, reads_forces: bool) -> Simulation:
     """The fastest there are; `skip` steps of physics make one of the environment's."""
     if not reads_forces:
-        try:
-            batch = importlib.import_module("mujoco.batch")
-        except ImportError:  # new in MuJoCo 4
-            return SerialSimulation(model, skip, count, reads_forces)
-        return BatchSimulation(batch, model, skip, count)
+        with contextlib.suppress(ImportError):  # new in MuJoCo 4
+            return BatchSimulation(importlib.import_module("mujoco.batch"), model, skip, count)
     return SerialSimulation(model, skip, count, reads_forces)
 
 
@@ -153,6 +126,11 @@ def _join_arrays(left: Array, right: Array) -> Array:
 class SerialSimulation:
     """An `MjData` each, stepped one after the other."""
 
+    #: What the next step's actuators are given, to be written `[N, controls]`.
+    controls: Float64
+    #: The one being stepped or set now, as far as that can be told.
+    current_row: int
+
     def __init__(self, model: Any, skip: int, count: int, reads_forces: bool) -> None:
         self.count, self.current_row = count, 0
         self.controls = np.zeros((count, model.nu), np.float64)
@@ -165,6 +143,10 @@ class SerialSimulation:
         ]
 
     def track(self, *parts: DataSlice) -> Float64:
+        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves.
+
+        A task may write into it: it is a copy.
+        """
         sizes = [_make_view(self._data[0], part).size for part in parts]
         table = np.zeros((self.count, sum(sizes)), np.float64)
         for line, (_, _, data, copies) in zip(table, self._row_arrays, strict=True):
@@ -186,13 +168,9 @@ class SerialSimulation:
             to[...] = source
 
     def step(self, active: Sequence[int]) -> None:
-        step, forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
-        model, skip, reads_forces, row_arrays = (
-            self._model,
-            self._skip,
-            self._reads_forces,
-            self._row_arrays,
-        )
+        """As many steps of physics as make one of the environment's."""
+        step, forces, row_arrays = mujoco.mj_step, mujoco.mj_rnePostConstraint, self._row_arrays
+        model, skip, reads_forces = self._model, self._skip, self._reads_forces
         for row in active:
             self.current_row = row
             control, controls, data, copies = row_arrays[row]
@@ -204,6 +182,7 @@ class SerialSimulation:
                 to[...] = source
 
     def copy_states(self) -> Float64:
+        """A copy `[N, numbers]` of all that physics goes on from."""
         size = mujoco.mj_stateSize(self._model, _INTEGRATION)
         states = np.zeros((self.count, size), np.float64)
         for data, line in zip(self._data, states, strict=True):
@@ -211,11 +190,12 @@ class SerialSimulation:
         return states
 
     def set_state(self, row: int, state: Float64) -> None:
+        """Take up such a line; tables are renewed with the next step."""
         mujoco.mj_setState(self._model, self._data[row], state, _INTEGRATION)
 
 
 class BatchSimulation:
-    """Lines of one array, stepped in one call."""
+    """Lines of one array, stepped in one call. The methods are those of `SerialSimulation`."""
 
     def __init__(self, batch: Any, model: Any, skip: int, count: int) -> None:
         self.count, self.current_row = count, 0
@@ -280,3 +260,6 @@ class BatchSimulation:
         index = part.index if isinstance(part.index, tuple) else (part.index,)
         view: Array = self._batch.bind(part.field)[(slice(None), *index)]
         return view
+
+
+Simulation = SerialSimulation | BatchSimulation

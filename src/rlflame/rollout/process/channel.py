@@ -44,7 +44,6 @@ class MessageKind(IntEnum):
     FAILED = 12  # an RlflameError as values
     CANCEL = 13  # {"number"} of tasks that are not wanted any more
     PROBE = 14  # what does the other end run on?
-    ARRAY = 15  # the bytes of one array, without a header of `wire`
 
 
 class ProtocolError(Exception):
@@ -83,7 +82,6 @@ class Channel:
         self._error: ProtocolError | None = None
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
-        self._has_reader = True
         for pipe in (read_fd, write_fd):
             os.set_blocking(pipe, False)
             _enlarge_pipe(pipe)
@@ -127,20 +125,9 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()
-                self._has_reader = False
+                self._unsent.clear()  # without a reader, `receive` raises
                 return
             remove_bytes(self._unsent, count)
-
-    def wait_until_sent(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is written. TimeoutError where nothing moves for so long, EOFError
-        without a reader."""
-        while self._unsent and not self._has_ended:
-            if not wait((self,), timeout_s):
-                raise TimeoutError
-            self._read()
-        if self._unsent or not self._has_reader:
-            raise EOFError
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Whether `receive` does not have to wait, after at most so long without any movement."""
@@ -264,12 +251,11 @@ def wait(
     poll = select.poll()
     channel_by_fd: dict[int, Channel] = {}
     for channel in channels:
-        fds = [(channel.fileno(), select.POLLIN)]
+        channel_by_fd[channel.fileno()] = channel
+        poll.register(channel.fileno(), select.POLLIN)
         if channel.has_backlog:
-            fds.append((channel._write_fd, select.POLLOUT))
-        for fd, event in fds:
-            poll.register(fd, event)
-            channel_by_fd[fd] = channel
+            channel_by_fd[channel._write_fd] = channel
+            poll.register(channel._write_fd, select.POLLOUT)
     if wake_pipe is not None:
         poll.register(wake_pipe.fileno(), select.POLLIN)
     timeout_ms = None if timeout_s is None else min(1000.0 * timeout_s, _LONGEST_MS)
