@@ -49,15 +49,12 @@ class Dispatcher:
         try:
             self._pool.start(processes)
             self._start_thread()
-        except (OSError, RuntimeError) as error:
+        except BaseException as error:
             self._dispose()
-            raise FleetError(
-                f"{settings.workers} worker processes could not be started: {error}.",
-                "try fewer --workers",
-            ) from error
-        except BaseException:
-            self._dispose()
-            raise
+            if not isinstance(error, OSError | RuntimeError):
+                raise
+            message = f"{settings.workers} worker processes could not be started: {error}."
+            raise FleetError(message, "try fewer --workers") from error
 
     def _start_thread(self) -> None:
         try:
@@ -173,10 +170,7 @@ class Dispatcher:
         try:
             for message in worker.process.channel.receive_all():
                 self._handle_message(worker, message)
-        except EOFError:
-            with self._lock:
-                self._pool.handle_loss(worker)
-        except ProtocolError as error:
+        except (EOFError, ProtocolError) as error:
             with self._lock:
                 self._pool.handle_loss(worker, error)
 

@@ -169,10 +169,11 @@ class WorkerPool:
             elif worker.job is not None and silent_s > self._settings.step_deadline_s:
                 self._replace_hanging(worker, worker.job)
 
-    def handle_loss(self, worker: WorkerHandle, error: ProtocolError | None = None) -> None:
+    def handle_loss(self, worker: WorkerHandle, error: Exception | None = None) -> None:
         """A worker has ended, or sends what is no message."""
         if worker in self.workers:
-            self._replace_dead(worker, f"sent {error}" if error is not None else "")
+            is_protocol_error = isinstance(error, ProtocolError)
+            self._replace_dead(worker, f"sent {error}" if is_protocol_error else "")
 
     def _replace_hanging(self, worker: WorkerHandle, job: FleetJob) -> None:
         self._replace(worker)

@@ -94,31 +94,29 @@ def encode(value: Any) -> bytes:
     return bytes(buffer)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def decode(data: bytes | bytearray | memoryview) -> Any:
     """The value again; arrays are read-only views into `data`. Raises WireError."""
     try:
-        return _decode(memoryview(data).cast("B"))
+        view = memoryview(data).cast("B")
+        if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
+            raise WireError("not an rlflame message")
+        _, checksum, length = _HEAD.unpack_from(view)
+        if zlib.crc32(view[_CRC_START:]) != checksum:
+            raise WireError("the message is cut short or its bits have changed")
+        if length > len(view) - _HEAD.size:
+            raise WireError(f"header of {length} bytes in a message of {len(view)}")
+        header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
+        start = _compute_data_start(length)
+        size = max(0, len(view) - start)
+        if header["size"] != size:
+            raise WireError(f"{size} bytes of arrays, {header['size']} announced")
+        arrays = [_read_array(view, start, *entry) for entry in header["arrays"]]
+        return _unpack(header["value"], arrays)
     except WireError:
         raise
     except _DECODE_ERRORS as error:
         raise WireError(f"damaged message: {error}") from error
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _decode(view: memoryview) -> Any:
-    if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
-        raise WireError("not an rlflame message")
-    _, checksum, length = _HEAD.unpack_from(view)
-    if zlib.crc32(view[_CRC_START:]) != checksum:
-        raise WireError("the message is cut short or its bits have changed")
-    if length > len(view) - _HEAD.size:
-        raise WireError(f"header of {length} bytes in a message of {len(view)}")
-    header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
-    start = _compute_data_start(length)
-    if header["size"] != max(0, len(view) - start):
-        raise WireError(f"{max(0, len(view) - start)} bytes of arrays, {header['size']} announced")
-    arrays = [_read_array(view, start, *entry) for entry in header["arrays"]]
-    return _unpack(header["value"], arrays)
 
 
 def _parse_constant(name: str) -> float:
