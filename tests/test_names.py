@@ -31,10 +31,10 @@ BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody"
 VERBS = set(
     """
     abandon abort accumulate acquire act adapt add allow announce answer append apply ask
-    assemble await backward broadcast build cache call can cancel capture catch check choose
+    assemble await backward broadcast build call can cancel capture catch check choose
     classify clean clip close collect commit compare complete compute concatenate conclude
     connect convert copy count create decode defer delete deliver describe diagnose die discard
-    dispatch dispose do draw drop dump encode enlarge ensure escape estimate evaluate exchange
+    dispatch dispose draw drop dump encode enlarge ensure escape estimate evaluate exchange
     exclude exit explain extend extract fail fence fetch fill find finish fit flatten flush
     forget format forward gather generate get give greet group guard halve handle has hash
     ignore import init inspect interrupt invert is iterate join keep kill learn limit link list

@@ -20,9 +20,8 @@ from rlflame.config import module_trust
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 from rlflame.rendering import gl_backend
-from rlflame.rollout.envs.make import make_env
+from rlflame.rollout.envs.make import defer_imports, make_env
 from rlflame.rollout.envs.user_code import ModuleAccessError, find_named_modules
-from rlflame.rollout.lazy_import import defer_imports
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan

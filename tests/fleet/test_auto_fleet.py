@@ -21,9 +21,8 @@ from test_same_bits import run as trained
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import factory
-from rlflame.fleet.auto import AutoFleet
+from rlflame.fleet.auto import AutoFleet, Contest
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.contest import Contest
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import PrestartPool
@@ -367,7 +366,7 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with (
         PrestartPool() as early,
-        factory.make_training_fleet(RuntimeSettings(), 2, prestart_pool=early) as fleet,
+        factory.make_fleet(RuntimeSettings(), 2, prestart_pool=early, is_training=True) as fleet,
     ):
         assert isinstance(fleet, AutoFleet)
         assert len(early) == 0
@@ -379,7 +378,7 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
 def test_whoever_says_where_is_not_second_guessed(stub, asked):
     from rlflame.config.recipe import RuntimeSettings
 
-    with factory.make_training_fleet(RuntimeSettings(fleet=asked), 2) as fleet:
+    with factory.make_fleet(RuntimeSettings(fleet=asked), 2, is_training=True) as fleet:
         assert fleet.name == asked
         assert not isinstance(fleet, AutoFleet)
 

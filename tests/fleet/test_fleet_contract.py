@@ -33,8 +33,8 @@ from rlflame.fleet.base import (
     make_policy_id,
 )
 from rlflame.fleet.inline import InlineFleet
+from rlflame.fleet.job_queue import JobSubmission
 from rlflame.fleet.local import LocalFleet
-from rlflame.fleet.submission import JobSubmission
 from rlflame.rollout import wire
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.task import Fragment, RolloutTask
@@ -221,12 +221,6 @@ def test_what_was_cancelled_is_not_yielded_and_disturbs_nobody(watched: Watched)
     assert {wire.encode(f) for f in watched.send(slots(4))} == {alone(t) for t in slots(4)}
 
 
-class Forgetful:
-    """A dispatcher that hands nothing out."""
-
-    def cancel(self, jobs: Any) -> None: ...
-
-
 def test_who_waits_in_another_thread_is_told_of_a_cancellation() -> None:
     asked = threading.Event()
 
@@ -235,7 +229,7 @@ def test_who_waits_in_another_thread_is_told_of_a_cancellation() -> None:
             asked.set()
             return super().get(*words)
 
-    submission = JobSubmission(Forgetful(), [object()], Answers())
+    submission = JobSubmission(lambda jobs: None, [object()], Answers())
     waiting = threading.Thread(target=lambda: list(submission), daemon=True)
     waiting.start()
     assert asked.wait(20.0)

@@ -855,10 +855,7 @@ def test_ctrl_c_before_the_thread_begins_is_not_waited_for_long(monkeypatch):
         ([], "1", False),
         (["--set", "runtime.fleet=inline"], None, False),
         (["--fleet=flame"], None, False),
-        *(
-            ([word], None, False)
-            for word in sorted(early_module._OTHER_FLEET_OPTIONS | early_module._PROCESS_OPTIONS)
-        ),
+        *(([word], None, False) for word in sorted(early_module._EXCLUDING_OPTIONS)),
     ],
 )
 def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
@@ -874,8 +871,8 @@ def test_what_they_must_not_begin_with_is_what_training_takes():
     """Those that decide what a worker is told; and no option that there is not."""
     training = typer.main.get_command(app).commands["train"]
     options = {word for one in training.params for word in one.opts} | {"-h", "--help"}
-    assert options >= early_module._OTHER_FLEET_OPTIONS | early_module._PROCESS_OPTIONS
-    assert {"--env-file", "--debug", "--config", "--set"} <= early_module._PROCESS_OPTIONS
+    assert options >= early_module._EXCLUDING_OPTIONS
+    assert {"--env-file", "--debug", "--config", "--set"} <= early_module._EXCLUDING_OPTIONS
 
 
 def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(monkeypatch):

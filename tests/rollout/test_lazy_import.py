@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from rlflame.rollout.lazy_import import defer_imports
+from rlflame.rollout.envs.make import defer_imports
 
 
 @pytest.fixture

@@ -429,19 +429,19 @@ def test_a_task_that_was_broken_off_leaves_nothing_behind_that_could_be_believed
     def interrupted() -> Any:
         raise KeyboardInterrupt
 
-    original = Policy.act
+    original = Policy.to_environment
 
-    def act(self: Policy, *args: Any) -> Any:
+    def to_environment(self: Policy, *args: Any) -> Any:
         nonlocal steps
         steps += 1
         return interrupted() if steps == 5 else original(self, *args)
 
-    Policy.act = act  # type: ignore[method-assign]
+    Policy.to_environment = to_environment  # type: ignore[method-assign]
     try:
         with pytest.raises(KeyboardInterrupt):
             answer(tasks[1], worker)
     finally:
-        Policy.act = original  # type: ignore[method-assign]
+        Policy.to_environment = original  # type: ignore[method-assign]
     assert answer(tasks[1], worker) == answer(tasks[1])
 
 

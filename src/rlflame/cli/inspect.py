@@ -134,6 +134,7 @@ def _print_entries(entries: Sequence[_Entry], differences: Differences, count: i
 
 def _print_differences(entries: Sequence[_Entry], differences: Sequence[str | None]) -> None:
     """Where each of the others differs from the first."""
+    from rlflame.rollout.machine import find_fingerprint_differences
 
     first, *others = entries
     for other, difference in zip(others, differences, strict=True):

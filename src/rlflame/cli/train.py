@@ -170,8 +170,13 @@ def _train_run(
     counts = EventCounter(display.show_fleet_event)
     learning = config.learning
     # Workers load their parts while this process loads its own.
-    with factory.make_training_fleet(
-        config.runtime, learning.rollout.num_slots, counts, learning.environment.id, head_start
+    with factory.make_fleet(
+        config.runtime,
+        learning.rollout.num_slots,
+        counts,
+        learning.environment.id,
+        head_start,
+        is_training=True,
     ) as fleet:
         if head_start is not None:
             head_start.close()

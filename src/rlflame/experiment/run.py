@@ -167,7 +167,7 @@ def _open_fleet(
         return
     counts = host.counts or EventCounter(host.view.show_fleet_event)
     slots = recipe.learning.rollout.num_slots
-    with factory.make_training_fleet(runtime, slots, counts) as fleet:
+    with factory.make_fleet(runtime, slots, counts, is_training=True) as fleet:
         yield fleet, counts
 
 

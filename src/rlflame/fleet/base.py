@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class FleetEvent:
     """
 
     kind: EventKind
-    purpose: str
+    purpose: Literal["train", "evaluate", ""]
     slot: int
     text: str = ""
     #: The number of workers, of a `workers` event.
@@ -88,8 +88,7 @@ class FleetReport:
     workers: tuple[dict[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Bytes of payloads that went to workers and came back since the fleet was started."""
 
     bytes_out: int = 0
@@ -124,12 +123,9 @@ class TrafficCounter:
         self._before = fleet.read_traffic()
 
     def take(self) -> dict[str, int]:
-        before, now = self._before, self._fleet.read_traffic()
-        self._before = now
-        return {
-            "bytes_out": now.bytes_out - before.bytes_out,
-            "bytes_in": now.bytes_in - before.bytes_in,
-        }
+        before, self._before = self._before, self._fleet.read_traffic()
+        changes = [now - old for now, old in zip(self._before, before, strict=True)]
+        return dict(zip(Traffic._fields, changes, strict=True))
 
 
 class Submission(Protocol):

@@ -15,7 +15,7 @@ from rlflame.rollout.process.channel import Message, MessageKind, ProtocolError,
 from rlflame.rollout.process.worker_process import WorkerProcess
 
 from .base import Observer, TrafficMeter, ignore_event
-from .job_queue import FleetJob, JobQueue, deliver_notifications
+from .job_queue import FleetJob, JobQueue
 from .retry_policy import decode_result, make_broken_worker_error
 from .worker_pool import START_DEADLINE_S, PoolSettings, WorkerHandle, WorkerPool
 
@@ -49,15 +49,12 @@ class Dispatcher:
         try:
             self._pool.start(processes)
             self._start_thread()
-        except (OSError, RuntimeError) as error:
+        except BaseException as error:
             self._dispose()
-            raise FleetError(
-                f"{settings.workers} worker processes could not be started: {error}.",
-                "try fewer --workers",
-            ) from error
-        except BaseException:
-            self._dispose()
-            raise
+            if not isinstance(error, OSError | RuntimeError):
+                raise
+            message = f"{settings.workers} worker processes could not be started: {error}."
+            raise FleetError(message, "try fewer --workers") from error
 
     def _start_thread(self) -> None:
         try:
@@ -73,12 +70,15 @@ class Dispatcher:
             raise
 
     def add_policy(self, policy_id: str) -> None:
+        """Workers may keep this policy once it was sent to them."""
         with self._lock:
-            self._pool.add_policy(policy_id)
+            self._pool.policy_ids.add(policy_id)
 
     def forget_policy(self, policy_id: str) -> None:
+        """Not urgent: it goes out with the next jobs, or at the next tick."""
         with self._lock:
-            self._pool.forget_policy(policy_id)
+            self._pool.policy_ids.discard(policy_id)
+            self._pool.dropped_policy_ids.append(policy_id)
 
     def add(self, jobs: Iterable[FleetJob]) -> None:
         """Send each to an idle worker at once, if there is one; the iterator may still make others.
@@ -134,7 +134,7 @@ class Dispatcher:
 
     def _notify_observer(self) -> None:
         """Call the observer without the lock: it may ask the fleet something in turn."""
-        deliver_notifications(self._jobs, self._lock, self._observer)
+        self._jobs.deliver_news(self._lock, self._observer)
 
     def _serve(self) -> None:
         """The life of the thread."""
@@ -170,16 +170,12 @@ class Dispatcher:
         try:
             for message in worker.process.channel.receive_all():
                 self._handle_message(worker, message)
-        except EOFError:
-            with self._lock:
-                self._pool.handle_loss(worker)
-        except ProtocolError as error:
+        except (EOFError, ProtocolError) as error:
             with self._lock:
                 self._pool.handle_loss(worker, error)
 
     def _handle_message(self, worker: WorkerHandle, message: Message) -> None:
         if message.kind is MessageKind.RESULT:
-            self._meter.count_received(len(message.payload))
             self._handle_result(worker, message.payload)
             return
         value = message.value
@@ -192,13 +188,13 @@ class Dispatcher:
             elif message.kind is MessageKind.HELLO:
                 self._pool.greet(worker, value)
             elif message.kind is MessageKind.BROKEN and worker.job is not None:
-                job, worker.job = worker.job, None
                 printed = worker.process.read_output()
-                self._jobs.finish(
-                    job, make_broken_worker_error(job.task, value["traceback"], printed)
-                )
+                error = make_broken_worker_error(worker.job.task, value["traceback"], printed)
+                self._jobs.finish(worker.job, error)
+                worker.job = None
 
     def _handle_result(self, worker: WorkerHandle, payload: bytes) -> None:
+        self._meter.count_received(len(payload))
         with self._lock:
             job, worker.job = worker.job, None
             # Send the next job before this thread spends time on the result.

@@ -43,26 +43,19 @@ def make_fleet(
     observer: Observer = ignore_event,
     environment: str | None = None,
     prestart_pool: PrestartPool | None = None,
+    *,
+    is_training: bool = False,
 ) -> Fleet:
-    """The fleet of a runtime, with at most as many workers as there are tasks at once."""
+    """The fleet of a runtime, with at most as many workers as there are tasks at once.
+
+    Where `auto` finds a cluster, training times both sides and chooses one.
+    """
+    name = resolve_fleet_kind(runtime)
     request = FleetRequest(runtime, tasks, observer, environment, prestart_pool)
-    return FLEETS[resolve_fleet_kind(runtime)].make(request)
-
-
-def make_training_fleet(
-    runtime: RuntimeSettings,
-    slots: int,
-    observer: Observer = ignore_event,
-    environment: str | None = None,
-    prestart_pool: PrestartPool | None = None,
-) -> Fleet:
-    """As `make_fleet`; where `auto` finds a cluster, training times both sides and chooses one."""
-    kind = resolve_fleet_kind(runtime)
-    if runtime.fleet != "auto" or not is_remote(kind):
-        return make_fleet(runtime, slots, observer, environment, prestart_pool)
-    request = FleetRequest(runtime, slots, observer, environment, prestart_pool, advises=False)
+    if not is_training or runtime.fleet != "auto" or not is_remote(name):
+        return FLEETS[name].make(request)
     # First, so that a cluster that cannot be reached ends it before anything has started.
-    remote = FLEETS[kind].make(request)
+    remote = FLEETS[name].make(replace(request, advises=False))
     try:
         cores = machine.count_usable_cores()
         workers = min(runtime.workers or cores, cores)

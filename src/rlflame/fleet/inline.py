@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class InlineFleet(ContextManagerMixin):
         ):
             result = self._worker.run(task, lambda: weights)
         if isinstance(result, RolloutFailure):
-            result = dataclasses.replace(result, output=printed.getvalue()[-_TAIL_CHARS:])
+            result = replace(result, output=printed.getvalue()[-_TAIL_CHARS:])
             raise make_environment_failure(task, result)
         return split_fragment(check_fragment(task, result))
 
@@ -118,25 +118,19 @@ class _ThreadOutput:
         return getattr(self._stream, name)
 
 
+@dataclass(eq=False)
 class _InlineSubmission:
-    def __init__(
-        self,
-        fleet: InlineFleet,
-        tasks: list[RolloutTask],
-        weights: dict[str, PolicyArrays],
-        observer: Observer,
-    ) -> None:
-        self._fleet = fleet
-        self._tasks = tasks
-        self._weights = weights
-        self._observer = observer
+    fleet: InlineFleet
+    tasks: list[RolloutTask]
+    weights: dict[str, PolicyArrays]
+    observer: Observer
 
     def __iter__(self) -> Iterator[Fragment]:
-        while self._tasks:
-            task = self._tasks.pop(0)
+        while self.tasks:
+            task = self.tasks.pop(0)
             self._notify("running", task)
             try:
-                fragments = self._fleet.run(task, self._weights[task.policy_id])
+                fragments = self.fleet.run(task, self.weights[task.policy_id])
             except RlflameError:
                 self._notify("lost", task)
                 self.cancel()
@@ -145,9 +139,9 @@ class _InlineSubmission:
             yield from fragments
 
     def cancel(self) -> None:
-        while self._tasks:
-            self._notify("cancelled", self._tasks.pop(0))
+        while self.tasks:
+            self._notify("cancelled", self.tasks.pop(0))
 
     def _notify(self, kind: EventKind, task: RolloutTask) -> None:
         for slot in task.slots:
-            self._observer(FleetEvent(kind, task.purpose, slot))
+            self.observer(FleetEvent(kind, task.purpose, slot))

@@ -1,4 +1,4 @@
-"""Jobs: which worker should run which next, and the one end of each.
+"""Jobs: which worker should run which next, the one end of each, and the fragments of a submission.
 
 Code that shares a `JobQueue` between threads holds a lock around every call.
 """
@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import queue
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlflame.errors import RlflameError
 from rlflame.rollout.task import Fragment, RolloutTask
+from rlflame.rollout.task_batching import split_fragment
 
 from .base import EventKind, FleetEvent, Observer
 
 #: `stray`: an answer that says nothing about the environment. `loss`: an attempt without an answer.
 #: `delay`: a loss of an attempt that ran this job alone and took too long.
 FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
+#: The outcomes of the jobs of a submission; None wakes whoever waits for one that was cancelled.
+AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
 
 
 @dataclass(eq=False, repr=False)
@@ -29,7 +32,7 @@ class FleetJob:
     task: RolloutTask
     payload: bytes
     policy: bytes
-    answers: queue.SimpleQueue[Fragment | RlflameError | None]
+    answers: AnswerQueue
     failures: Counter[FailureKind] = field(default_factory=Counter)
     #: Answered or cancelled: a later answer is ignored.
     ended: bool = False
@@ -39,25 +42,15 @@ class FleetJob:
         return (self.task.run, self.task.slots) if self.task.unit == "steps" else None
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """Events to be told, and then, if they are an end, the outcome to be handed over."""
-
-    events: tuple[FleetEvent, ...]
-    job: FleetJob
-    outcome: Fragment | RlflameError | None = None
-
-    def deliver(self) -> None:
-        if self.outcome is not None:
-            self.job.answers.put(self.outcome)
-
-
 class JobQueue:
     """Jobs that wait for a worker, and the news of all of them."""
 
     def __init__(self) -> None:
-        #: In this order an observer hears of a task's end before anybody can act on it.
-        self.notifications: deque[Notification] = deque()
+        #: Events to be told, and then the outcome of a job that has ended: an observer hears of a
+        #: task's end before anybody can act on it.
+        self._news: deque[tuple[list[FleetEvent], FleetJob, Fragment | RlflameError | None]] = (
+            deque()
+        )
         self._waiting: deque[FleetJob] = deque()
         #: Which worker ran a slot last, and so holds its environments.
         self._slot_workers: dict[tuple[str, tuple[int, ...]], object] = {}
@@ -102,11 +95,11 @@ class JobQueue:
     def mark_running(self, job: FleetJob) -> None:
         """A worker has begun with it."""
         if not job.ended:
-            self._add_notification(job, "running")
+            self._add_news(job, "running")
 
     def requeue(self, job: FleetJob, reason: str) -> None:
         """Its worker was lost: another one comes to the same result."""
-        self._add_notification(job, "retried", reason)
+        self._add_news(job, "retried", reason)
         self._waiting.appendleft(job)
 
     def forget_worker(self, worker: object) -> None:
@@ -119,7 +112,7 @@ class JobQueue:
         """A job ends once."""
         if not job.ended:
             job.ended = True
-            self._add_notification(
+            self._add_news(
                 job, "done" if isinstance(outcome, Fragment) else "lost", outcome=outcome
             )
 
@@ -127,7 +120,7 @@ class JobQueue:
         for job in jobs:
             if not job.ended:
                 job.ended = True
-                self._add_notification(job, "cancelled")
+                self._add_news(job, "cancelled")
         self._waiting = deque(job for job in self._waiting if not job.ended)
 
     def fail_all(self, error: RlflameError, running: Iterable[FleetJob]) -> None:
@@ -136,29 +129,72 @@ class JobQueue:
             self.finish(job, error)
         self._waiting.clear()
 
-    def _add_notification(
+    def _add_news(
         self,
         job: FleetJob,
         kind: EventKind,
         text: str = "",
         outcome: Fragment | RlflameError | None = None,
     ) -> None:
-        purpose = job.task.purpose
-        events = tuple(FleetEvent(kind, purpose, slot, text) for slot in job.task.slots)
-        self.notifications.append(Notification(events, job, outcome))
+        events = [FleetEvent(kind, job.task.purpose, slot, text) for slot in job.task.slots]
+        self._news.append((events, job, outcome))
+
+    def deliver_news(self, lock: AbstractContextManager[Any], observer: Observer) -> None:
+        """Pass the news on, without the lock: an observer may ask the fleet something in turn."""
+        while True:
+            with lock:
+                if not self._news:
+                    return
+                events, job, outcome = self._news.popleft()
+            try:
+                for event in events:
+                    observer(event)
+            finally:
+                if outcome is not None:
+                    job.answers.put(outcome)
 
 
-def deliver_notifications(
-    jobs: JobQueue, lock: AbstractContextManager[Any], observer: Observer
-) -> None:
-    """Pass the news on, without the lock: an observer may ask the fleet something in turn."""
-    while True:
-        with lock:
-            if not jobs.notifications:
+class JobSubmission:
+    """Tasks under way together: yields the fragment of each slot once, as they finish.
+
+    `on_finish` is called once, with whether every job was answered.
+    """
+
+    def __init__(
+        self,
+        cancel_jobs: Callable[[Sequence[FleetJob]], None],
+        jobs: list[FleetJob],
+        answers: AnswerQueue,
+        on_finish: Callable[[bool], None] = lambda complete: None,
+    ) -> None:
+        self._cancel_jobs = cancel_jobs
+        self._jobs = jobs
+        self._answers = answers
+        self._waiting = len(jobs)
+        self._on_finish = on_finish
+        self._has_finished = False
+
+    def __iter__(self) -> Iterator[Fragment]:
+        while self._waiting:
+            outcome = self._answers.get()
+            if outcome is None:
                 return
-            notification = jobs.notifications.popleft()
-        try:
-            for event in notification.events:
-                observer(event)
-        finally:
-            notification.deliver()
+            if isinstance(outcome, RlflameError):
+                self.cancel()
+                raise outcome
+            self._waiting -= 1
+            if not self._waiting:
+                self._finish(complete=True)
+            yield from split_fragment(outcome)
+
+    def cancel(self) -> None:
+        if self._waiting:
+            self._waiting = 0
+            self._cancel_jobs(self._jobs)
+            self._answers.put(None)  # for an iteration that waits in another thread
+        self._finish(complete=False)
+
+    def _finish(self, *, complete: bool) -> None:
+        if not self._has_finished:
+            self._has_finished = True
+            self._on_finish(complete)

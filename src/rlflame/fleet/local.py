@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.task import PolicyArrays, RolloutTask
 from rlflame.rollout.task_batching import merge_tasks
 
 from .base import (
@@ -25,8 +24,7 @@ from .base import (
     make_policy_id,
 )
 from .dispatcher import Dispatcher
-from .job_queue import FleetJob
-from .submission import JobSubmission
+from .job_queue import AnswerQueue, FleetJob, JobSubmission
 from .worker_pool import PoolSettings
 
 
@@ -85,7 +83,7 @@ class LocalFleet(ContextManagerMixin):
                 self._dispatcher.forget_policy(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
-        answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
+        answers: AnswerQueue = queue.SimpleQueue()
         with self._lock:
             # Weights are bound now: releasing a policy never pulls it from under a submission.
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
@@ -103,7 +101,7 @@ class LocalFleet(ContextManagerMixin):
         except BaseException:
             self._dispatcher.cancel(jobs)
             raise
-        return JobSubmission(self._dispatcher, jobs, answers)
+        return JobSubmission(self._dispatcher.cancel, jobs, answers)
 
     def probe(self) -> FleetReport:
         return FleetReport(self.name, self.capacity, tuple(self._dispatcher.wait_for_greetings()))

@@ -16,15 +16,10 @@ from rlflame.rollout.process.worker_process import WorkerProcess
 
 #: More are started once the number of workers is known.
 _MAX_PROCESSES = 2
-#: Options with which local workers are unlikely to be needed.
-_OTHER_FLEET_OPTIONS = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
-#: Options that may set what a worker process gets when it is started.
-_PROCESS_OPTIONS = {"--env-file", "--allow-module", "--debug", "--config", "--set"}
-
-
-def _is_module_name(argument: str) -> bool:
-    """Whether a word can be `module:Id`, whose folder a worker process gets when it is started."""
-    return ":" in argument
+#: Options with which local workers are unlikely to be needed, and those that may set what a worker
+#: process gets when it is started.
+_EXCLUDING_OPTIONS = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
+_EXCLUDING_OPTIONS |= {"--env-file", "--allow-module", "--debug", "--config", "--set"}
 
 
 class PrestartPool:
@@ -35,9 +30,9 @@ class PrestartPool:
         """For the arguments of `rlflame train`; of torchrun's learners only the first has a
         fleet."""
         is_first_learner = os.environ.get("RANK", "0") == "0"
+        # A worker gets the folder of the module in `module:Id`.
         is_excluded = any(
-            argument.partition("=")[0] in _OTHER_FLEET_OPTIONS | _PROCESS_OPTIONS
-            or _is_module_name(argument)
+            argument.partition("=")[0] in _EXCLUDING_OPTIONS or ":" in argument
             for argument in arguments
         )
         return cls(_MAX_PROCESSES if is_first_learner and not is_excluded else 0)

@@ -37,12 +37,7 @@ def classify_answer(
 ) -> Fragment | RlflameError | Retry:
     """Counts deaths and hangs on the job, and ends it when there were too many."""
     kind, printed = answer["kind"], str(answer.get("printed", ""))
-    raw_position = answer.get("position")  # None where the child died before its first beat
-    position = (
-        (raw_position[0], raw_position[1], raw_position[2], raw_position[3])
-        if raw_position
-        else None
-    )
+    position = answer.get("position") or None  # none where the child died before its first beat
     if kind == "result":
         return decode_result(job.task, answer["body"], lambda: printed)
     if kind == "broken":
@@ -52,8 +47,7 @@ def classify_answer(
     if kind == "died":
         cause = str(answer["how"])
         return count_death(job, position, cause, printed, max_retries) or Retry(cause)
-    job.failures["stray"] += 1
-    strays = job.failures["stray"]
+    strays = job.failures["stray"] = job.failures["stray"] + 1
     reason = _STRAY_REASONS.get(kind, f"its worker answered {kind!r}")
     if strays > MAX_STRAYS:
         return FleetError(
@@ -98,8 +92,7 @@ def count_death(
     job: FleetJob, position: TaskPosition | None, cause: str, printed: str, max_retries: int
 ) -> RlflameError | None:
     """The error of a task that took too many workers with it."""
-    job.failures["death"] += 1
-    deaths = job.failures["death"]
+    deaths = job.failures["death"] = job.failures["death"] + 1
     if deaths <= max_retries:
         return None
     location = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
@@ -115,8 +108,7 @@ def count_death(
 
 def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> RlflameError | None:
     """The error of a task that took too many attempts longer than the deadline."""
-    job.failures["delay"] += 1
-    delays = job.failures["delay"]
+    delays = job.failures["delay"] = job.failures["delay"] + 1
     if delays <= max_retries:
         return None
     return FleetError(

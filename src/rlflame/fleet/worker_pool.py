@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rlflame.errors import FleetError
+from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
 from rlflame.rollout.task import TaskPosition
@@ -39,21 +39,22 @@ class PoolSettings:
     environment: str | None = None
 
 
+@dataclass(eq=False)
 class WorkerHandle:
     """A worker process, its job, and the policies that it holds."""
 
-    def __init__(self, process: WorkerProcess, meter: TrafficMeter, now: float) -> None:
-        self.process = process
-        self.hello: dict[str, str] | None = None
-        self.job: FleetJob | None = None
-        #: Where its task stood at the last beat, and when that last changed.
-        self.position: TaskPosition | None = None
-        self.moved_at = now
-        #: Between the first and the last of the messages that belong together. A thread that takes
-        #: the lock and sees this knows that Ctrl-C came in between.
-        self.is_mid_send = False
-        self.policies: set[str] = set()
-        self._meter = meter
+    process: WorkerProcess
+    meter: TrafficMeter
+    #: When its position last changed.
+    moved_at: float
+    hello: dict[str, str] | None = None
+    job: FleetJob | None = None
+    #: Where its task stood at the last beat.
+    position: TaskPosition | None = None
+    #: Between the first and the last of the messages that belong together. A thread that takes the
+    #: lock and sees this knows that Ctrl-C came in between.
+    is_mid_send: bool = False
+    policies: set[str] = field(default_factory=set)
 
     @property
     def idle(self) -> bool:
@@ -75,21 +76,18 @@ class WorkerHandle:
         name = job.task.policy_id
         is_new_policy = name not in self.policies
         if is_new_policy:
-            self._send(MessageKind.POLICY, job.policy)
+            self.process.channel.send_bytes(MessageKind.POLICY, job.policy)
             self.policies.add(name)
-        self._send(MessageKind.TASK, job.payload)
+        self.process.channel.send_bytes(MessageKind.TASK, job.payload)
+        self.meter.count_sent(len(job.payload) + is_new_policy * len(job.policy))
         return is_new_policy
-
-    def _send(self, kind: MessageKind, payload: bytes) -> None:
-        self._meter.count_sent(len(payload))
-        self.process.channel.send_bytes(kind, payload)
 
     def forget_policy(self, policy_id: str) -> None:
         if policy_id in self.policies and not self.is_mid_send:
             with self.guard_send():
                 self.policies.discard(policy_id)
                 size = self.process.channel.send(MessageKind.FORGET, {"id": policy_id})
-                self._meter.count_sent(size)
+                self.meter.count_sent(size)
 
     def update_position(self, position: TaskPosition, now: float) -> None:
         if position != self.position:
@@ -114,8 +112,9 @@ class WorkerPool:
         self._jobs = jobs
         self._meter = meter
         self._clock = clock
-        self._policy_ids: set[str] = set()
-        self._dropped_policy_ids: list[str] = []
+        #: The policies that workers may keep, and those to be forgotten with the next jobs.
+        self.policy_ids: set[str] = set()
+        self.dropped_policy_ids: list[str] = []
         self._failed_starts = 0
 
     def start(self, processes: Sequence[WorkerProcess]) -> None:
@@ -133,15 +132,6 @@ class WorkerPool:
             self._meter.count_sent(process.channel.send(MessageKind.PREPARE, environment))
         return worker
 
-    def add_policy(self, policy_id: str) -> None:
-        """Workers may keep this policy once it was sent to them."""
-        self._policy_ids.add(policy_id)
-
-    def forget_policy(self, policy_id: str) -> None:
-        self._policy_ids.discard(policy_id)
-        # Not urgent: it goes out with the next jobs, or at the next tick.
-        self._dropped_policy_ids.append(policy_id)
-
     def dispatch(self) -> None:
         """Hand queued jobs to idle workers; a slot goes back to the worker that last ran it."""
         for worker in self.workers:
@@ -150,13 +140,13 @@ class WorkerPool:
                     job = self._jobs.take(worker)
                     self._jobs.mark_running(job)
                     is_new_policy = worker.send_job(job, self._clock())
-                    if is_new_policy and job.task.policy_id not in self._policy_ids:
-                        self._dropped_policy_ids.append(job.task.policy_id)
+                    if is_new_policy and job.task.policy_id not in self.policy_ids:
+                        self.dropped_policy_ids.append(job.task.policy_id)
         # Behind the jobs, which are waited for.
-        for name in self._dropped_policy_ids:
+        for name in self.dropped_policy_ids:
             for worker in self.workers:
                 worker.forget_policy(name)
-        self._dropped_policy_ids.clear()
+        self.dropped_policy_ids.clear()
 
     def greet(self, worker: WorkerHandle, hello: dict[str, str]) -> None:
         worker.hello = hello
@@ -179,19 +169,17 @@ class WorkerPool:
             elif worker.job is not None and silent_s > self._settings.step_deadline_s:
                 self._replace_hanging(worker, worker.job)
 
-    def handle_loss(self, worker: WorkerHandle, error: ProtocolError | None = None) -> None:
+    def handle_loss(self, worker: WorkerHandle, error: Exception | None = None) -> None:
         """A worker has ended, or sends what is no message."""
         if worker in self.workers:
-            self._replace_dead(worker, f"sent {error}" if error is not None else "")
+            is_protocol_error = isinstance(error, ProtocolError)
+            self._replace_dead(worker, f"sent {error}" if is_protocol_error else "")
 
     def _replace_hanging(self, worker: WorkerHandle, job: FleetJob) -> None:
         self._replace(worker)
         printed = worker.process.read_output()
         error = count_hang(job, worker.position, self._settings.step_deadline_s, printed)
-        if error is not None:
-            self._jobs.finish(job, error)
-        elif not job.ended:
-            self._jobs.requeue(job, HANG_REASON)
+        self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
         """Start another worker, and requeue the job; without a cause the exit code is one."""
@@ -205,14 +193,16 @@ class WorkerPool:
             message = f"A worker process could not start ({cause})."
             self.fail_all(FleetError(message, hint, printed))
         self._replace(worker)
-        job = worker.job
-        if job is None:
-            return
-        error = count_death(job, worker.position, cause, printed, self._settings.max_retries)
+        if worker.job is not None:
+            retries = self._settings.max_retries
+            error = count_death(worker.job, worker.position, cause, printed, retries)
+            self._finish_attempt(worker.job, error, cause)
+
+    def _finish_attempt(self, job: FleetJob, error: RlflameError | None, reason: str) -> None:
         if error is not None:
             self._jobs.finish(job, error)
         elif not job.ended:
-            self._jobs.requeue(job, cause)
+            self._jobs.requeue(job, reason)
 
     def _replace(self, worker: WorkerHandle) -> None:
         """Start another worker in its place; none once the fleet is over."""

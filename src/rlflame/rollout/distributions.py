@@ -6,12 +6,11 @@ Every array is `[width, ...]`, one row an environment, and a row's result depend
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from .task import ActionMode, Array, Float32, PolicyArrays, PolicySpec
+from .task import ActionMode, Array, Exploration, Float32, PolicyArrays, PolicySpec
 
 _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -21,22 +20,42 @@ LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
 VARIANCE_FLOOR = 1e-6
 
 
-class NoiseBlock(Protocol):
-    """A block of noise, with everything computed that does not depend on the outputs."""
-
-    def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
-        """As `Distribution.sample` with the noise of this step; `out` may be overwritten."""
+#: Noise of several steps, with everything computed that does not depend on the outputs: arrays
+#: `[steps, width, ...]`.
+NoiseBlock = tuple[Float32, ...]
 
 
 class Distribution(Protocol):
-    """The meaning of the outputs of a policy's network."""
+    """The meaning of the outputs of a policy's network.
 
-    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
-        """An action for each row, drawn with the given noise, and its log-density."""
+    A new one is a class here and a row of `_CONTINUOUS`.
+    """
+
+    #: Whether samples are drawn with normal numbers. Others are drawn with numbers in [0, 1).
+    uses_normal_noise: bool = True
+    #: The bounds of continuous actions.
+    _low: Float32
+    _high: Float32
+
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
+        """`latent` is where the last hidden layer's units of each pass stand."""
+        self._low = np.asarray(spec.action_low, np.float32)
+        self._high = np.asarray(spec.action_high, np.float32)
+
+    @staticmethod
+    def compute_noise_size(spec: PolicySpec) -> int:
+        """Random numbers that a row's sample is drawn with."""
+        return spec.action_size
 
     def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        """A block `[steps, width, ...]` of noise, ready for use."""
-        return LazyNoiseBlock(self.sample, noise)
+        """Noise `[steps, width, ...]`, made ready for `sample`."""
+        return (noise,)
+
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
+        """An action for each row, drawn with the noise of this step, and its log-density.
+
+        `out` may be overwritten, and so may what is returned by the next pass.
+        """
 
     def mode(self, out: Float32) -> Array:
         """The deterministic action of each row."""
@@ -48,20 +67,6 @@ class Distribution(Protocol):
         """The actions that environments receive for recorded actions."""
 
 
-def make_distribution(spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> Distribution:
-    """`latent` is where the last hidden layer's units of each pass stand."""
-    if spec.action_kind == "discrete":
-        return Categorical(spec)
-    if spec.exploration == "gsde":
-        noise = StateDependentNoise(arrays["actor.log_std"], latent)
-        if spec.squash:
-            return StateDependentSquashedGaussian(spec, noise)
-        return StateDependentGaussian(spec, noise)
-    if spec.squash:
-        return SquashedGaussian(spec)
-    return Gaussian(spec, arrays["actor.log_std"])
-
-
 def repeat_row(row: Array, width: int) -> Float32:
     """The same for every row: two arrays of one shape are added faster than a row to each."""
     return np.tile(np.asarray(row, np.float32), (width, 1))
@@ -69,10 +74,9 @@ def repeat_row(row: Array, width: int) -> Float32:
 
 def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
     """Random numbers that a row's action is drawn with."""
-    if spec.action_kind == "discrete":
-        return 1
-    uses_matrix = spec.exploration == "gsde" and acting == "sample"
-    return spec.hidden[-1] * spec.action_size if uses_matrix else spec.action_size
+    if acting == "sample":
+        return find_distribution(spec).compute_noise_size(spec)
+    return 1 if spec.action_kind == "discrete" else spec.action_size
 
 
 def draw_noise(
@@ -80,46 +84,30 @@ def draw_noise(
 ) -> Float32:
     """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
     shape = (steps, compute_noise_size(spec, acting))
-    if spec.action_kind == "continuous" and acting == "sample":
+    if acting == "sample" and find_distribution(spec).uses_normal_noise:
         return generator.standard_normal(shape, dtype=np.float32)
     return generator.random(shape, dtype=np.float32)
-
-
-class LazyNoiseBlock:
-    """A block of noise of which nothing can be computed before the outputs."""
-
-    def __init__(
-        self, sample: Callable[[Float32, Float32], tuple[Array, Float32]], noise: Float32
-    ) -> None:
-        self._sample, self._noise = sample, noise
-
-    def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
-        return self._sample(out, self._noise[step])
-
-
-class GaussianNoiseBlock:
-    """How far each step's noise pushes an action from its mean, and the density of that."""
-
-    def __init__(self, offsets: Float32, log_probs: Float32) -> None:
-        self._offsets, self._log_probs = offsets, log_probs
-
-    def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
-        return np.add(out, self._offsets[step], out), self._log_probs[step]
 
 
 class Categorical(Distribution):
     """A softmax over choices."""
 
-    def __init__(self, spec: PolicySpec) -> None:
+    uses_normal_noise = False
+
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         self._choice_count = spec.action_size
         self._rows = np.arange(spec.width)
 
-    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+    @staticmethod
+    def compute_noise_size(spec: PolicySpec) -> int:
+        return 1
+
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         log_softmax = out - np.maximum.reduce(out, axis=1, keepdims=True)
         log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
         cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
         # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
-        choices = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
+        choices = np.add.reduce(cumulative <= block[0][step], axis=1, dtype=np.int64)
         if np.maximum.reduce(choices) == self._choice_count:
             # Nor may one beyond the sum, which rounding can leave below 1.
             last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
@@ -139,19 +127,11 @@ class Categorical(Distribution):
         return actions
 
 
-class _BoundedDistribution(Distribution):
-    """The bounds of continuous actions."""
-
-    def __init__(self, spec: PolicySpec) -> None:
-        self._low: Float32 = np.asarray(spec.action_low, np.float32)
-        self._high: Float32 = np.asarray(spec.action_high, np.float32)
-
-
-class _ClippedDistribution(_BoundedDistribution):
+class _ClippedDistribution(Distribution):
     """Actions are numbers of any size, and the bounds cut what environments are given of them."""
 
-    def __init__(self, spec: PolicySpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
+        super().__init__(spec, arrays, latent)
         self._lows = repeat_row(self._low, spec.width)
         self._highs = repeat_row(self._high, spec.width)
 
@@ -169,11 +149,11 @@ class _ClippedDistribution(_BoundedDistribution):
         return np.minimum(env_actions, self._highs[:rows], out=env_actions)
 
 
-class _SquashedDistribution(_BoundedDistribution):
+class _SquashedDistribution(Distribution):
     """Actions are what tanh makes of numbers of any size; [-1, 1] is the full range."""
 
-    def __init__(self, spec: PolicySpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
+        super().__init__(spec, arrays, latent)
         self._size = spec.action_size
         # Halved first: the distance between float32's own bounds is no float32.
         low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
@@ -197,28 +177,30 @@ class _SquashedDistribution(_BoundedDistribution):
 class Gaussian(_ClippedDistribution):
     """Independent normals of one deviation for all observations."""
 
-    def __init__(self, spec: PolicySpec, log_std: Array) -> None:
-        super().__init__(spec)
-        log_std = np.ascontiguousarray(log_std, dtype=np.float32)
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
+        super().__init__(spec, arrays, latent)
+        log_std = np.ascontiguousarray(arrays["actor.log_std"], dtype=np.float32)
         self._std = np.exp(log_std)
         self._log_density = np.float32(
             -float(np.sum(log_std, dtype=np.float64)) - 0.5 * spec.action_size * _LOG_TWO_PI
         )
 
-    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
-        return self.prepare_noise(noise[None]).sample(out.copy(), 0)
-
     def prepare_noise(self, noise: Float32) -> NoiseBlock:
         log_probs: Float32 = np.add.reduce(noise * noise, axis=2)
         log_probs *= np.float32(-0.5)
         log_probs += self._log_density
-        return GaussianNoiseBlock(self._std * noise, log_probs)
+        return self._std * noise, log_probs
+
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
+        offsets, log_probs = block
+        return np.add(out, offsets[step], out), log_probs[step]
 
 
 class SquashedGaussian(_SquashedDistribution):
     """tanh of a normal whose mean and log deviation are both outputs."""
 
-    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
+        noise = block[0][step]
         log_std: Float32 = np.maximum(out[:, self._size :], LOG_STD_LOW)
         np.minimum(log_std, LOG_STD_HIGH, out=log_std)
         spread: Array = np.exp(log_std)
@@ -232,7 +214,7 @@ class SquashedGaussian(_SquashedDistribution):
         return np.tanh(raw), log_probs
 
 
-class StateDependentNoise:
+class _StateDependentNoise(Distribution):
     """Generalised state-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
 
     The noise is a matrix `[latent, action]` of each row's own. Over all matrices what comes of it
@@ -240,13 +222,18 @@ class StateDependentNoise:
     again is left in the same direction.
     """
 
-    def __init__(self, log_std: Array, latent: Float32) -> None:
-        self._std = np.exp(np.ascontiguousarray(log_std, dtype=np.float32))
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
+        super().__init__(spec, arrays, latent)
+        self._std = np.exp(np.ascontiguousarray(arrays["actor.log_std"], dtype=np.float32))
         self._variances = self._std * self._std
         self._latent = latent
         self._matrices = np.zeros((len(latent), *self._std.shape), np.float32)
 
-    def draw(self, noise: Float32) -> tuple[Float32, Float32]:
+    @staticmethod
+    def compute_noise_size(spec: PolicySpec) -> int:
+        return spec.hidden[-1] * spec.action_size
+
+    def _sample_offsets(self, noise: Float32) -> tuple[Float32, Float32]:
         """What is added to each mean, and the log-density of that."""
         matrices, latent = self._matrices, self._latent
         np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
@@ -261,30 +248,38 @@ class StateDependentNoise:
         return added, density
 
 
-class StateDependentGaussian(_ClippedDistribution):
+class StateDependentGaussian(_StateDependentNoise, _ClippedDistribution):
     """A normal that leaves its mean by state-dependent noise."""
 
-    def __init__(self, spec: PolicySpec, noise: StateDependentNoise) -> None:
-        super().__init__(spec)
-        self._noise = noise
-
-    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
-        added, density = self._noise.draw(noise)
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
+        added, density = self._sample_offsets(block[0][step])
         return out + added, np.add.reduce(density, axis=1)
 
 
-class StateDependentSquashedGaussian(_SquashedDistribution):
+class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution):
     """tanh of such a normal."""
 
-    def __init__(self, spec: PolicySpec, noise: StateDependentNoise) -> None:
-        super().__init__(spec)
-        self._noise = noise
-
-    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
-        raw, density = self._noise.draw(noise)
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
+        raw, density = self._sample_offsets(block[0][step])
         raw += out
         density -= log_slope_of_tanh(raw)
         return np.tanh(raw), np.add.reduce(density, axis=1)
+
+
+#: Distributions of continuous actions, by their exploration and whether tanh squashes them.
+_CONTINUOUS: dict[tuple[Exploration, bool], type[Distribution]] = {
+    ("independent", False): Gaussian,
+    ("independent", True): SquashedGaussian,
+    ("gsde", False): StateDependentGaussian,
+    ("gsde", True): StateDependentSquashedGaussian,
+}
+
+
+def find_distribution(spec: PolicySpec) -> type[Distribution]:
+    """The distribution that a policy of this spec acts by."""
+    if spec.action_kind == "discrete":
+        return Categorical
+    return _CONTINUOUS[spec.exploration, spec.squash]
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:

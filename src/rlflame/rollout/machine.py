@@ -39,7 +39,7 @@ def describe_host() -> dict[str, Any]:
         "memory_bytes": _read_memory_bytes(),
         "system": f"{sys.platform}-{platform.machine()}",
         "libc": "-".join(platform.libc_ver()),
-        "processor": _read_processor(),
+        "processor": _read_cpu_field("model name"),
         "folder": os.getcwd(),
         "graphics": list_gl_backends(),
     }
@@ -145,10 +145,6 @@ def _read_memory_bytes() -> int:
 def read_cpu_vendor() -> str:
     """The maker of the CPU. Torch's matrix products depend on it, and numpy's do not."""
     return _read_cpu_field("vendor_id")
-
-
-def _read_processor() -> str:
-    return _read_cpu_field("model name")
 
 
 def _read_cpu_field(name: str) -> str:

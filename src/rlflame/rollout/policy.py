@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .distributions import NoiseBlock, make_distribution, repeat_row
+from .distributions import find_distribution, repeat_row
 from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
@@ -80,7 +80,7 @@ class Policy:
             self._high = np.full_like(self._input, spec.observation_clip)
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
-        self._distribution = make_distribution(replace(spec, width=height), arrays, latent)
+        self.distribution = find_distribution(spec)(replace(spec, width=height), arrays, latent)
 
     def set_active_slots(self, slots: Collection[int]) -> None:
         """From now on the outputs of these slots count; those of others are nobody's."""
@@ -115,24 +115,14 @@ class Policy:
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
         """Actions drawn with the given noise (`draw_noise` for each row) and log-densities."""
-        return self._distribution.sample(self.forward(observations), noise)
-
-    def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        """A block `[steps, width, ...]` of noise, made ready to act with."""
-        return self._distribution.prepare_noise(noise)
-
-    def act(self, observations: Float32, noise: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        """As `sample`, with a step of a block; the next pass may overwrite what is returned."""
-        return noise.sample(self.forward(observations), step)
+        block = self.distribution.prepare_noise(noise[None])
+        actions, log_probs = self.distribution.sample(self.forward(observations), block, 0)
+        return actions.copy(), log_probs
 
     def mode(self, observations: Float32) -> Array:
         """The deterministic action of each row: the mean, or the most likely choice."""
-        return self._distribution.mode(self.forward(observations))
-
-    def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        """Actions spread evenly, whatever the observations, and their log-densities."""
-        return self._distribution.sample_uniform(noise)
+        return self.distribution.mode(self.forward(observations))
 
     def to_environment(self, actions: Array) -> Array:
         """What the environments are given for recorded actions."""
-        return self._distribution.to_environment(actions)
+        return self.distribution.to_environment(actions)

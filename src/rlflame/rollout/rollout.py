@@ -1,6 +1,7 @@
 """One run of one task: the loop that acts, steps, and records.
 
-Reads no clock, no global random state, no worker identity.
+Reads no clock, no global random state, no worker identity. The random numbers of actions are keyed,
+so that they do not depend on where a task begins or how often it is run.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .action_sampler import ActionSampler
-from .envs.vector_env import VectorEnv
-from .fragment_recorder import FragmentRecorder
+from .distributions import NoiseBlock, compute_noise_size, draw_noise
+from .envs.vector_env import EpisodePosition, VectorEnv
 from .policy import Policy
-from .seeding import Role, make_reset_seed
-from .task import Array, EnvironmentFault, Float32, Fragment, RolloutTask
+from .seeding import Role, make_reset_seed, make_stream
+from .task import Array, EnvironmentFault, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
+
+#: Steps for which noise is drawn at once, and for which whole episodes have room at first.
+_BLOCK_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,166 @@ class SlotEnvs:
     vector_env: VectorEnv
     count: int
     tokens: tuple[str, ...] = ()
+
+
+class ActionSampler:
+    """Acts for all rows of a task; noise is drawn for a block of steps at once."""
+
+    def __init__(self, task: RolloutTask, policy: Policy, vector_env: VectorEnv) -> None:
+        self._task = task
+        self._policy = policy
+        self._vector_env = vector_env
+        self._uses_gsde = task.acting == "sample" and task.policy.exploration == "gsde"
+        #: Steps that one draw of noise is for.
+        self._steps = 1 if self._uses_gsde else min(_BLOCK_STEPS, task.steps)
+        self._block: NoiseBlock = ()
+        if task.acting == "best":
+            return
+        height = task.policy.width * len(task.slots)
+        size = compute_noise_size(task.policy, task.acting)
+        self._noise = np.zeros((self._steps, height, size), np.float32)
+        #: For each row the part of an episode that its noise was drawn for.
+        self._episode_parts = [(-1, -1)] * task.rows
+        if not self._uses_gsde:
+            self._streams = [self._make_stream(row) for row in range(task.columns)]
+
+    def act(self, observations: Float32, t: int) -> tuple[Array, Float32 | None]:
+        """The actions of step `t`; log-densities only of actions that are drawn."""
+        acting, policy = self._task.acting, self._policy
+        if acting == "best":
+            return policy.mode(observations), None
+        step = t % self._steps
+        if step == 0:
+            if self._uses_gsde:
+                self._draw_episode_parts()
+            else:
+                self._draw_steps()
+            if acting == "sample":
+                self._block = policy.distribution.prepare_noise(self._noise)
+        if acting == "uniform":
+            return policy.distribution.sample_uniform(self._noise[step])
+        return policy.distribution.sample(policy.forward(observations), self._block, step)
+
+    def _make_stream(self, row: int) -> np.random.Generator:
+        task = self._task
+        if task.purpose == "evaluate":
+            return make_stream(task.seed, Role.EVALUATION_ACTION, task.get_episode(row))
+        return make_stream(task.seed, Role.ACTION, *task.locate(row), task.iteration)
+
+    def _draw_steps(self) -> None:
+        """New numbers for every step, from one stream for each row."""
+        task = self._task
+        task_rows = self._noise[:, task.row_slice]
+        for row, generator in enumerate(self._streams):
+            task_rows[:, row] = draw_noise(task.policy, task.acting, generator, self._steps)
+
+    def _draw_episode_parts(self) -> None:
+        """Numbers that stay for a part of an episode, from a stream that is keyed by the part.
+
+        So a task that begins in the middle of a part uses the numbers of the task before it.
+        """
+        task, interval = self._task, self._task.policy.exploration_interval
+        for i in range(task.rows):
+            position = self._vector_env.get_position(i)
+            part = (position.episode, position.elapsed // interval if interval is not None else 0)
+            if part == self._episode_parts[i]:
+                continue
+            self._episode_parts[i] = part
+            if task.purpose == "evaluate":
+                generator = make_stream(task.seed, Role.EVALUATION_EXPLORATION, *part)
+            else:
+                generator = make_stream(task.seed, Role.EXPLORATION, task.slot, i, *part)
+            self._noise[:, task.first_row + i] = draw_noise(task.policy, "sample", generator, 1)
+
+
+class FragmentRecorder:
+    """Arrays `[T, N, ...]`, filled step by step. A task that records nothing fills only those
+    of rewards and ends."""
+
+    def __init__(self, task: RolloutTask) -> None:
+        self._task = task
+        self._capacity = task.steps if task.unit == "steps" else min(task.steps, _BLOCK_STEPS)
+        columns, spec = task.columns, task.policy
+        recorded_shape = (self._capacity if task.record else 0, columns)
+        continuous = spec.action_kind == "continuous"
+        self.observations = np.zeros((*recorded_shape, spec.observation_size), np.float32)
+        self.actions: Array = np.zeros(
+            (*recorded_shape, *((spec.action_size,) if continuous else ())),
+            np.float32 if continuous else np.int64,
+        )
+        self.log_probs = np.zeros(recorded_shape, np.float32)
+        self.rewards = np.zeros((self._capacity, columns), np.float64)
+        self.terminated = np.zeros((self._capacity, columns), np.bool_)
+        self.truncated = np.zeros((self._capacity, columns), np.bool_)
+        #: Steps taken by each row.
+        self.lengths = np.zeros(columns, np.int64)
+        self._episodes: list[EpisodeStat] = []
+        self._boundaries: list[tuple[int, int, Float32]] = []
+
+    def ensure_capacity(self, t: int) -> None:
+        """Make room for step `t`."""
+        if t < self._capacity:
+            return
+        self._capacity = min(self._task.steps, 2 * self._capacity)
+        names = ["rewards", "terminated", "truncated"]
+        if self._task.record:
+            names += ["observations", "actions", "log_probs"]
+        for name in names:
+            old: Array = getattr(self, name)
+            new = np.zeros((self._capacity, *old.shape[1:]), old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+
+    def add_episode(self, position: EpisodePosition, t: int, observation: Float32) -> None:
+        """The episode of a row has ended with step `t`, after which it observed this."""
+        row = position.row
+        truncated = bool(self.truncated[t, row])
+        self.lengths[row] = t + 1
+        if truncated and self._task.record:
+            self._boundaries.append((t, row, observation.copy()))
+        self._episodes.append(EpisodeStat(*position, truncated, t))
+
+    def find_invalid_action(self) -> tuple[int, int] | None:
+        """Step and row of the first action or log-density that is not finite."""
+        if np.isfinite(self.log_probs).all() and np.isfinite(self.actions).all():
+            return None
+        is_finite = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
+        is_finite &= np.isfinite(self.log_probs)
+        # Behind a slot's last step stand leftovers.
+        rows = self._task.rows
+        slot_lengths = self.lengths.reshape(-1, rows).max(axis=1).repeat(rows)
+        is_finite |= np.arange(len(is_finite))[:, None] >= slot_lengths
+        if is_finite.all():
+            return None
+        t, row = np.argwhere(~is_finite)[0]
+        return int(t), int(row)
+
+    def make_fragment(
+        self, steps: int, last_observations: Float32, states: tuple[EnvState, ...]
+    ) -> Fragment:
+        task = self._task
+        recorded_steps = steps if task.record else 0
+        index = np.array([(t, row) for t, row, _ in self._boundaries], np.int64).reshape(-1, 2)
+        hidden = [observation for _, _, observation in self._boundaries]
+        return Fragment(
+            iteration=task.iteration,
+            slot=task.slot,
+            observations=self.observations[:recorded_steps],
+            actions=self.actions[:recorded_steps],
+            log_probs=self.log_probs[:recorded_steps],
+            rewards=self.rewards[:recorded_steps],
+            terminated=self.terminated[:recorded_steps],
+            truncated=self.truncated[:recorded_steps],
+            lengths=self.lengths,
+            last_observations=last_observations.copy(),
+            boundary_index=index,
+            boundary_observations=np.array(hidden, np.float32).reshape(
+                -1, task.policy.observation_size
+            ),
+            episodes=tuple(self._episodes),
+            states=states,
+            extra_slots=task.extra_slots,
+        )
 
 
 class Rollout:
@@ -51,6 +214,7 @@ class Rollout:
             task_rows = np.zeros(task_rows.shape, np.float32)
         self._restore_rows(task_rows)
         steps = self._run_loop(padded, task_rows)
+        self._check_actions()
         states = (
             self._vector_env.snapshot(row, task_rows[row])
             for row in (range(task.columns) if task.unit == "steps" else ())
@@ -61,19 +225,17 @@ class Rollout:
         """Bring every row to where the task begins, and write its observation."""
         task, vector_env = self._task, self._vector_env
         if task.unit == "episodes":
-            for row in range(task.columns):
-                episode = task.get_episode(row)
-                seed = self._make_reset_seed(row, episode)
-                vector_env.reset_row(row, episode, seed, task_rows[row])
-                vector_env.check_finite(row, task_rows[row])
+            for row, observation in enumerate(task_rows):
+                self._start_episode(row, task.get_episode(row), observation)
+                vector_env.check_finite(row, observation)
             return
         is_restored = self._slot_envs.tokens == tuple(state.token for state in task.states)
-        for row, state in zip(range(task.columns), task.states, strict=True):
+        for row, (state, observation) in enumerate(zip(task.states, task_rows, strict=True)):
             if is_restored:
-                task_rows[row] = state.observation
+                observation[:] = state.observation
             else:
-                vector_env.restore(row, state, task_rows[row])
-            vector_env.check_finite(row, task_rows[row])
+                vector_env.restore(row, state, observation)
+            vector_env.check_finite(row, observation)
 
     def _run_loop(self, padded: Float32, task_rows: Float32) -> int:
         """Step until the task's steps are taken or its episodes have ended; returns the steps."""
@@ -102,7 +264,9 @@ class Rollout:
                 recorder.truncated[t],
             )
             if not fixed_length and is_last:
-                ended = self._truncate(active, t)
+                # The cap on an episode's length truncates those that have not ended by themselves.
+                recorder.truncated[t, active] = ~recorder.terminated[t, active]
+                ended = active
             # A sum of squares is finite only where all of them are.
             if not math.isfinite(flat.dot(flat)):
                 for row in active:
@@ -115,7 +279,6 @@ class Rollout:
                 self._policy.set_active_slots({row // task.rows for row in active})
         if fixed_length:
             recorder.lengths[:] = t
-        self._check_actions()
         return t
 
     def _act(self, padded: Float32, t: int) -> Array:
@@ -128,23 +291,22 @@ class Rollout:
                 self._recorder.log_probs[t] = log_probs[row_slice]
         return self._policy.to_environment(actions)[row_slice]
 
-    def _truncate(self, active: Sequence[int], t: int) -> Sequence[int]:
-        """The cap on an episode's length truncates every episode that has not ended by itself."""
-        for row in active:
-            self._recorder.truncated[t, row] = not self._recorder.terminated[t, row]
-        return active
-
     def _finish_episode(self, row: int, t: int, observation: Float32) -> None:
         """Record an episode, and begin the next where steps are counted."""
-        task, vector_env = self._task, self._vector_env
-        position = vector_env.get_position(row)
+        position = self._vector_env.get_position(row)
         self._recorder.add_episode(position, t, observation)
-        if task.unit == "steps":
-            episode = position.episode + 1
-            seed = self._make_reset_seed(row, episode)
-            vector_env.reset_row(row, episode, seed, observation)
+        if self._task.unit == "steps":
+            self._start_episode(row, position.episode + 1, observation)
             if not math.isfinite(observation.dot(observation)):
-                vector_env.check_finite(row, observation)
+                self._vector_env.check_finite(row, observation)
+
+    def _start_episode(self, row: int, episode: int, observation: Float32) -> None:
+        task = self._task
+        if task.purpose == "evaluate":
+            seed = make_reset_seed(task.seed, Role.EVALUATION_RESET, episode)
+        else:
+            seed = make_reset_seed(task.seed, Role.RESET, *task.locate(row), episode)
+        self._vector_env.reset_row(row, episode, seed, observation)
 
     def _check_actions(self) -> None:
         """Refuse the actions of weights that have diverged: some environments accept NaN."""
@@ -158,9 +320,3 @@ class Rollout:
                 self._vector_env.get_position(row).seed,
                 t,
             )
-
-    def _make_reset_seed(self, row: int, episode: int) -> int:
-        task = self._task
-        if task.purpose == "evaluate":
-            return make_reset_seed(task.seed, Role.EVALUATION_RESET, episode)
-        return make_reset_seed(task.seed, Role.RESET, *task.locate(row), episode)

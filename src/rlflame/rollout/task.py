@@ -113,7 +113,16 @@ class EnvState:
     physics: Float64
     observation: Float32
     #: Hash of all of the above: a worker that still holds this very state skips the restoring.
-    token: str
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.token:
+            position = (self.kind, self.episode, self.seed, self.elapsed)
+            text = "|".join(map(str, position)) + f"|{self.episode_return!r}"
+            digest = hashlib.blake2b(text.encode(), digest_size=16)
+            for array in (self.actions, self.physics, self.observation):
+                digest.update(np.ascontiguousarray(array).tobytes())
+            object.__setattr__(self, "token", digest.hexdigest())
 
 
 NO_PHYSICS: Float64 = np.zeros(0, np.float64)
@@ -121,41 +130,10 @@ _NO_NUMBERS: Float32 = np.zeros(0, np.float32)
 
 
 def make_fresh_state(
-    episode: int,
-    seed: int,
-    actions: Array = _NO_NUMBERS,
-    observation: Float32 = _NO_NUMBERS,
+    episode: int, seed: int, actions: Array = _NO_NUMBERS, observation: Float32 = _NO_NUMBERS
 ) -> EnvState:
     """The state of an episode before its first step; `actions` is empty."""
-    return make_state("fresh", episode, seed, 0, 0.0, actions, NO_PHYSICS, observation)
-
-
-def make_state(
-    kind: EnvStateKind,
-    episode: int,
-    seed: int,
-    elapsed: int,
-    episode_return: float,
-    actions: Array,
-    physics: Float64,
-    observation: Float32,
-) -> EnvState:
-    """A state with its token."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{kind}|{episode}|{seed}|{elapsed}|{episode_return!r}".encode())
-    for array in (actions, physics, observation):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return EnvState(
-        kind,
-        episode,
-        seed,
-        elapsed,
-        episode_return,
-        actions,
-        physics,
-        observation,
-        digest.hexdigest(),
-    )
+    return EnvState("fresh", episode, seed, 0, 0.0, actions, NO_PHYSICS, observation)
 
 
 @dataclass(frozen=True, slots=True)

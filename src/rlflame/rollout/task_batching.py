@@ -42,9 +42,14 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
             limit = min((len(tasks) - start) // workers, _MAX_EPISODES // first.rows)
             limit = 1 << max(limit, 1).bit_length() - 1  # the power of two that is not above it
         end = start + 1
-        while end < min(len(tasks), start + limit) and _is_compatible(first, tasks[end]):
+        while end < min(len(tasks), start + limit) and first == replace(
+            tasks[end], slot=first.slot, states=first.states
+        ):
             end += 1
-        merged.append(_merge(tasks[start:end]))
+        group = tasks[start:end]
+        states = tuple(chain.from_iterable(task.states for task in group))
+        merged_task = replace(first, extra_slots=tuple(t.slot for t in group[1:]), states=states)
+        merged.append(first if len(group) == 1 else merged_task)
         start = end
     return merged
 
@@ -76,17 +81,6 @@ def _can_merge(task: RolloutTask) -> bool:
     )
 
 
-def _is_compatible(task: RolloutTask, other: RolloutTask) -> bool:
-    return task == replace(other, slot=task.slot, states=task.states)
-
-
-def _merge(tasks: Sequence[RolloutTask]) -> RolloutTask:
-    if len(tasks) == 1:
-        return tasks[0]
-    states = tuple(chain.from_iterable(task.states for task in tasks))
-    return replace(tasks[0], extra_slots=tuple(task.slot for task in tasks[1:]), states=states)
-
-
 def _extract_slot(fragment: Fragment, slot: int, slot_columns: slice) -> Fragment:
     first, last = slot_columns.start, slot_columns.stop
     lengths = fragment.lengths[slot_columns]
@@ -94,10 +88,8 @@ def _extract_slot(fragment: Fragment, slot: int, slot_columns: slice) -> Fragmen
     # In memory as if it had come alone, so that whoever adds up adds in the same order.
     arrays: dict[str, Any] = {
         name: np.ascontiguousarray(getattr(fragment, name)[:steps, slot_columns])
-        for name in (
-            "observations", "actions", "log_probs", "rewards", "terminated", "truncated",
-        )
-    }  # fmt: skip
+        for name in ("observations", "actions", "log_probs", "rewards", "terminated", "truncated")
+    }
     columns = fragment.boundary_index[:, 1]
     in_slot = (columns >= first) & (columns < last)
     return replace(

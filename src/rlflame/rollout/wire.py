@@ -94,31 +94,29 @@ def encode(value: Any) -> bytes:
     return bytes(buffer)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def decode(data: bytes | bytearray | memoryview) -> Any:
     """The value again; arrays are read-only views into `data`. Raises WireError."""
     try:
-        return _decode(memoryview(data).cast("B"))
+        view = memoryview(data).cast("B")
+        if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
+            raise WireError("not an rlflame message")
+        _, checksum, length = _HEAD.unpack_from(view)
+        if zlib.crc32(view[_CRC_START:]) != checksum:
+            raise WireError("the message is cut short or its bits have changed")
+        if length > len(view) - _HEAD.size:
+            raise WireError(f"header of {length} bytes in a message of {len(view)}")
+        header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
+        start = _compute_data_start(length)
+        size = max(0, len(view) - start)
+        if header["size"] != size:
+            raise WireError(f"{size} bytes of arrays, {header['size']} announced")
+        arrays = [_read_array(view, start, *entry) for entry in header["arrays"]]
+        return _unpack(header["value"], arrays)
     except WireError:
         raise
     except _DECODE_ERRORS as error:
         raise WireError(f"damaged message: {error}") from error
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _decode(view: memoryview) -> Any:
-    if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
-        raise WireError("not an rlflame message")
-    _, checksum, length = _HEAD.unpack_from(view)
-    if zlib.crc32(view[_CRC_START:]) != checksum:
-        raise WireError("the message is cut short or its bits have changed")
-    if length > len(view) - _HEAD.size:
-        raise WireError(f"header of {length} bytes in a message of {len(view)}")
-    header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
-    start = _compute_data_start(length)
-    if header["size"] != max(0, len(view) - start):
-        raise WireError(f"{max(0, len(view) - start)} bytes of arrays, {header['size']} announced")
-    arrays = [_read_array(view, start, *entry) for entry in header["arrays"]]
-    return _unpack(header["value"], arrays)
 
 
 def _parse_constant(name: str) -> float:
@@ -298,33 +296,22 @@ def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
 
 def _make_check(hint: Any) -> Check:
     """A test of an item against a type hint; of arrays the dtype is tested too."""
-    origin = typing.get_origin(hint)
-    if origin is np.ndarray:
-        return _make_array_check(typing.get_args(typing.get_args(hint)[1])[0])
-    if origin is NDArray:  # an alias with a name of its own, since numpy 2.5
-        return _make_array_check(typing.get_args(hint)[0])
+    origin, parameters = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (np.ndarray, NDArray):  # the second since numpy 2.5
+        scalar = parameters[0] if origin is NDArray else typing.get_args(parameters[1])[0]
+        dtype = None if scalar is Any else np.dtype(scalar)
+        return lambda item: isinstance(item, np.ndarray) and (dtype is None or item.dtype == dtype)
     if origin is typing.Literal:
-        words = typing.get_args(hint)
-        return lambda item: item in words
+        return lambda item: item in parameters
     if origin is tuple:
-        inner = _make_check(typing.get_args(hint)[0])
+        inner = _make_check(parameters[0])
         return lambda item: isinstance(item, tuple) and all(map(inner, item))
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return lambda item: isinstance(item, dict)
     if origin is not None:
-        parts = [_make_check(part) for part in typing.get_args(hint)]
+        parts = [_make_check(part) for part in parameters]
         return lambda item: any(part(item) for part in parts)
-    if hint is float:
-        return lambda item: isinstance(item, float | int) and not isinstance(item, bool)
-    if hint is int:
-        return lambda item: isinstance(item, int) and not isinstance(item, bool)
     if hint is Any:
         return lambda item: True
-    return lambda item: isinstance(item, hint)
-
-
-def _make_array_check(scalar: Any) -> Check:
-    if scalar is Any:
-        return lambda item: isinstance(item, np.ndarray)
-    dtype = np.dtype(scalar)
-    return lambda item: isinstance(item, np.ndarray) and item.dtype == dtype
+    kinds = (float, int) if hint is float else hint
+    return lambda item: isinstance(item, kinds) and (hint is bool or not isinstance(item, bool))

@@ -50,7 +50,7 @@ class RolloutWorker:
         if active is None:
             return None
         task, vector_env = active
-        row_position = vector_env.get_current_position()
+        row_position = vector_env.get_position(vector_env.current_row)
         return (*task.locate(row_position.row), row_position.seed, row_position.elapsed)
 
     def run(
@@ -72,8 +72,11 @@ class RolloutWorker:
             )
         finally:
             self._active = None
+        # Where the environments stand, so that the next task need not restore them.
         tokens = tuple(state.token for state in fragment.states)
-        self._cache_envs(task, replace(slot_envs, tokens=tokens))
+        self._slots[_make_cache_key(task)] = replace(slot_envs, tokens=tokens)
+        while len(self._slots) > _MAX_SLOTS:
+            self._slots.popitem(last=False)[1].vector_env.close()
         return fragment
 
     def close(self) -> None:
@@ -89,12 +92,6 @@ class RolloutWorker:
                 return slot_envs
             slot_envs.vector_env.close()
         return SlotEnvs(self._env_factory(task.env, task.columns), task.columns)
-
-    def _cache_envs(self, task: RolloutTask, slot_envs: SlotEnvs) -> None:
-        """Remember where a slot's environments stand, so that the next task need not restore."""
-        self._slots[_make_cache_key(task)] = slot_envs
-        while len(self._slots) > _MAX_SLOTS:
-            self._slots.popitem(last=False)[1].vector_env.close()
 
     def _get_policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
         key = (task.policy_id, task.policy, len(task.slots))

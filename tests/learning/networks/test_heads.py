@@ -96,7 +96,7 @@ def test_the_noise_does_not_touch_the_best_action_or_the_random_one(squash: bool
     assert wild.mode(seen).tobytes() == plain.mode(seen).tobytes()
     np.testing.assert_allclose(plain.mode(seen), np.tanh(mean) if squash else mean, atol=1e-6)
     assert numbers.shape == (8, 1)
-    given = wild.to_environment(wild.sample_uniform(numbers)[0])
+    given = wild.to_environment(wild.distribution.sample_uniform(numbers)[0])
     np.testing.assert_allclose(given, -2.0 + 4.0 * numbers, atol=1e-6)  # a torque of up to 2
 
 

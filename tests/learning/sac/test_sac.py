@@ -119,6 +119,10 @@ def learner(settings: SacSettings, nets: SacNetworks, threads: int = 1, seed: in
 # The squashed Gaussian
 
 
+def squashed_gaussian(policy: PolicySpec) -> SquashedGaussian:
+    return SquashedGaussian(policy, {}, np.zeros((0, 0), np.float32))
+
+
 def test_the_slope_of_tanh_is_exact_where_tanh_rounds_to_one() -> None:
     raw = np.linspace(-60.0, 60.0, 241)
     # 1 - tanh(x)^2 = 4 / (e^x + e^-x)^2, in float64 far from any rounding to zero.
@@ -134,7 +138,7 @@ def test_log_densities_are_those_of_torchs_transformed_normal() -> None:
     generator = np.random.default_rng(3)
     out = generator.normal(0.0, 1.5, (8, 2 * ACTIONS)).astype(np.float32)
     noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
-    actions, log_probs = SquashedGaussian(spec()).sample(out, noise)
+    actions, log_probs = squashed_gaussian(spec()).sample(out, (noise[None],), 0)
     mean, log_std = torch.as_tensor(out, dtype=torch.float64).split(ACTIONS, dim=1)
     normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
     raw = mean + normal.stddev * torch.as_tensor(noise, dtype=torch.float64)
@@ -151,7 +155,7 @@ def test_the_density_of_squashed_actions_integrates_to_one() -> None:
     )
     out = np.tile(np.array([[0.4, -0.3]], np.float32), (20_000, 1))
     noise = np.linspace(-7.0, 7.0, 20_000, dtype=np.float32)[:, None]
-    actions, log_probs = SquashedGaussian(narrow).sample(out, noise)
+    actions, log_probs = squashed_gaussian(narrow).sample(out, (noise[None],), 0)
     mass = np.trapezoid(np.exp(log_probs.astype(np.float64)), actions[:, 0].astype(np.float64))
     assert mass == pytest.approx(1.0, abs=1e-3)
 
@@ -161,20 +165,19 @@ def test_learner_and_worker_draw_the_same_actions() -> None:
     out = generator.normal(0.0, 2.0, (8, 2 * ACTIONS)).astype(np.float32)
     out[0, ACTIONS:] = [5.0, -30.0, 2.0]  # beyond the bounds of the log deviation, and at one
     noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
-    worker, learners = SquashedGaussian(spec()), SquashedGaussianHead(ACTIONS)
-    for ours, theirs in zip(
-        learners.sample(out.T.copy(), noise.T.copy()), worker.sample(out, noise), strict=True
-    ):
+    worker, learners = squashed_gaussian(spec()), SquashedGaussianHead(ACTIONS)
+    expected = worker.sample(out, (noise[None],), 0)
+    for ours, theirs in zip(learners.sample(out.T.copy(), noise.T.copy()), expected, strict=True):
         np.testing.assert_allclose(ours.T, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_actions_are_stretched_to_the_bounds_and_never_beyond() -> None:
-    policy = SquashedGaussian(spec())
+    policy = squashed_gaussian(spec())
     corners = np.array([[-1, -1, -1], [1, 1, 1], [0, 0, 0], [0.5, -0.5, 0.5]], np.float32)
     expected = [[-1, -2, 0], [1, 2, 4], [0, 0, 2], [0.5, -1, 3]]
     np.testing.assert_array_equal(policy.to_environment(corners), expected)
     awkward = PolicySpec("continuous", 1, 1, (-0.1,), (0.7,), (4,), "tanh", False, 10.0, 8, True)
-    ends = SquashedGaussian(awkward).to_environment(np.array([[-1.0], [1.0]], np.float32))
+    ends = squashed_gaussian(awkward).to_environment(np.array([[-1.0], [1.0]], np.float32))
     assert ends.min() >= np.float32(-0.1)
     assert ends.max() <= np.float32(0.7)
 
@@ -182,7 +185,7 @@ def test_actions_are_stretched_to_the_bounds_and_never_beyond() -> None:
 def test_bounds_may_be_as_far_apart_as_float32_goes() -> None:
     far = float(np.finfo(np.float32).max)
     widest = PolicySpec("continuous", 1, 1, (-far,), (far,), (4,), "tanh", False, 10.0, 8, True)
-    given = SquashedGaussian(widest).to_environment(np.array([[-1], [0], [0.5], [1]], np.float32))
+    given = squashed_gaussian(widest).to_environment(np.array([[-1], [0], [0.5], [1]], np.float32))
     np.testing.assert_allclose(given[:, 0], [-far, 0.0, 0.5 * far, far], rtol=1e-6)
 
 
@@ -191,7 +194,7 @@ def test_random_actions_fill_the_whole_range_evenly() -> None:
         "continuous", 1, 2, (-1.0,) * 2, (1.0,) * 2, (4,), "tanh", False, 10.0, 8, True
     )
     noise = np.random.default_rng(0).random((40_000, 2), dtype=np.float32)
-    actions, log_probs = SquashedGaussian(wide).sample_uniform(noise)
+    actions, log_probs = squashed_gaussian(wide).sample_uniform(noise)
     counts, _ = np.histogram(actions[:, 0], bins=20, range=(-1.0, 1.0))
     assert counts.sum() == 40_000
     assert np.square(counts - 2000).sum() / 2000 < 43.8  # chi-square, 19 degrees, p = 0.001

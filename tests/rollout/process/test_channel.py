@@ -54,7 +54,8 @@ def test_what_is_longer_than_a_pipe_waits_for_room_and_arrives_whole(ends: Ends)
     reader = threading.Thread(target=lambda: values.append(other.receive(60.0).value))
     values: list[object] = []
     reader.start()
-    one.wait_until_sent(60.0)
+    while one.has_backlog:
+        wait([one], 60.0)
     reader.join(60.0)
     assert not one.has_backlog
     (value,) = values
@@ -65,7 +66,7 @@ def test_what_is_longer_than_a_pipe_waits_for_room_and_arrives_whole(ends: Ends)
 def test_two_ends_that_both_send_more_than_a_pipe_holds_do_not_block(ends: Ends) -> None:
     payload = bytes(3 << 20)
     for end in ends:
-        end.send_bytes(MessageKind.ARRAY, payload)
+        end.send_bytes(MessageKind.RESULT, payload)
     received: list[Channel] = []
     while len(received) < 2:
         for end in wait(ends, 60.0):
@@ -83,8 +84,6 @@ def test_the_end_comes_behind_the_last_message_and_stays(ends: Ends) -> None:
             receive()
     other.send(MessageKind.HELLO, "nobody reads this")
     assert not other.has_backlog
-    with pytest.raises(EOFError):
-        other.wait_until_sent()
 
 
 def test_messages_before_bytes_that_are_none_are_received_first(ends: Ends) -> None:

@@ -28,7 +28,7 @@ from rlflame.errors import (
 from rlflame.experiment.run import RunHost, open_run, start_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
-from rlflame.fleet.fleet_client import FleetClient
+from rlflame.fleet.shared_fleet import FleetClient
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.process.parent_channel import ParentChannel, exit_with_group

@@ -26,7 +26,7 @@ from rlflame.experiment.sweep import sweep as jobs
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet
-from rlflame.fleet.fleet_server import FleetServer
+from rlflame.fleet.shared_fleet import FleetServer
 from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas, machine
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, WakePipe, wait

@@ -20,7 +20,7 @@ import numpy as np
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet.base import FleetEvent, Observer, ignore_event
-from rlflame.fleet.job_queue import FleetJob, JobQueue, deliver_notifications
+from rlflame.fleet.job_queue import FleetJob, JobQueue
 from rlflame.rollout import wire
 
 from . import object_cache
@@ -105,7 +105,7 @@ class JobBoard:
         """Hand over outcomes and news, one thread at a time and without the lock."""
         with self._notify_lock:
             try:
-                deliver_notifications(self.jobs, self.lock, self._observer)
+                self.jobs.deliver_news(self.lock, self._observer)
             except Exception as error:
                 self._handle_observer_failure(error)
 

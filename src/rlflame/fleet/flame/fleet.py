@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import FleetUnreachableError, RlflameError
+from rlflame.errors import FleetUnreachableError
 from rlflame.fleet.base import (
     ContextManagerMixin,
     FleetEvent,
@@ -21,10 +21,9 @@ from rlflame.fleet.base import (
     Traffic,
     ignore_event,
 )
-from rlflame.fleet.job_queue import FleetJob
-from rlflame.fleet.submission import JobSubmission
+from rlflame.fleet.job_queue import AnswerQueue, FleetJob, JobSubmission
 from rlflame.rollout import blas, wire
-from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.task import PolicyArrays, RolloutTask
 
 from .attempt import JobBoard
 from .client import FlameClient, remove_run
@@ -109,7 +108,7 @@ class FlameFleet(ContextManagerMixin):
         self._policies.release(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
-        answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
+        answers: AnswerQueue = queue.SimpleQueue()
         jobs = [FleetJob(task, wire.encode(task), b"", answers) for task in tasks]
         self._policies.keep([task.policy_id for task in tasks])
         for task in tasks:
@@ -123,7 +122,7 @@ class FlameFleet(ContextManagerMixin):
                 self._finish_round(time.monotonic() - started_at, len(tasks))
 
         self._scheduler.add(jobs)
-        return JobSubmission(self._board, jobs, answers, finish)
+        return JobSubmission(self._board.cancel, jobs, answers, finish)
 
     def _finish_round(self, wall_s: float, tasks: int) -> None:
         statistics = self._scheduler.statistics

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from ..mujoco.known_spaces import SOURCE_HASHES
 from ..task import (
     NO_PHYSICS,
     Array,
@@ -24,7 +25,6 @@ from ..task import (
     Float32,
     Float64,
     make_fresh_state,
-    make_state,
 )
 from .make import (
     REPLAY_MISMATCH,
@@ -36,34 +36,6 @@ from .make import (
 )
 from .vector_env import EpisodePosition
 
-_MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
-_EXACT_MUJOCO = frozenset(
-    f"{_MUJOCO_PACKAGE}{name}_v5"
-    for name in (
-        "ant",
-        "half_cheetah",
-        "hopper",
-        "humanoid",
-        "humanoidstandup",
-        "inverted_double_pendulum",
-        "inverted_pendulum",
-        "pusher",
-        "reacher",
-        "swimmer",
-        "walker2d",
-    )
-)
-#: Types whose reset on a used instance was tested to equal the reset of a fresh one.
-_REUSABLE = _EXACT_MUJOCO | {
-    f"gymnasium.envs.classic_control.{name}"
-    for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
-}
-_REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
-
-
-def _do_nothing(env: Any) -> None:
-    """Its reset alone makes a used instance a fresh one."""
-
 
 def _replace_world(env: Any) -> None:
     """Bodies meet in another order in a world in which others were before."""
@@ -71,9 +43,18 @@ def _replace_world(env: Any) -> None:
     env.world = type(env.world)()
 
 
+#: Gymnasium's MuJoCo environments: their physics can be set exactly.
+_EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
+_EXACT_MUJOCO |= {"gymnasium.envs.mujoco.humanoidstandup_v5"}
+#: Types whose reset on a used instance was tested to equal the reset of a fresh one.
+_REUSABLE = _EXACT_MUJOCO | {
+    f"gymnasium.envs.classic_control.{name}"
+    for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
+}
+_REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
 #: What is done to a used instance before its reset, for it to be as a fresh one.
 _RENEWALS: dict[str, Callable[[Any], None]] = {
-    **dict.fromkeys(_REUSABLE, _do_nothing),
+    **dict.fromkeys(_REUSABLE, lambda env: None),
     "gymnasium.envs.box2d.bipedal_walker": _replace_world,
 }
 _STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
@@ -126,14 +107,15 @@ class RestorableEnv:
         except BaseException as error:
             # What a reset left half done is never taken up again.
             self.close()
-            if isinstance(error, EnvironmentFault) or not is_env_error(error):
-                raise
-            raise self._make_fault(f"failed in reset: {format_error(error)}") from error
+            self._fail("failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         """One transition: the new observation into `out`; reward, terminated, truncated."""
         if not self._exact_mujoco:
-            self._store_action(action)
+            if self.elapsed >= len(self._action_history):
+                room = np.zeros_like(self._action_history)
+                self._action_history = np.concatenate([self._action_history, room])
+            self._action_history[self.elapsed] = action
         self._last_action = action
         # Counted before it is taken, so that a hang or an error names the step it happened in.
         self.elapsed += 1
@@ -159,12 +141,8 @@ class RestorableEnv:
             terminated, truncated = bool(terminated), bool(truncated)
             truncated = truncated or self.elapsed >= self._limit
             self._write_observation(observation, out)
-        except EnvironmentFault:
-            raise
         except BaseException as error:
-            if not is_env_error(error):
-                raise
-            raise self._make_fault(f"failed in step: {format_error(error)}") from error
+            self._fail("failed in step", error)
         if not math.isfinite(reward):
             raise self._make_fault(f"returned the reward {reward}")
         self.episode_return += reward
@@ -179,18 +157,15 @@ class RestorableEnv:
 
     def snapshot(self, observation: Float32) -> EnvState:
         """Where this row stands, as a value."""
-        observation_copy = observation.copy()
+        observation = observation.copy()
+        history = self._action_history[: self.elapsed].copy()
         if self.elapsed == 0:
-            empty = self._action_history[:0].copy()
-            return make_fresh_state(self.episode, self.seed, empty, observation_copy)
-        position = (self.episode, self.seed, self.elapsed, self.episode_return)
+            return make_fresh_state(self.episode, self.seed, history, observation)
+        place = (self.episode, self.seed, self.elapsed, self.episode_return)
         if self._exact_mujoco:
             last_action = np.array(self._last_action, np.float32).reshape(1, -1)
-            return make_state(
-                "mujoco", *position, last_action, self._saved_physics, observation_copy
-            )
-        history = self._action_history[: self.elapsed].copy()
-        return make_state("replay", *position, history, NO_PHYSICS, observation_copy)
+            return EnvState("mujoco", *place, last_action, self._saved_physics, observation)
+        return EnvState("replay", *place, history, NO_PHYSICS, observation)
 
     def restore(self, state: EnvState, out: Float32) -> None:
         """Take up an episode where another process, or an earlier one, left it."""
@@ -200,11 +175,12 @@ class RestorableEnv:
                 raise self._make_fault("cannot take up a MuJoCo state")
             self._set_physics(state.physics)
             self.elapsed = state.elapsed - 1
-            self._set_elapsed_steps(self.elapsed)
-            self.step(np.array(state.actions[0]), out)
-        elif state.kind == "replay":
-            for action in state.actions:
-                self.step(np.array(action), out)
+            for layer in iterate_wrappers(self._env):
+                if isinstance(layer, TimeLimit):
+                    # (declared as None there)
+                    setattr(layer, "_elapsed_steps", self.elapsed)  # noqa: B010
+        for action in state.actions:  # the last one of a MuJoCo state, and none of a fresh one
+            self.step(np.array(action), out)
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
             raise self._make_fault(REPLAY_MISMATCH)
@@ -215,9 +191,7 @@ class RestorableEnv:
         try:
             return self._env.render()
         except BaseException as error:
-            if not is_env_error(error):
-                raise
-            raise self._make_fault(f"cannot be drawn: {format_error(error)}") from error
+            self._fail("cannot be drawn", error)
 
     def close(self) -> None:
         if self._env is not None:
@@ -236,11 +210,7 @@ class RestorableEnv:
         env = make_env(self.spec, self._render_mode)
         self._env = env
         module = type(env.unwrapped).__module__
-        plain = True
-        layer: Any = env
-        while layer is not env.unwrapped:
-            plain = plain and type(layer) in KNOWN_WRAPPERS
-            layer = layer.env
+        plain = all(type(layer) in KNOWN_WRAPPERS for layer in iterate_wrappers(env))
         self._step, self._limit = _unwrap_step(env)
         self._renew = _RENEWALS.get(module) if plain else None
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
@@ -274,20 +244,13 @@ class RestorableEnv:
         self._last_observation = observation
         out[:] = observation if len(shape) == 1 else np.ravel(observation)
 
-    def _store_action(self, action: Any) -> None:
-        if self.elapsed >= len(self._action_history):
-            self._action_history = np.concatenate(
-                [self._action_history, np.zeros_like(self._action_history)]
-            )
-        self._action_history[self.elapsed] = action
-
     def _read_physics(self) -> Float64:
         import mujoco
 
         env: Any = self._env.unwrapped  # type: ignore[union-attr]
-        state_flags = mujoco.mjtState.mjSTATE_INTEGRATION
-        state = np.zeros(mujoco.mj_stateSize(env.model, state_flags), np.float64)
-        mujoco.mj_getState(env.model, env.data, state, state_flags)
+        part = mujoco.mjtState.mjSTATE_INTEGRATION
+        state = np.zeros(mujoco.mj_stateSize(env.model, part), np.float64)
+        mujoco.mj_getState(env.model, env.data, state, part)
         return state
 
     def _set_physics(self, state: Float64) -> None:
@@ -299,12 +262,11 @@ class RestorableEnv:
             raise self._make_fault("cannot take up a state of another MuJoCo model")
         mujoco.mj_setState(env.model, env.data, np.array(state), state_flags)
 
-    def _set_elapsed_steps(self, elapsed: int) -> None:
-        layer: Any = self._env
-        while layer is not layer.unwrapped:
-            if isinstance(layer, TimeLimit):
-                setattr(layer, "_elapsed_steps", elapsed)  # noqa: B010 (declared as None there)
-            layer = layer.env
+    def _fail(self, message: str, error: BaseException) -> NoReturn:
+        """Raise the fault of an environment's error; what is none passes as it is."""
+        if isinstance(error, EnvironmentFault) or not is_env_error(error):
+            raise error
+        raise self._make_fault(f"{message}: {format_error(error)}") from error
 
     def _make_fault(self, message: str) -> EnvironmentFault:
         return EnvironmentFault(
@@ -326,15 +288,15 @@ class GymnasiumVectorEnv:
     ) -> None:
         self.spec = spec
         self._envs = [env_factory(spec, row) for row in range(count)]
-        self._current_env = self._envs[0]
+        self.current_row = 0
 
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
-        self._current_env = self._envs[row]
-        self._current_env.reset(episode, seed, out)
+        self.current_row = row
+        self._envs[row].reset(episode, seed, out)
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        self._current_env = self._envs[row]
-        self._current_env.restore(state, out)
+        self.current_row = row
+        self._envs[row].restore(state, out)
 
     def step(
         self,
@@ -347,8 +309,8 @@ class GymnasiumVectorEnv:
     ) -> Sequence[int]:
         ended: list[int] = []
         for i in active:
-            env = self._current_env = self._envs[i]
-            rewards[i], terminal, limited = env.step(actions[i], out[i])
+            self.current_row = i
+            rewards[i], terminal, limited = self._envs[i].step(actions[i], out[i])
             if terminal or limited:
                 terminated[i], truncated[i] = terminal, not terminal
                 ended.append(i)
@@ -362,10 +324,8 @@ class GymnasiumVectorEnv:
         return self._envs[row].snapshot(observation)
 
     def get_position(self, row: int) -> EpisodePosition:
-        return _read_position(self._envs[row])
-
-    def get_current_position(self) -> EpisodePosition:
-        return _read_position(self._current_env)
+        env = self._envs[row]
+        return EpisodePosition(row, env.episode, env.seed, env.episode_return, env.elapsed)
 
     def check_finite(self, row: int, observation: Float32) -> None:
         self._envs[row].check_finite(observation)
@@ -375,20 +335,22 @@ class GymnasiumVectorEnv:
             env.close()
 
 
-def _read_position(env: RestorableEnv) -> EpisodePosition:
-    return EpisodePosition(env.row, env.episode, env.seed, env.elapsed, env.episode_return)
-
-
 def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:
     """An environment's step, and after how many of them an episode is truncated.
 
     What only counts and looks on costs a microsecond a step, and is gone around.
     """
-    limit, layer = math.inf, env
-    while layer is not env.unwrapped:
+    limit = math.inf
+    for layer in iterate_wrappers(env):
         if type(layer) not in (TimeLimit, OrderEnforcing):
             return env.step, math.inf
         if isinstance(layer, TimeLimit):
             limit = min(limit, layer._max_episode_steps)
-        layer = layer.env  # type: ignore[attr-defined]
-    return layer.step, limit
+    return env.unwrapped.step, limit
+
+
+def iterate_wrappers(env: Any) -> Iterator[Any]:
+    """The wrappers of an environment, from the outermost to the innermost."""
+    while env is not env.unwrapped:
+        yield env
+        env = env.env

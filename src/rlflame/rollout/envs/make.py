@@ -4,27 +4,83 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
+import importlib.util
 import io
 import os
 import signal
 import stat
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ..lazy_import import DRAWING_MODULES, defer_imports
 from ..task import EnvSpec, Float64
 from .user_code import check_allowed
 
-defer_imports(*DRAWING_MODULES)
+_LOADING_LOCK = threading.RLock()
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+class _LazyModule(ModuleType):
+    """Not importlib's LazyLoader: that loads as soon as a second import statement names it."""
+
+    _loader: Any
+
+    def __getattr__(self, name: str) -> Any:
+        with _LOADING_LOCK:
+            loader = self.__dict__.pop("_loader", None)
+            if loader is not None:
+                try:
+                    with _exclude_current_folder():
+                        loader.exec_module(self)
+                except BaseException:
+                    self._loader = loader
+                    raise
+                self.__class__ = ModuleType  # type: ignore[assignment]
+        if type(self) is _LazyModule:  # asked for by itself, half loaded
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self, name)
+
+
+@contextlib.contextmanager
+def _exclude_current_folder() -> Iterator[None]:
+    """glfw runs `python -c` while it loads, which would search the current folder for modules."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def defer_imports(*names: str) -> None:
+    """Make these modules importable; each is loaded at the first access to an attribute.
+
+    MuJoCo and Gymnasium's environments on it import everything for windows and pictures at once.
+    That takes as long as MuJoCo itself, and processes that only step never use it.
+    """
+    for name in names:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            continue
+        module: Any = importlib.util.module_from_spec(spec)
+        module._loader = spec.loader
+        module.__class__ = _LazyModule
+        sys.modules[name] = module
+
+
+defer_imports("glfw", "imageio")
 
 
 def is_env_error(error: BaseException) -> bool:
@@ -110,11 +166,7 @@ def _silence_mujoco() -> None:
     """MuJoCo's warnings would go to the terminal and to MUJOCO_LOG.TXT in the user's folder."""
     mujoco = sys.modules.get("mujoco")
     if mujoco is not None and mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(_ignore_warning)
-
-
-def _ignore_warning(message: str) -> None:
-    del message
+        mujoco.set_mju_user_warning(lambda message: None)
 
 
 def read_env_spec(

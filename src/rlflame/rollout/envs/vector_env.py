@@ -6,32 +6,32 @@ rlflame's own MuJoCo loop and Gymnasium's instances have the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 
 from ..task import Array, EnvSpec, EnvState, Float32, Float64
 from .make import import_env_code, is_env_error
 
-_MUJOCO_LOOP = "stepped by rlflame's own MuJoCo loop"
 
-
-@dataclass(frozen=True, slots=True)
-class EpisodePosition:
-    """Where a row's episode stands."""
+class EpisodePosition(NamedTuple):
+    """Where a row's episode stands: the first fields of an `EpisodeStat`."""
 
     row: int
     episode: int
     seed: int
-    elapsed: int
     episode_return: float
+    elapsed: int
 
 
 class VectorEnv(Protocol):
     """The environments of a slot; `out` is the row's line, or all lines, of what is observed."""
 
     spec: EnvSpec
+
+    @property
+    def current_row(self) -> int:
+        """The row being stepped now, for messages about a hang."""
 
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         """Start an episode."""
@@ -61,9 +61,6 @@ class VectorEnv(Protocol):
         """Where the row stands, as a value."""
 
     def get_position(self, row: int) -> EpisodePosition: ...
-
-    def get_current_position(self) -> EpisodePosition:
-        """The row being stepped now, for messages about a hang."""
 
     def check_finite(self, row: int, observation: Float32) -> None: ...
 
@@ -98,7 +95,7 @@ def describe_stepping(spec: EnvSpec) -> str:
     if isinstance(env_or_reason, str):
         return f"stepped by Gymnasium: {env_or_reason}"
     env_or_reason.close()
-    return _MUJOCO_LOOP
+    return "stepped by rlflame's own MuJoCo loop"
 
 
 def _is_gymnasium_mujoco(id: str) -> bool:

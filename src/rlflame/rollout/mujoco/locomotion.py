@@ -7,38 +7,86 @@ from typing import Any
 import numpy as np
 
 from ..task import Array, Float32, Float64
-from .components import (
-    POSITIONS,
-    VELOCITIES,
-    ControlCost,
-    DataSlice,
-    ForwardReward,
-    HealthyReward,
-    ResetNoise,
-    ResetSampler,
-    StateTables,
-)
+from .simulation import POSITIONS, VELOCITIES, DataSlice, MujocoTask, Simulation
+
+# Settings stand in arrays below: a number is made an array at each use, which takes as long as
+# what is done with it.
 
 
-class _LocomotionTask:
+class ControlCost:
+    """A weight times the sum of the squared actions, in the actions' own float32."""
+
+    def __init__(self, weight: float, rows: int, actions: int) -> None:
+        self._weights = None if weight == 1 else np.full(rows, weight, np.float32)
+        self._squares = np.zeros((rows, actions), np.float32)
+        self._sums = np.zeros(rows, np.float32)
+
+    def compute(self, actions: Float32) -> Float32:
+        np.square(actions, self._squares)
+        np.add.reduce(self._squares, axis=1, out=self._sums)
+        if self._weights is not None:
+            np.multiply(self._sums, self._weights, self._sums)
+        return self._sums
+
+
+class ForwardReward:
+    """A weight times the speed at which a column of positions has grown."""
+
+    def __init__(self, base_env: Any, column: Float64) -> None:
+        self._column = column
+        self._dt = np.full(column.shape, base_env.dt, np.float64)
+        weight = base_env._forward_reward_weight
+        self._weights = None if weight == 1 else np.full(column.shape, weight, np.float64)
+        self._previous = column.copy()
+
+    def reset_row(self, row: int) -> None:
+        self._previous[row] = self._column[row]
+
+    def compute(self, out: Float64) -> None:
+        np.subtract(self._column, self._previous, out)
+        np.divide(out, self._dt, out)
+        if self._weights is not None:
+            np.multiply(out, self._weights, out)
+        self._previous[...] = self._column
+
+
+class HealthyReward:
+    """Strict bounds on columns, and what a row inside them earns."""
+
+    def __init__(self, base_env: Any, columns: Float64, low: Float64, high: Float64) -> None:
+        self._columns = columns
+        shape = columns.shape
+        self._low, self._high = np.zeros(shape), np.zeros(shape)
+        self._low[...], self._high[...] = low, high
+        self._within = np.zeros((2, *shape), np.bool_)
+        self._above, self._below = self._within
+        self._healthy = np.zeros(shape[0], np.bool_)
+        self._rewards = np.full(shape[0], base_env._healthy_reward, np.float64)
+        self._is_terminal = base_env._terminate_when_unhealthy
+
+    def add(self, rewards: Float64) -> Array | None:
+        """Add what being healthy earns; who is not, where that ends an episode."""
+        np.less(self._low, self._columns, self._above)
+        np.less(self._columns, self._high, self._below)
+        if np.count_nonzero(self._within) == self._within.size:
+            np.add(rewards, self._rewards, rewards)
+            return None
+        np.logical_and(self._above, self._below, self._above)
+        healthy = np.logical_and.reduce(self._above, axis=1, out=self._healthy)
+        np.add(rewards, healthy * self._rewards, rewards)
+        return ~healthy if self._is_terminal else None
+
+
+class _LocomotionTask(MujocoTask):
     """Moves forward; no state ends an episode."""
 
-    numbers: tuple[str, ...] = (
-        "_forward_reward_weight",
-        "_ctrl_cost_weight",
-        "_reset_noise_scale",
-    )
-    ranges: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ("_exclude_current_positions_from_observation",)
-    reads_forces = False
     _hidden_positions = 1
-    _normal_speeds = False
     _max_speed: float | None = None
 
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        self.reset_sampler: ResetSampler = ResetNoise(base_env, self._normal_speeds)
-        rows, nq = tables.count, base_env.model.nq
-        self._state = tables.track(POSITIONS, VELOCITIES)
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        rows, nq = simulation.count, base_env.model.nq
+        self._state = simulation.track(POSITIONS, VELOCITIES)
         self._forward_reward = ForwardReward(base_env, self._state[:, 0])
         self._control_cost = ControlCost(base_env._ctrl_cost_weight, rows, base_env.model.nu)
         skipped = (
@@ -72,20 +120,14 @@ class _LocomotionTask:
 
 
 class HalfCheetah(_LocomotionTask):
-    model = "half_cheetah.xml"
-    _normal_speeds = True
+    normal_speeds = True
 
 
 class Swimmer(_LocomotionTask):
-    model = "swimmer.xml"
     _hidden_positions = 2
 
 
 class Walker2d(_LocomotionTask):
-    model = "walker2d_v5.xml"
-    numbers = (*_LocomotionTask.numbers, "_healthy_reward")
-    ranges: tuple[str, ...] = ("_healthy_z_range", "_healthy_angle_range")
-    flags = (*_LocomotionTask.flags, "_terminate_when_unhealthy")
     _max_speed = 10.0
 
     def _make_healthy_reward(self, base_env: Any) -> HealthyReward | None:
@@ -96,9 +138,6 @@ class Walker2d(_LocomotionTask):
 
 
 class Hopper(Walker2d):
-    model = "hopper.xml"
-    ranges = (*Walker2d.ranges, "_healthy_state_range")
-
     def _make_healthy_reward(self, base_env: Any) -> HealthyReward | None:
         columns = self._state[:, 1:]
         low, high = (
@@ -111,25 +150,22 @@ class Hopper(Walker2d):
         return HealthyReward(base_env, columns, low, high)
 
 
-class Ant:
-    model = "ant.xml"
-    numbers: tuple[str, ...] = (*Walker2d.numbers, "_contact_cost_weight")
-    ranges: tuple[str, ...] = ("_healthy_z_range", "_contact_force_range")
-    flags: tuple[str, ...] = (*Walker2d.flags, "_include_cfrc_ext_in_observation")
+class Ant(MujocoTask):
+    normal_speeds = True
     reads_forces = True
 
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        self.reset_sampler: ResetSampler = ResetNoise(base_env, normal_speeds=True)
-        rows = tables.count
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        rows = simulation.count
         body = base_env.data.body(base_env._main_body).id
-        self._state = tables.track(POSITIONS, VELOCITIES)
-        self._forces = tables.track(DataSlice("cfrc_ext"))
+        self._state = simulation.track(POSITIONS, VELOCITIES)
+        self._forces = simulation.track(DataSlice("cfrc_ext"))
         self._clipped = np.zeros_like(self._forces)
         self._squares = np.zeros_like(self._forces)
         self._force_range = tuple(base_env._contact_force_range)
         self._contact_weights = np.full(rows, base_env._contact_cost_weight, np.float64)
         self._forward_reward = ForwardReward(
-            base_env, tables.track(DataSlice("xpos", np.s_[body, :1]))[:, 0]
+            base_env, simulation.track(DataSlice("xpos", np.s_[body, :1]))[:, 0]
         )
         self._control_cost = ControlCost(base_env._ctrl_cost_weight, rows, base_env.model.nu)
         self._healthy_reward = self._make_healthy_reward(base_env)
@@ -173,22 +209,12 @@ class Ant:
         self._forces.clip(*self._force_range, out=self._clipped)
 
 
-class Humanoid:
-    model = "humanoid.xml"
-    numbers: tuple[str, ...] = Ant.numbers
-    ranges: tuple[str, ...] = ("_healthy_z_range", "_contact_cost_range")
-    flags: tuple[str, ...] = (
-        *Walker2d.flags,
-        "_include_cinert_in_observation",
-        "_include_cvel_in_observation",
-        "_include_qfrc_actuator_in_observation",
-        "_include_cfrc_ext_in_observation",
-    )
+class Humanoid(MujocoTask):
     reads_forces = True
 
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        self.reset_sampler: ResetSampler = ResetNoise(base_env)
-        rows, body_count = tables.count, base_env.model.nbody
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        rows, body_count = simulation.count, base_env.model.nbody
         hidden = 2 if base_env._exclude_current_positions_from_observation else 0
         optional = [
             (base_env._include_cinert_in_observation, DataSlice("cinert", np.s_[1:])),
@@ -196,21 +222,21 @@ class Humanoid:
             (base_env._include_qfrc_actuator_in_observation, DataSlice("qfrc_actuator", np.s_[6:])),
             (base_env._include_cfrc_ext_in_observation, DataSlice("cfrc_ext", np.s_[1:])),
         ]
-        self._observed_state = tables.track(
+        self._observed_state = simulation.track(
             DataSlice("qpos", np.s_[hidden:]),
             VELOCITIES,
             *(part for is_included, part in optional if is_included),
         )
-        self._forces = tables.track(DataSlice("cfrc_ext"))
-        self._controls = tables.track(DataSlice("ctrl"))
-        self._body_positions = tables.track(DataSlice("xipos")).reshape(rows, body_count, 3)
+        self._forces = simulation.track(DataSlice("cfrc_ext"))
+        self._controls = simulation.track(DataSlice("ctrl"))
+        self._body_positions = simulation.track(DataSlice("xipos")).reshape(rows, body_count, 3)
         self._mass = base_env.model.body_mass
         self._total_mass = self._mass.sum()
         self._centre = np.zeros(rows)
         self._forward_reward = ForwardReward(base_env, self._centre)
         low, high = np.array([base_env._healthy_z_range], np.float64).T
         self._healthy_reward = HealthyReward(
-            base_env, tables.track(DataSlice("qpos", np.s_[2:3])), low, high
+            base_env, simulation.track(DataSlice("qpos", np.s_[2:3])), low, high
         )
         self._cost_range = tuple(base_env._contact_cost_range)
         self._contact_weight = base_env._contact_cost_weight

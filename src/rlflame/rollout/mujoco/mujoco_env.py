@@ -1,25 +1,26 @@
 """Gymnasium's v5 MuJoCo environments straight on MuJoCo, the rows of a slot together.
 
 The work of Gymnasium between two calls of MuJoCo is done for all rows at once (`locomotion.py` and
-`manipulation.py`, on `simulation.py`), and its resets are repeated draw by draw. The bits are
+`pendulums_and_arms.py`, on `simulation.py`), and its resets are repeated draw by draw. The bits are
 Gymnasium's: environments are refused unless everything down to the text of their source files is
 what was compared.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from ..envs.gymnasium_env import KNOWN_WRAPPERS
+from ..envs.gymnasium_env import KNOWN_WRAPPERS, iterate_wrappers
 from ..envs.make import (
     REPLAY_MISMATCH,
     explain_invalid_observation,
@@ -37,14 +38,12 @@ from ..task import (
     Float32,
     Float64,
     make_fresh_state,
-    make_state,
 )
-from .components import MujocoTask
 from .known_spaces import MUJOCO_PACKAGE as _PACKAGE
 from .known_spaces import SOURCE_HASHES, hash_file
 from .locomotion import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
 from .pendulums_and_arms import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
-from .simulation import make_simulation
+from .simulation import MujocoTask, make_simulation
 
 #: By module and class of Gymnasium's.
 _TASKS: dict[str, type[MujocoTask]] = {
@@ -63,7 +62,6 @@ _TASKS: dict[str, type[MujocoTask]] = {
 _COMMON_MODULES = ("gymnasium.core", "gymnasium.utils.seeding", "gymnasium.wrappers.common")
 #: Up to here an integer and its float are the same number.
 _EXACT_INTEGER = 2**53
-_NO_LIMIT = sys.maxsize
 
 
 def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | str:
@@ -89,7 +87,13 @@ class MujocoVectorEnv:
         )
         self._task = task(base_env, self._simulation)
         self._observations = np.zeros((count, spec.observation_size), np.float32)
-        self._limit = _find_time_limit(env)
+        limits = (
+            layer._max_episode_steps
+            for layer in iterate_wrappers(env)
+            if isinstance(layer, TimeLimit)
+        )
+        #: After how many steps an episode is truncated.
+        self._limit = min(limits, default=sys.maxsize)
         self._saved_physics: Float64 = np.zeros((count, 0), np.float64)
         self._rewards = np.zeros(count, np.float64)
         self._returns = np.zeros(count, np.float64)
@@ -100,6 +104,10 @@ class MujocoVectorEnv:
         #: Steps until a time limit may be reached.
         self._steps_to_limit = 0
 
+    @property
+    def current_row(self) -> int:
+        return self._simulation.current_row
+
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         self._simulation.current_row = row
         self._episodes[row], self._seeds[row] = episode, seed
@@ -107,11 +115,9 @@ class MujocoVectorEnv:
         self._returns[row] = 0.0
         self._steps_to_limit = min(self._steps_to_limit, self._limit)
         try:
-            self._simulation.reset_row(row, *self._task.reset_sampler.draw(make_reset_stream(seed)))
+            self._simulation.reset_row(row, *self._task.draw_start(make_reset_stream(seed)))
         except BaseException as error:
-            if not is_env_error(error):
-                raise
-            raise self._make_fault(row, f"failed in reset: {format_error(error)}") from error
+            self._fail("failed in reset", error)
         self._task.reset_row(row)
         self._task.observe(self._observations)
         out[:] = self._observations[row]
@@ -169,28 +175,22 @@ class MujocoVectorEnv:
         self._saved_physics = self._simulation.copy_states()
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
-        position = self.get_position(row)
-        observation_copy = observation.copy()
-        if position.elapsed == 0:
-            no_actions = np.zeros((0, self.spec.action_size), np.float32)
-            return make_fresh_state(position.episode, position.seed, no_actions, observation_copy)
+        _, episode, seed, episode_return, elapsed = self.get_position(row)
         last_action = self._simulation.controls[row : row + 1].astype(np.float32)
-        counters = (position.episode, position.seed, position.elapsed, position.episode_return)
-        return make_state(
-            "mujoco", *counters, last_action, self._saved_physics[row], observation_copy
-        )
+        if elapsed == 0:
+            return make_fresh_state(episode, seed, last_action[:0], observation.copy())
+        place = (episode, seed, elapsed, episode_return)
+        physics = self._saved_physics[row]
+        return EnvState("mujoco", *place, last_action, physics, observation.copy())
 
     def get_position(self, row: int) -> EpisodePosition:
         return EpisodePosition(
             row,
             self._episodes[row],
             self._seeds[row],
-            self._clock - self._start_clocks[row],
             float(self._returns[row]),
+            self._clock - self._start_clocks[row],
         )
-
-    def get_current_position(self) -> EpisodePosition:
-        return self.get_position(self._simulation.current_row)
 
     def check_finite(self, row: int, observation: Float32) -> None:
         if np.isfinite(observation).all():
@@ -206,11 +206,7 @@ class MujocoVectorEnv:
         try:
             self._simulation.step(active)
         except BaseException as error:
-            if not is_env_error(error):
-                raise
-            raise self._make_fault(
-                self._simulation.current_row, f"failed in step: {format_error(error)}"
-            ) from error
+            self._fail("failed in step", error)
 
     def _find_ended_rows(
         self, active: Sequence[int], ended: Array | None, terminated: Array, truncated: Array
@@ -240,22 +236,17 @@ class MujocoVectorEnv:
             if not math.isfinite(self._returns[row]):
                 raise self._make_fault(row, "returned rewards that add up to infinity")
 
+    def _fail(self, message: str, error: BaseException) -> NoReturn:
+        """Raise the fault of an environment's error; what is none passes as it is."""
+        if not is_env_error(error):
+            raise error
+        raise self._make_fault(self.current_row, f"{message}: {format_error(error)}") from error
+
     def _make_fault(self, row: int, message: str) -> EnvironmentFault:
         position = self.get_position(row)
         return EnvironmentFault(
             f"environment {self.spec.id} {message}", row, position.seed, position.elapsed
         )
-
-
-def _find_time_limit(env: gymnasium.Env[Any, Any]) -> int:
-    """After how many steps an episode is truncated."""
-    limit = _NO_LIMIT
-    layer: Any = env
-    while layer is not env.unwrapped:
-        if isinstance(layer, TimeLimit):
-            limit = min(limit, layer._max_episode_steps)
-        layer = layer.env
-    return limit
 
 
 def find_verified_task(env: gymnasium.Env[Any, Any]) -> type[MujocoTask] | str:
@@ -265,17 +256,15 @@ def find_verified_task(env: gymnasium.Env[Any, Any]) -> type[MujocoTask] | str:
     task = _TASKS.get(name) if kind.__module__.startswith(_PACKAGE) else None
     if task is None:
         return "its rewards are not written here"
-    return _explain_refusal(env, task) or task
+    return _explain_refusal(env) or task
 
 
-def _explain_refusal(env: gymnasium.Env[Any, Any], task: type[MujocoTask]) -> str | None:
+def _explain_refusal(env: gymnasium.Env[Any, Any]) -> str | None:
     """Why the bits might not be Gymnasium's."""
     base_env: Any = env.unwrapped
-    layer: Any = env
-    while layer is not base_env:
+    for layer in iterate_wrappers(env):
         if type(layer) not in KNOWN_WRAPPERS:
             return f"it is wrapped in {type(layer).__name__}"
-        layer = layer.env
     for module in (*_COMMON_MODULES, f"{_PACKAGE}mujoco_env", type(base_env).__module__):
         if not _is_verified(module):
             return f"Gymnasium {gymnasium.__version__} is not the version it was compared with"
@@ -284,23 +273,20 @@ def _explain_refusal(env: gymnasium.Env[Any, Any], task: type[MujocoTask]) -> st
             code = getattr(getattr(part, "fget", part), "__code__", None)
             if code is not None and code.co_filename != _find_file(kind.__module__):
                 return f"{kind.__name__}.{name} was changed"
-    if (
-        Path(base_env.fullpath)
-        != Path(_find_file(f"{_PACKAGE}mujoco_env")).parent / "assets" / task.model
-    ):
+    settings = inspect.signature(type(base_env).__init__).parameters
+    assets = Path(_find_file(f"{_PACKAGE}mujoco_env")).parent / "assets"
+    if Path(base_env.fullpath) != assets / settings["xml_file"].default:
         return "it has a model file of its own"
     if base_env.render_mode is not None:
         return "it is drawn"
     if type(base_env.frame_skip) is not int or base_env.frame_skip < 1:
         return f"frame_skip is {base_env.frame_skip!r}"
-    for names, fits in (
-        (task.numbers, _is_number),
-        (task.ranges, _is_range),
-        (task.flags, lambda value: type(value) is bool),
-    ):
-        for name in names:
-            if not fits(getattr(base_env, name)):
-                return f"{name.lstrip('_')} is {getattr(base_env, name)!r}"
+    for name, parameter in settings.items():
+        fits = _SETTING_CHECKS.get(type(parameter.default))
+        if fits is not None and name not in ("frame_skip", "main_body"):
+            value = getattr(base_env, f"_{name}")
+            if not fits(value):
+                return f"{name} is {value!r}"
     return None
 
 
@@ -325,3 +311,12 @@ def _is_number(value: Any) -> bool:
 
 def _is_range(value: Any) -> bool:
     return type(value) in (list, tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
+#: Whether a setting is of the type that was compared, by the type of its default.
+_SETTING_CHECKS: dict[type, Callable[[Any], bool]] = {
+    bool: lambda value: type(value) is bool,
+    int: _is_number,
+    float: _is_number,
+    tuple: _is_range,
+}

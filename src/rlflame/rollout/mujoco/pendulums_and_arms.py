@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..task import Array, Float32, Float64
-from .components import POSITIONS, VELOCITIES, DataSlice, ResetNoise, ResetSampler, StateTables
+from .simulation import POSITIONS, VELOCITIES, DataSlice, MujocoTask, Simulation
 
 
-class InvertedPendulum:
-    model = "inverted_pendulum.xml"
-    numbers: tuple[str, ...] = ("_reset_noise_scale",)
-    ranges: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    reads_forces = False
-
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        self.reset_sampler: ResetSampler = ResetNoise(base_env)
-        self._state = tables.track(POSITIONS, VELOCITIES)
-
-    def reset_row(self, row: int) -> None: ...
+class InvertedPendulum(MujocoTask):
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        self._state = simulation.track(POSITIONS, VELOCITIES)
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
@@ -34,23 +26,17 @@ class InvertedPendulum:
         out[...] = self._state
 
 
-class InvertedDoublePendulum:
-    model = "inverted_double_pendulum.xml"
-    numbers: tuple[str, ...] = ("_healthy_reward", "_reset_noise_scale")
-    ranges: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    reads_forces = False
+class InvertedDoublePendulum(MujocoTask):
+    normal_speeds = True
 
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        self.reset_sampler: ResetSampler = ResetNoise(base_env, normal_speeds=True)
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
         self._reward = base_env._healthy_reward
-        self._tip = tables.track(DataSlice("site_xpos", 0))
-        self._cart = tables.track(DataSlice("qpos", np.s_[:1]))
-        self._angles = tables.track(DataSlice("qpos", np.s_[1:]))
-        self._speeds = tables.track(VELOCITIES)
-        self._force = tables.track(DataSlice("qfrc_constraint", np.s_[:1]))
-
-    def reset_row(self, row: int) -> None: ...
+        self._tip = simulation.track(DataSlice("site_xpos", 0))
+        self._cart = simulation.track(DataSlice("qpos", np.s_[:1]))
+        self._angles = simulation.track(DataSlice("qpos", np.s_[1:]))
+        self._speeds = simulation.track(VELOCITIES)
+        self._force = simulation.track(DataSlice("qfrc_constraint", np.s_[:1]))
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
@@ -78,59 +64,43 @@ def _compute_lengths(vectors: Float64) -> Float64:
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 
-class _ReachTask:
+class _ReachTask(MujocoTask):
     """Between named bodies."""
 
-    ranges: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    reads_forces = False
-    reset_sampler: ResetSampler
-
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        self._tables = tables
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        self._simulation = simulation
         self._base_env = base_env
         self._control_weight = base_env._reward_control_weight
         self._distance_weight = base_env._reward_dist_weight
 
-    def reset_row(self, row: int) -> None: ...
-
     def _track_body(self, body: str) -> Float64:
         number = self._base_env.data.body(body).id
-        return self._tables.track(DataSlice("xpos", number))
+        return self._simulation.track(DataSlice("xpos", number))
 
     def _compute_effort(self, actions: Float32) -> Float32:
         effort: Float32 = -np.add.reduce(np.square(actions), 1) * self._control_weight
         return effort
 
 
-class _ReacherReset:
-    """The arm nearly straight, and a goal that is drawn until it is within reach."""
+class Reacher(_ReachTask):
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        self._tip, self._target = self._track_body("fingertip"), self._track_body("target")
+        self._angles = simulation.track(DataSlice("qpos", np.s_[:2]))
+        self._rest = simulation.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
-    def __init__(self, base_env: Any) -> None:
-        self._qpos, self._qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
-
-    def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        qpos = generator.uniform(-0.1, 0.1, self._qpos.size) + self._qpos
+    def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        """The arm nearly straight, and a goal that is drawn until it is within reach."""
+        qpos = generator.uniform(-0.1, 0.1, self._start_qpos.size) + self._start_qpos
         while True:
             goal = generator.uniform(-0.2, 0.2, 2)
             if np.linalg.norm(goal) < 0.2:
                 break
         qpos[-2:] = goal
-        qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
+        qvel = self._start_qvel + generator.uniform(-0.005, 0.005, self._start_qvel.size)
         qvel[-2:] = 0
         return qpos, qvel
-
-
-class Reacher(_ReachTask):
-    model = "reacher.xml"
-    numbers: tuple[str, ...] = ("_reward_dist_weight", "_reward_control_weight")
-
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        super().__init__(base_env, tables)
-        self.reset_sampler = _ReacherReset(base_env)
-        self._tip, self._target = self._track_body("fingertip"), self._track_body("target")
-        self._angles = tables.track(DataSlice("qpos", np.s_[:2]))
-        self._rest = tables.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         distance = -_compute_lengths(self._tip - self._target) * self._distance_weight
@@ -145,36 +115,26 @@ class Reacher(_ReachTask):
         out[:, -2:] = (self._tip - self._target)[:, :2]
 
 
-class _PusherReset:
-    """The arm at rest, and an object that is drawn until it is off its goal."""
+class Pusher(_ReachTask):
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        super().__init__(base_env, simulation)
+        self._near_weight = base_env._reward_near_weight
+        self._joints = simulation.track(DataSlice("qpos", np.s_[:7]), DataSlice("qvel", np.s_[:7]))
+        self._tip, self._object = self._track_body("tips_arm"), self._track_body("object")
+        self._goal = self._track_body("goal")
 
-    def __init__(self, base_env: Any) -> None:
-        self._qpos, self._qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
-
-    def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+    def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        """The arm at rest, and an object that is drawn until it is off its goal."""
         while True:
             across, along = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
             position = np.concatenate([across, along])
             if np.linalg.norm(position) > 0.17:
                 break
-        qpos = self._qpos.copy()
+        qpos = self._start_qpos.copy()
         qpos[-4:-2], qpos[-2:] = position, 0
-        qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
+        qvel = self._start_qvel + generator.uniform(-0.005, 0.005, self._start_qvel.size)
         qvel[-4:] = 0
         return qpos, qvel
-
-
-class Pusher(_ReachTask):
-    model = "pusher_v5.xml"
-    numbers: tuple[str, ...] = (*Reacher.numbers, "_reward_near_weight")
-
-    def __init__(self, base_env: Any, tables: StateTables) -> None:
-        super().__init__(base_env, tables)
-        self.reset_sampler = _PusherReset(base_env)
-        self._near_weight = base_env._reward_near_weight
-        self._joints = tables.track(DataSlice("qpos", np.s_[:7]), DataSlice("qvel", np.s_[:7]))
-        self._tip, self._object = self._track_body("tips_arm"), self._track_body("object")
-        self._goal = self._track_body("goal")
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         near = -_compute_lengths(self._object - self._tip) * self._near_weight

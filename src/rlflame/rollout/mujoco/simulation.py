@@ -1,4 +1,6 @@
-"""N simulations of one MuJoCo model: controls in, physics, and tables of what is observed.
+"""N simulations of one MuJoCo model, and the contract of the tasks on them.
+
+Controls go in, and tables of what is observed come out.
 
 `mujoco.batch` steps all of them in one call, where it exists and computes everything that is read;
 otherwise each is an `MjData`. The bits are the same.
@@ -6,49 +8,80 @@ otherwise each is an `MjData`. The bits are the same.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mujoco
 import numpy as np
 
-from ..task import Array, Float64
-from .components import DataSlice
+from ..task import Array, Float32, Float64
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
-class Simulation(Protocol):
-    count: int
-    #: What the next step's actuators are given, to be written `[N, controls]`.
-    controls: Float64
-    #: The one being stepped or set now, as far as that can be told.
-    current_row: int
+@dataclass(frozen=True, slots=True)
+class DataSlice:
+    """What of a field of MuJoCo's `MjData`."""
 
-    def track(self, *parts: DataSlice) -> Float64:
-        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves."""
+    field: str
+    #: As it would stand in brackets behind the field; all of it by default.
+    index: Any = ...
 
-    def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None: ...
 
-    def step(self, active: Sequence[int]) -> None:
-        """As many steps of physics as make one of the environment's."""
+POSITIONS = DataSlice("qpos")
+VELOCITIES = DataSlice("qvel")
 
-    def copy_states(self) -> Float64:
-        """A copy `[N, numbers]` of all that physics goes on from."""
 
-    def set_state(self, row: int, state: Float64) -> None:
-        """Take up such a line; tables are renewed with the next step."""
+class MujocoTask(Protocol):
+    """An environment apart from its physics, for all rows at once.
+
+    A task repeats one of Gymnasium's classes, operation for operation and type for type, because
+    the bits must be the same: where a whole array may round otherwise than a row alone (powers,
+    sines, dot products), rows are worked on one by one. Settings are read from an instance of
+    Gymnasium's own class, so no default stands here.
+    """
+
+    #: Whether contact forces are read, which MuJoCo computes only when asked.
+    reads_forces: bool = False
+    #: Whether speeds begin off the model's by normal numbers; positions, and others, evenly.
+    normal_speeds: bool = False
+    _start_qpos: Float64
+    _start_qvel: Float64
+    _noise_scale: float
+
+    def __init__(self, base_env: Any, simulation: Simulation) -> None:
+        self._start_qpos, self._start_qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
+        self._noise_scale = getattr(base_env, "_reset_noise_scale", 0.0)
+
+    def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        """Positions and speeds at the beginning of an episode."""
+        qpos, qvel, scale = self._start_qpos, self._start_qvel, self._noise_scale
+        if self.normal_speeds:
+            qpos = qpos + generator.uniform(-scale, scale, qpos.size)
+            return qpos, qvel + scale * generator.standard_normal(qvel.size)
+        # The numbers of two calls, one for each.
+        noise = generator.uniform(-scale, scale, qpos.size + qvel.size)
+        return qpos + noise[: qpos.size], qvel + noise[qpos.size :]
+
+    def reset_row(self, row: int) -> None:
+        """An episode of this row begins; the tables show it. Most tasks remember nothing of it."""
+        del row
+
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
+        """The rewards of the step just taken, and whom it ended; None where nobody."""
+
+    def observe(self, out: Array) -> None:
+        """What every row sees, after it was rated or has begun."""
 
 
 def make_simulation(model: Any, skip: int, count: int, reads_forces: bool) -> Simulation:
     """The fastest there are; `skip` steps of physics make one of the environment's."""
     if not reads_forces:
-        try:
-            batch = importlib.import_module("mujoco.batch")
-        except ImportError:  # new in MuJoCo 4
-            return SerialSimulation(model, skip, count, reads_forces)
-        return BatchSimulation(batch, model, skip, count)
+        with contextlib.suppress(ImportError):  # new in MuJoCo 4
+            return BatchSimulation(importlib.import_module("mujoco.batch"), model, skip, count)
     return SerialSimulation(model, skip, count, reads_forces)
 
 
@@ -93,6 +126,11 @@ def _join_arrays(left: Array, right: Array) -> Array:
 class SerialSimulation:
     """An `MjData` each, stepped one after the other."""
 
+    #: What the next step's actuators are given, to be written `[N, controls]`.
+    controls: Float64
+    #: The one being stepped or set now, as far as that can be told.
+    current_row: int
+
     def __init__(self, model: Any, skip: int, count: int, reads_forces: bool) -> None:
         self.count, self.current_row = count, 0
         self.controls = np.zeros((count, model.nu), np.float64)
@@ -105,6 +143,10 @@ class SerialSimulation:
         ]
 
     def track(self, *parts: DataSlice) -> Float64:
+        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves.
+
+        A task may write into it: it is a copy.
+        """
         sizes = [_make_view(self._data[0], part).size for part in parts]
         table = np.zeros((self.count, sum(sizes)), np.float64)
         for line, (_, _, data, copies) in zip(table, self._row_arrays, strict=True):
@@ -126,13 +168,9 @@ class SerialSimulation:
             to[...] = source
 
     def step(self, active: Sequence[int]) -> None:
-        step, forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
-        model, skip, reads_forces, row_arrays = (
-            self._model,
-            self._skip,
-            self._reads_forces,
-            self._row_arrays,
-        )
+        """As many steps of physics as make one of the environment's."""
+        step, forces, row_arrays = mujoco.mj_step, mujoco.mj_rnePostConstraint, self._row_arrays
+        model, skip, reads_forces = self._model, self._skip, self._reads_forces
         for row in active:
             self.current_row = row
             control, controls, data, copies = row_arrays[row]
@@ -144,6 +182,7 @@ class SerialSimulation:
                 to[...] = source
 
     def copy_states(self) -> Float64:
+        """A copy `[N, numbers]` of all that physics goes on from."""
         size = mujoco.mj_stateSize(self._model, _INTEGRATION)
         states = np.zeros((self.count, size), np.float64)
         for data, line in zip(self._data, states, strict=True):
@@ -151,11 +190,12 @@ class SerialSimulation:
         return states
 
     def set_state(self, row: int, state: Float64) -> None:
+        """Take up such a line; tables are renewed with the next step."""
         mujoco.mj_setState(self._model, self._data[row], state, _INTEGRATION)
 
 
 class BatchSimulation:
-    """Lines of one array, stepped in one call."""
+    """Lines of one array, stepped in one call. The methods are those of `SerialSimulation`."""
 
     def __init__(self, batch: Any, model: Any, skip: int, count: int) -> None:
         self.count, self.current_row = count, 0
@@ -220,3 +260,6 @@ class BatchSimulation:
         index = part.index if isinstance(part.index, tuple) else (part.index,)
         view: Array = self._batch.bind(part.field)[(slice(None), *index)]
         return view
+
+
+Simulation = SerialSimulation | BatchSimulation

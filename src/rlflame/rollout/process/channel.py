@@ -44,7 +44,6 @@ class MessageKind(IntEnum):
     FAILED = 12  # an RlflameError as values
     CANCEL = 13  # {"number"} of tasks that are not wanted any more
     PROBE = 14  # what does the other end run on?
-    ARRAY = 15  # the bytes of one array, without a header of `wire`
 
 
 class ProtocolError(Exception):
@@ -72,18 +71,19 @@ class Channel:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
-        os.set_blocking(write_fd, False)
-        self._arrival = select.poll()
-        self._arrival.register(read_fd, select.POLLIN)
-        self._received = bytearray()
+        #: Of the header or payload that is being read: its parts, and how many bytes are missing.
+        self._parts: list[bytes] = []
+        self._missing = HEADER.size
+        #: The kind of the message whose payload is being read.
+        self._kind: MessageKind | None = None
         self._messages: deque[Message] = deque()
         self._has_ended = False
         #: Why nothing can be read any more, if not because the other end is closed.
         self._error: ProtocolError | None = None
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
-        self._has_reader = True
         for pipe in (read_fd, write_fd):
+            os.set_blocking(pipe, False)
             _enlarge_pipe(pipe)
 
     def fileno(self) -> int:
@@ -125,30 +125,15 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()
-                self._has_reader = False
+                self._unsent.clear()  # without a reader, `receive` raises
                 return
-            while self._unsent and count >= len(self._unsent[0]):
-                count -= len(self._unsent.pop(0))
-            if count:
-                self._unsent[0] = self._unsent[0][count:]
-
-    def wait_until_sent(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is written. TimeoutError where nothing moves for so long, EOFError
-        without a reader."""
-        while self._unsent and not self._has_ended:
-            if not wait((self,), timeout_s):
-                raise TimeoutError
-            self._read()
-        if self._unsent or not self._has_reader:
-            raise EOFError
+            remove_bytes(self._unsent, count)
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Whether `receive` does not have to wait, after at most so long without any movement."""
         while not self._messages and not self._has_ended:
-            if not wait((self,), timeout_s):
+            if not self._read() and not wait((self,), timeout_s):
                 return False
-            self._read()
         return True
 
     def receive(self, timeout_s: float | None = None) -> Message:
@@ -183,27 +168,31 @@ class Channel:
 
     def _read(self) -> bool:
         """Take in what has arrived; False where there was nothing, or the other end is closed."""
-        if self._has_ended or not self._arrival.poll(0):
+        if self._has_ended:
             return False
-        data = os.read(self._read_fd, PIPE_BYTES)
+        try:
+            data = os.read(self._read_fd, min(self._missing, PIPE_BYTES))
+        except BlockingIOError:
+            return False
         self._has_ended = not data
-        self._received += data
-        while len(self._received) >= HEADER.size:
-            number, length = HEADER.unpack_from(self._received)
+        self._parts.append(data)
+        self._missing -= len(data)
+        while not self._missing and not self._has_ended:
+            # Of one part it is that part itself, and no copy.
+            part = b"".join(self._parts)
+            self._parts.clear()
+            if self._kind is not None:
+                self._messages.append(Message(self._kind, part))
+                self._kind, self._missing = None, HEADER.size
+                continue
+            number, self._missing = HEADER.unpack(part)
             try:
-                kind = MessageKind(number)
+                self._kind = MessageKind(number)
             except ValueError:
                 # The messages before it are whole, and are received first.
                 self._has_ended = True
                 self._error = ProtocolError(f"a frame of unknown kind {number}")
-                return False
-            end = HEADER.size + length
-            if len(self._received) < end:
-                break
-            payload = bytes(memoryview(self._received)[HEADER.size : end])
-            del self._received[:end]
-            self._messages.append(Message(kind, payload))
-        return bool(data)
+        return not self._has_ended
 
     def close_sending(self) -> None:
         """Close the pipe that the other process reads: an idle child ends by itself."""
@@ -262,12 +251,11 @@ def wait(
     poll = select.poll()
     channel_by_fd: dict[int, Channel] = {}
     for channel in channels:
-        fds = [(channel.fileno(), select.POLLIN)]
+        channel_by_fd[channel.fileno()] = channel
+        poll.register(channel.fileno(), select.POLLIN)
         if channel.has_backlog:
-            fds.append((channel._write_fd, select.POLLOUT))
-        for fd, event in fds:
-            poll.register(fd, event)
-            channel_by_fd[fd] = channel
+            channel_by_fd[channel._write_fd] = channel
+            poll.register(channel._write_fd, select.POLLOUT)
     if wake_pipe is not None:
         poll.register(wake_pipe.fileno(), select.POLLIN)
     timeout_ms = None if timeout_s is None else min(1000.0 * timeout_s, _LONGEST_MS)
@@ -278,6 +266,14 @@ def wait(
     for channel in ready:
         channel.flush()
     return [*ready]
+
+
+def remove_bytes(buffers: list[memoryview], count: int) -> None:
+    """Remove the first bytes, which were written."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers.pop(0))
+    if count:
+        buffers[0] = buffers[0][count:]
 
 
 def _enlarge_pipe(pipe: int) -> None:

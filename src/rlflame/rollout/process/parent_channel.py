@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .channel import HEADER, Channel, Message, MessageKind
+from .channel import HEADER, Channel, Message, MessageKind, remove_bytes
 
 BEAT_S = 0.5
 #: Of linux/prctl.h.
@@ -42,10 +42,9 @@ class ParentChannel(Channel):
     def send_bytes(self, kind: MessageKind, payload: bytes | memoryview) -> None:
         try:
             with self._lock:
-                for part in (HEADER.pack(kind, len(payload)), payload):
-                    view = memoryview(part)
-                    while view:
-                        view = view[os.write(self._write_fd, view) :]
+                buffers = [memoryview(HEADER.pack(kind, len(payload))), memoryview(payload)]
+                while buffers:
+                    remove_bytes(buffers, os.writev(self._write_fd, buffers))
         except OSError:
             exit_with_group()
 
