@@ -30,7 +30,7 @@ BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody"
 #: The first words of functions and methods. A new one is a verb, or a term that is read as one.
 VERBS = set(
     """
-    abandon abort accumulate acquire act adapt add allow announce answer append apply ask
+    abort accumulate acquire act adapt add allow announce answer append apply ask
     assemble await backward broadcast build cache call can cancel capture catch check choose
     classify clean clip close collect commit compare complete compute concatenate conclude
     connect convert copy count create decode defer delete deliver describe diagnose die discard
@@ -45,7 +45,7 @@ VERBS = set(
     resolve restore restrict resume rewind round run sample save scale score seal select send
     separate serve set settle shorten show silence skip slice smooth snapshot sort speculate
     split standardise start step stop store submit suggest sum summarise sync take terminate
-    tidy time track train trim truncate try unpack unregister unwrap update upload use validate
+    tidy time track train trim truncate try unpack unwrap update upload use validate
     verify view wait wake walk warm watch wrap write
     """.split()
 )

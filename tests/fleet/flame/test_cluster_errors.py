@@ -265,13 +265,11 @@ def test_an_encrypted_address_without_an_authority_names_the_variable(
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", endpoint.replace("http", "grpc"))
     cluster = FlameClient()
     assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(endpoint)) == named
-    assert ("export FLAME_CA_FILE=" in cluster.format_cache_hint()) == named
+    assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(cluster.cache_endpoint)) == named
     monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
     cluster = FlameClient()
-    assert (
-        "export FLAME_CA_FILE="
-        not in cluster.format_tls_hint(endpoint) + cluster.format_cache_hint()
-    )
+    for address in (endpoint, cluster.cache_endpoint):
+        assert "export FLAME_CA_FILE=" not in cluster.format_tls_hint(address)
 
 
 def test_what_arrow_says_twice_is_said_once() -> None:

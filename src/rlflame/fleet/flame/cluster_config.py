@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,7 +13,6 @@ from .timed_call import format_error
 UP = "docker compose -f compose/compose.yaml up -d"
 EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
 DEFAULT = "flamepy's default"
-_INSTALL = "pip install 'flamepy>=0.6.0,<0.7'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +41,21 @@ CACHE = FlameServer(
 )
 
 
-class FlameConfigError(ConfigError):
-    """A configuration that cannot be used; `fixes` are the advice of cluster-check."""
-
-    def __init__(self, message: str, hint: str, *fixes: str) -> None:
-        super().__init__(message, hint)
-        self.fixes = fixes or (hint,)
-
-
 class FlameConnectError(FleetUnreachableError):
     """A server that does not answer; `fixes` are the advice of cluster-check."""
 
     def __init__(
-        self,
-        server: FlameServer,
-        endpoint: str,
-        message: str,
-        hint: str,
-        fixes: Sequence[str],
-        detail: str = "",
+        self, server: FlameServer, endpoint: str, message: str, *fixes: str, detail: str = ""
     ) -> None:
-        source = find_source(server, endpoint)
+        source, export = find_source(server, endpoint), f"export {server.variable}={server.example}"
         if source == DEFAULT:
             message += f" It is {source}: {server.variable} is not set."
-            hint = f"export {server.variable}={server.example}; {hint}"
+            self.fixes = (export, *fixes)
         else:
             message += f" It is configured in {source}."
+            self.fixes = (*fixes, f"or lead to another: {export}")
+        hint = "; ".join([*self.fixes, "rlflame cluster-check", "--local runs it here"])
         super().__init__(message, hint, detail)
-        self.fixes = tuple(fixes)
 
 
 def find_configuration() -> str | None:
@@ -106,13 +91,12 @@ def is_local(endpoint: str) -> bool:
 
 
 def check_endpoint(server: FlameServer, endpoint: str) -> None:
-    """Raises FlameConfigError if this is not an address of such a server."""
+    """Raises ConfigError if this is not an address of such a server."""
     try:
         parts = urlsplit(endpoint)
-        host, scheme = parts.hostname, parts.scheme
-        port_is_good = parts.port != 0
+        host, scheme, port = parts.hostname, parts.scheme, parts.port
     except ValueError:  # brackets that do not close, or a port that is no number up to 65535
-        host, scheme, port_is_good = None, endpoint.partition("://")[0], False
+        host, scheme, port = None, endpoint.partition("://")[0], 0
     suggestion = server.example
     if endpoint and "://" not in endpoint:
         problem = "has no scheme"
@@ -120,16 +104,15 @@ def check_endpoint(server: FlameServer, endpoint: str) -> None:
     elif endpoint and scheme not in server.schemes:
         expected = f"{server.schemes[0]}:// or {server.schemes[1]}://"
         problem = f"begins with {scheme}://, where the {server.role}'s begins with {expected}"
-    elif endpoint and not port_is_good:
+    elif endpoint and port == 0:
         problem = "has no good port: a number from 1 to 65535 is wanted"
     elif not host:
         problem = "names no host"
     else:
         return
-    name = "Flame endpoint" if server is MANAGER else "Flame cache endpoint"
-    raise FlameConfigError(
-        f"The {name} {endpoint!r} in {find_source(server, endpoint)} {problem}.",
-        f"write {suggestion}",
+    raise ConfigError(
+        f"The address of the {server.role} {endpoint!r} in {find_source(server, endpoint)} "
+        f"{problem}.",
         f"export {server.variable}={suggestion}",
     )
 
@@ -143,24 +126,22 @@ def make_unconfigured_error(
     )
 
 
-def make_import_error(error: ImportError) -> FlameConfigError:
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "flamepy":
-        return FlameConfigError("flamepy is not installed.", _INSTALL)
-    return FlameConfigError(f"flamepy cannot be imported: {format_error(error)}.", _INSTALL)
+def make_import_error(error: ImportError) -> ConfigError:
+    is_absent = (error.name or "").split(".")[0] == "flamepy"
+    problem = "is not installed" if is_absent else "cannot be imported"
+    return ConfigError(
+        f"flamepy {problem}: {format_error(error)}.", "pip install 'flamepy>=0.6.0,<0.7'"
+    )
 
 
-def make_unreadable_error(error: Exception) -> FlameConfigError:
+def make_unreadable_error(error: Exception) -> ConfigError:
     """flamepy reads the file before the variables, so a broken file is always in the way."""
     path = get_config_path()
-    lines = [line.partition("#")[0].strip() for line in _read_config().splitlines()]
-    if not isinstance(error, (AttributeError, KeyError, TypeError)):
-        # A parser names the file too, which a long path leaves no room for.
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
+        cause = "it is empty, or not laid out as Flame's configuration is"
+    else:  # a parser names the file too, which a long path leaves no room for
         cause = " ".join(str(error).split()).rstrip(".").replace(f' "{path}",', "")
-    elif not any(line.strip("-.") for line in lines):
-        cause = "it is empty"
-    else:
-        cause = "it is not laid out as Flame's configuration is"
-    return FlameConfigError(
+    return ConfigError(
         f"{path} cannot be read: {cause}.",
         f"correct it, or put it away: {format_shell('mv', path, f'{path}.old')}; and {EXPORT}",
     )

@@ -1,7 +1,8 @@
 """Schedules jobs: starts attempts, retries failures, doubles stragglers, and knows when to stop.
 
-One thread attends one attempt, so that an attempt reads from top to bottom. A lost attempt is
-replaced by another, which by design yields the same fragment.
+One thread attends one attempt, so that an attempt reads from top to bottom, and another thread
+looks which of them are silent or slow. A lost attempt is replaced by another, which by design
+yields the same fragment.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,19 +22,22 @@ from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
 from . import object_cache
 from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
-from .attempt_monitor import Monitor
-from .client import EXECUTOR_STATES, FlameClient, close_quietly
+from .client import EXECUTOR_STATES, FlameClient
 from .policy_store import PolicyStore
 from .session_starter import SessionStarter
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
-from .worker_registry import WorkerRegistry
 
 #: Failures without an answer between them, and over this time, that end the run.
 _BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
 #: Attempts under way: every executor has one and another in line, and there are some to spare.
 _ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
+_MONITOR_INTERVAL_S = 0.5
+#: A watched task that is silent for this long is polled.
+_SILENCE_S = 20.0
+#: If no task runs for this long, the reason is looked for.
+_STALLED_S = 4.0
 
 
 class CircuitBreaker:
@@ -69,7 +74,7 @@ def diagnose_failures(client: FlameClient, session: Any, reason: str) -> Rlflame
     """Why every task fails: a server is away, or an executor's worker process died."""
     prefix = f"{session.application}/shared"
     for server, check in (
-        ("session manager", client.list_nodes),
+        ("session manager", lambda: client.call("list_nodes")),
         ("object cache", lambda: object_cache.put(prefix, b"?")),
     ):
         try:
@@ -83,7 +88,7 @@ def diagnose_failures(client: FlameClient, session: Any, reason: str) -> Rlflame
     with contextlib.suppress(FleetError):
         names = sorted(
             f"{executor.spec.node} ({EXECUTOR_STATES[executor.status.state]})"
-            for executor in client.list_executors()
+            for executor in client.call("list_executors")
             if executor.status.session_id == session.id
         )
         executors = f" Executors of this run: {', '.join(names) or 'none'}."
@@ -103,27 +108,29 @@ class Scheduler:
         client: FlameClient,
         starter: SessionStarter,
         policies: PolicyStore,
-        workers: WorkerRegistry,
         board: JobBoard,
         runtime: RuntimeSettings,
         capacity: int,
-        clock: Callable[[], float] = time.monotonic,
+        record_worker: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.starter = starter
+        """`record_worker` is called with every worker's description of itself."""
         self.board = board
-        self.capacity = capacity
-        self.clock = clock
         self.statistics = TaskStatistics(capacity)
-        self.runner = AttemptRunner(client, starter, policies, board, runtime, clock)
+        self.runner = AttemptRunner(client, starter, policies, board, runtime)
         self.breaker = CircuitBreaker(runtime.flame.reconnect_s)
         self._client = client
+        self._starter = starter
         self._policies = policies
-        self._workers = workers
         self._runtime = runtime
+        self._capacity = capacity
+        self._record_worker = record_worker
         self._thread_count = 0
         self._max_threads = min(_MAX_ATTEMPTS, _ATTEMPTS_PER_EXECUTOR * capacity + _SPARE_ATTEMPTS)
         self._idle_count = 0
-        self._monitor = Monitor(self)
+        self._stall_checked_at = 0.0
+        self._has_reported_stall = False
+        self._closing = threading.Event()
+        threading.Thread(target=self._watch_attempts, name="rlflame-monitor", daemon=True).start()
 
     def add(self, jobs: Sequence[FleetJob]) -> None:
         with self.board.lock:
@@ -136,28 +143,16 @@ class Scheduler:
         if error is not None:
             self.board.fail_all(error)
 
-    def speculate(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
-        """Give jobs of an attempt a second one, unless the first has just ended."""
-        second = Attempt(jobs, self.clock(), speculative=True)
-        with self.board.lock:
-            if attempt not in self.board.attempts or attempt.has_failed:
-                return
-            self.board.attempts.append(second)
-        self.board.notify(
-            *(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs)
-        )
-        threading.Thread(target=self._run_attempt, args=(second,), daemon=True).start()
-
     def close(self) -> None:
         """End all jobs. Threads that still wait for the cluster are daemons, and are abandoned."""
         self.board.fail_all(FleetError("The fleet was closed."))
+        self._closing.set()
         with self.board.lock:
             self.board.closing = True
             self.board.lock.notify_all()
-            streams = [attempt.stream for attempt in self.board.attempts]
-        self._monitor.close()
-        for stream in streams:
-            close_quietly(stream)
+            attempts = list(self.board.attempts)
+        for attempt in attempts:
+            attempt.close_watch()
 
     def _start_threads(self) -> None:
         """One thread per possible attempt; jobs that wait here can still be grouped."""
@@ -176,7 +171,7 @@ class Scheduler:
                 self._idle_count -= 1
                 if board.closing:
                     return
-                attempt = Attempt(self._take_group(), self.clock())
+                attempt = Attempt(self._take_group(), time.monotonic())
                 board.attempts.append(attempt)
             board.deliver()
             self._run_attempt(attempt)
@@ -198,7 +193,7 @@ class Scheduler:
             self._count_delays(attempt)
             self._handle_loss(attempt, error.message)
         except RlflameError as error:
-            if isinstance(error, ClusterUnreachableError) or error is self.starter.error:
+            if isinstance(error, ClusterUnreachableError) or self._starter.session is None:
                 self.board.fail_all(error)
             else:
                 self._handle_loss(attempt, error.message)
@@ -210,7 +205,7 @@ class Scheduler:
             self.board.deliver()
 
     def _handle_reply(self, attempt: Attempt, reply: dict[str, Any]) -> None:
-        self._workers.add(reply["worker"])
+        self._record_worker(reply["worker"])
         retries: list[tuple[FleetJob, Retry]] = []
         for job, answer in zip(attempt.jobs, reply["answers"], strict=True):
             with self.board.lock:
@@ -261,14 +256,14 @@ class Scheduler:
         """The cluster, and not an environment, failed the attempt."""
         if not attempt.is_awaited or self.board.closing:
             return
-        now = self.clock()
+        now = time.monotonic()
         with self.board.lock:
             self.breaker.record_failure(now)
             failures, is_tripped = self.breaker.failures, self.breaker.is_tripped(now)
             for job in attempt.jobs:
                 job.failures["loss"] += 1
         if is_tripped:
-            diagnosis = diagnose_failures(self._client, self.starter.wait().session, reason)
+            diagnosis = diagnose_failures(self._client, self._starter.wait().session, reason)
             with self.board.lock:
                 error = self.breaker.choose_error(diagnosis, now)
             if error is not None:
@@ -279,3 +274,73 @@ class Scheduler:
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         first_reason = reason if failures == 1 else ""
         self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])
+
+    def _watch_attempts(self) -> None:
+        try:
+            while not self._closing.wait(_MONITOR_INTERVAL_S):
+                self._check_attempts(time.monotonic())
+                self.runner.tidy()
+        except RlflameError as error:
+            self.board.fail_all(error)
+        except Exception as error:  # without it a run could stand still for ever
+            message = f"The monitor failed: {error!r}."
+            self.board.fail_all(FleetError(message, "", traceback.format_exc()))
+
+    def _check_attempts(self, now: float) -> None:
+        with self.board.lock:
+            attempts, waiting = list(self.board.attempts), len(self.board.jobs)
+        for attempt in attempts:
+            active_at = max(attempt.created_at, attempt.running_at or 0.0, attempt.polled_at)
+            if now - active_at > _SILENCE_S:
+                attempt.polled_at = now
+                attempt.close_watch()  # its thread then polls
+        if not waiting:
+            self._speculate(attempts, now)
+        self._check_stall(attempts, now)
+
+    def _check_stall(self, attempts: list[Attempt], now: float) -> None:
+        """Executors may be lost in the middle of a run, and new ones may fail to start."""
+        created = [attempt for attempt in attempts if attempt.task]
+        if not created or any(attempt.running_at is not None for attempt in attempts):
+            self._stall_checked_at = now
+            if self._has_reported_stall:
+                self._has_reported_stall = False
+                self.board.deliver(FleetEvent("phase", "", 0, ""))
+            return
+        oldest = min(created, key=lambda attempt: attempt.created_at)
+        if now - max(oldest.created_at, self._stall_checked_at) < _STALLED_S:
+            return
+        self._stall_checked_at = now
+        self.runner.poll(oldest)
+        if oldest.running_at is None:
+            self._has_reported_stall = True
+            self._starter.handle_stall(now - oldest.created_at)
+
+    def _speculate(self, attempts: list[Attempt], now: float) -> None:
+        """Give stragglers a second executor, where one is free."""
+        free = self._capacity - len(attempts)
+        doubled = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
+        for attempt in attempts:
+            purpose = attempt.jobs[0].task.purpose
+            limit_s = self.statistics.compute_slow_s(purpose, len(attempt.jobs))
+            if limit_s is None or free <= 0:
+                continue
+            if attempt.running_at is None and now - attempt.created_at > limit_s:
+                self.runner.poll(attempt)
+            is_slow = attempt.running_at is not None and now - attempt.running_at > limit_s
+            jobs = [job for job in attempt.jobs if not job.ended and id(job) not in doubled]
+            if is_slow and jobs and not attempt.speculative:
+                free -= 1
+                self._start_second(attempt, jobs)
+
+    def _start_second(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
+        """Give jobs of an attempt a second one, unless the first has just ended."""
+        second = Attempt(jobs, time.monotonic(), speculative=True)
+        with self.board.lock:
+            if attempt not in self.board.attempts or attempt.has_failed:
+                return
+            self.board.attempts.append(second)
+        self.board.deliver(
+            *(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs)
+        )
+        threading.Thread(target=self._run_attempt, args=(second,), daemon=True).start()

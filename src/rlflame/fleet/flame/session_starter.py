@@ -22,6 +22,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, FleetUnreachableError, RlflameError
 from rlflame.fleet.base import FleetEvent, Observer
 from rlflame.rollout.machine import describe_host
+from rlflame.terminal_text import format_count
 
 from . import bundle, object_cache
 from .client import (
@@ -50,7 +51,6 @@ class FlameSession:
 
     session: Any
     greeting: dict[str, Any]
-    installed: bool
     upload_bytes: int
 
 
@@ -71,11 +71,7 @@ class SessionStarter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`settings` are those of the `Service` on the executors."""
-        #: Everything that was opened and has to be removed: applications and their sessions.
-        self.opened: list[tuple[str, str]] = []
-        self.session: FlameSession | None = None
-        #: Why there is no session.
-        self.error: RlflameError | None = None
+        self.thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
         self._client = client
         self._application = application
         self._settings = settings
@@ -85,47 +81,34 @@ class SessionStarter:
         #: Whether executors install a package in the session that is being started.
         self._installs = False
         self._stopped = threading.Event()
-        self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
-
-    def start_in_background(self) -> None:
-        self._thread.start()
+        self.finished = threading.Event()
+        self.session: FlameSession | None = None
+        #: Why there is no session.
+        self._error: RlflameError = _make_closed_error()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    @property
-    def has_finished(self) -> bool:
-        return self._finished.is_set()
-
-    @property
-    def is_current_thread(self) -> bool:
-        """Whether the caller is an observer of the start, which cannot wait for its end."""
-        return threading.current_thread() is self._thread
-
     def wait(self) -> FlameSession:
         """The session; raises the reason if none could be started."""
-        self._finished.wait()
+        self.finished.wait()
         if self.session is None:
-            raise self.error or _make_closed_error()
+            raise self._error
         return self.session
 
     def _run(self) -> None:
         try:
             self.session = self.start()
         except RlflameError as error:
-            self.error = error
+            self._error = error
         except Exception as error:
-            self.error = FleetError(f"The fleet could not start: {error!r}.", "--debug shows where")
-        self._finished.set()
+            message = f"The fleet could not start: {error!r}."
+            self._error = FleetError(message, "--debug shows where")
+        self.finished.set()
         if self.session is not None:
-            kilobytes = self.session.upload_bytes / 1000.0
-            installation = "with its packages" if self.session.installed else "nothing to install"
-            text = f"flame: sent {kilobytes:.0f} kB to the cluster, {installation}"
-            self._observer(FleetEvent("note", "", 0, text))
+            installation = "with its packages" if self._installs else "nothing to install"
+            text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster, "
+            self._observer(FleetEvent("note", "", 0, text + installation))
         self._report_phase("")
 
     def _report_phase(self, text: str) -> None:
@@ -142,7 +125,8 @@ class SessionStarter:
                 if not any(compare_packages(session.greeting["packages"], local)):
                     return session
             self._report_phase("the executors lack the right packages: installing them")
-            self._remove_last()
+            with contextlib.suppress(FleetError):  # else it is tried again at the end
+                self._client.close_sessions([self._application])
         return _check_packages(self.start_session(installs=True))
 
     def start_session(self, *, installs: bool) -> FlameSession:
@@ -162,25 +146,12 @@ class SessionStarter:
         context = object_cache.put_value(
             f"{self._application}/shared", bundle.make_context(archive, self._settings)
         )
-        session_id = f"{name}-{uuid.uuid4().hex[:6]}"
-        # Before it is there: a call that was cut short may have come through.
-        self.opened.append((name, session_id))
         if self._stopped.is_set():
             raise _make_closed_error()
         client.register_application(name, runtime, url, environment)
-        session = client.open_session(session_id, name, context, runtime)
+        session = client.open_session(f"{name}-{uuid.uuid4().hex[:6]}", name, context, runtime)
         greeting = self._wait_for_greeting(session)
-        return FlameSession(session, greeting, installs, len(archive) + len(package))
-
-    def _remove_last(self) -> None:
-        """Remove the application that lacks the packages."""
-        name, session_id = self.opened[-1]
-        try:
-            self._client.close_session(session_id)
-            self._client.unregister_application(name)
-        except FleetError:
-            return  # it is tried again at the end
-        self.opened.pop()
+        return FlameSession(session, greeting, len(archive) + len(package))
 
     def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
         """Ask until an executor answers; report meanwhile what stands in the way."""
@@ -198,9 +169,9 @@ class SessionStarter:
                 if status.state in (FAILED, CANCELLED):
                     refusals += 1
                     if refusals > _MAX_REFUSALS:
+                        reason = status.message or "no reason given"
                         raise FleetError(
-                            "The first executor could not say what it is "
-                            f"({status.message or 'no reason given'}).",
+                            f"The first executor could not say what it is ({reason}).",
                             "rlflame cluster-check",
                         )
                     task = self._client.send_request(session, "greet")
@@ -231,7 +202,7 @@ class SessionStarter:
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
         """The reasons of executors that could not take the session; raises the last one."""
-        events = self._client.get_session(session_id).events
+        events = self._client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
             raise SessionPausedError(
@@ -246,33 +217,29 @@ class SessionStarter:
         """One line for a user who waits for the first executor."""
         if failures:
             return f"an executor failed to start, trying again: {failures[-1][:200]}"
-        executors = self._client.list_executors()
+        executors = self._client.call("list_executors")
         counts = Counter(executor.status.session_id for executor in executors)
         number = counts.pop(session_id, 0)
         counts.pop("", None)
-        waited = f"{waited_s:.0f} s"
         if number:
             activity = "installing on" if self._installs else "starting"
-            return f"{activity} {number} executor{'' if number == 1 else 's'}, {waited}"
+            return f"{activity} {format_count(number, 'executor')}, {waited_s:.0f} s"
         if counts:
             holder, most = counts.most_common(1)[0]
-            return (
-                f"waiting for an executor, {waited}: other sessions have {counts.total()} of "
-                f"{len(executors)}, {holder} alone {most}; rlflame cluster-check --clean removes "
-                "those of dead runs"
+            cause = (
+                f": other sessions have {counts.total()} of {len(executors)}, {holder} alone "
+                f"{most}; rlflame cluster-check --clean removes those of dead runs"
             )
-        if not self._has_fitting_node():
-            return (
-                f"waiting for an executor, {waited}: no node is as large as runtime.flame.cpu and "
-                "memory want one to be"
-            )
-        hint = "; rlflame cluster-check tells why" if waited_s > _LONG_WAIT_S else ""
-        return f"waiting for an executor, {waited}{hint}"
+        elif not self._has_fitting_node():
+            cause = ": no node is as large as runtime.flame.cpu and memory want one to be"
+        else:
+            cause = "; rlflame cluster-check tells why" if waited_s > _LONG_WAIT_S else ""
+        return f"waiting for an executor, {waited_s:.0f} s{cause}"
 
     def _has_fitting_node(self) -> bool:
         """Whether any empty node could hold an executor of the requested size."""
         cpu, memory = self._runtime.flame.cpu or 0, parse_bytes(self._runtime.flame.memory or "0")
-        nodes = self._client.list_nodes()
+        nodes = self._client.call("list_nodes")
         sizes = [node.status.capacity for node in nodes if node.status.state == 1]
         return not sizes or any(size.cpu >= cpu and size.memory >= memory for size in sizes)
 
@@ -307,36 +274,31 @@ def format_versions(names: list[str], remote: Mapping[str, str], local: Mapping[
 def _check_packages(session: FlameSession) -> FlameSession:
     """The executors' packages may differ in a minor version, but not be absent."""
     local, remote = describe_host()["packages"], session.greeting["packages"]
-    host = session.greeting["host"]
-    hint = "--set runtime.flame.dependencies='\"install\"'"
     _, different = compare_packages(remote, local)
     major = [name for name in different if remote[name].split(".")[0] != local[name].split(".")[0]]
-    if major:
-        raise FleetError(
-            f"The executors on {host} have {format_versions(major, remote, local)}, too far from "
-            "this machine's to trust the results.",
-            f"let them install what is here: {hint}",
-        )
     absent = [name for name in ("numpy", "gymnasium") if name not in remote]
-    if absent:
-        raise FleetError(
-            f"The executors on {host} have no {' and no '.join(absent)}.",
-            f"let them install it: {hint}",
-        )
-    return session
+    if not major and not absent:
+        return session
+    problem = (
+        f"{format_versions(major, remote, local)}, too far from this machine's to trust the results"
+        if major
+        else f"no {' and no '.join(absent)}"
+    )
+    raise FleetError(
+        f"The executors on {session.greeting['host']} have {problem}.",
+        "let them install what is here: --set runtime.flame.dependencies='\"install\"'",
+    )
 
 
 def parse_greeting(content: memoryview) -> dict[str, Any]:
     """An executor's answer to `greet`, read as JSON."""
-    try:
+    greeting = None
+    with contextlib.suppress(ValueError, RecursionError):
         greeting = json.loads(bytes(content))
-    except (ValueError, RecursionError) as error:
-        raise FleetError(
-            f"An executor's answer about itself is no JSON ({error}).", "rlflame cluster-check"
-        ) from error
     if not isinstance(greeting, dict) or not isinstance(greeting.get("packages"), dict):
         raise FleetError(
-            "An executor's answer about itself does not list its packages.", "rlflame cluster-check"
+            "An executor's answer about itself is no JSON that lists its packages.",
+            "rlflame cluster-check",
         )
     return greeting
 

@@ -21,38 +21,33 @@ class ClusterCallError(FleetError):
     """A call to the cluster that did not come back in time, or came back with an error."""
 
 
-class _CallThread:
-    """A thread that makes one call after another; a thread that hangs is abandoned."""
-
-    def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="rlflame-call", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            call, outcomes = self.calls.get()
-            outcome: tuple[Any, BaseException | None]
-            try:
-                outcome = call(), None
-            except BaseException as error:
-                outcome = None, error
-            _idle_threads.append(self)
-            outcomes.put(outcome)
-            del call, outcomes, outcome  # so that no object outlives its call here
+def _serve(calls: queue.SimpleQueue[Any]) -> None:
+    """Make one call after another; a thread whose call hangs is abandoned."""
+    while True:
+        call, outcomes = calls.get()
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = call(), None
+        except BaseException as error:
+            outcome = None, error
+        _idle_threads.append(calls)
+        outcomes.put(outcome)
+        del call, outcomes, outcome  # so that no object outlives its call here
 
 
-#: Threads without a call. Starting a thread for each call would cost more than most calls.
-_idle_threads: deque[_CallThread] = deque()
+#: The queues of threads without a call. Starting a thread would cost more than most calls.
+_idle_threads: deque[queue.SimpleQueue[Any]] = deque()
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
     """The call's result; raises ClusterCallError when it fails or takes longer."""
     try:
-        thread = _idle_threads.pop()
+        calls = _idle_threads.pop()
     except IndexError:
-        thread = _CallThread()
-    outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    thread.calls.put((call, outcomes))
+        calls = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(calls,), name="rlflame-call", daemon=True).start()
+    outcomes: queue.SimpleQueue[tuple[T, BaseException | None]] = queue.SimpleQueue()
+    calls.put((call, outcomes))
     try:
         result, error = outcomes.get(timeout=timeout_s)
     except queue.Empty:
@@ -61,8 +56,7 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -
         ) from None
     if error is not None:
         raise make_call_error(error, operation)
-    value: T = result
-    return value
+    return result
 
 
 def make_call_error(error: BaseException, operation: str) -> FleetError:

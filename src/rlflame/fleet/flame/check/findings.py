@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 #: Runs work in spite of a warning; a failure stops them.
@@ -31,8 +30,7 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        lists = {"fixes": list(self.fixes), "notes": list(self.notes)}
-        return {**dataclasses.asdict(self), **lists}
+        return {**asdict(self), "fixes": list(self.fixes), "notes": list(self.notes)}
 
 
 class Check:
