@@ -276,7 +276,7 @@ def test_nobody_at_home_is_said_at_once() -> None:
 
 def test_an_endpoint_without_a_scheme_is_corrected() -> None:
     flames.settle({"FLAME_ENDPOINT": "127.0.0.1:8080"})
-    with pytest.raises(ConfigError, match="has no scheme") as caught:
+    with pytest.raises(ConfigError, match="not of the form http or https://HOST:PORT") as caught:
         FlameClient()
     assert caught.value.hint == "export FLAME_ENDPOINT=http://127.0.0.1:8080"
 

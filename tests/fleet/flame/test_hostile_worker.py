@@ -246,6 +246,6 @@ def test_executors_read_the_lease_where_the_cache_says_that_it_is(bench: Bench) 
     kept = object_cache.Lease("rlflame-x")
     try:
         assert kept.reference["endpoint"] == "grpc://192.0.2.1:9090"
-        assert object_cache.read_lease(**kept.reference)
+        assert object_cache.read_lease(kept.reference["key"])
     finally:
         kept.close()

@@ -89,12 +89,6 @@ class JobBoard:
         # Reentrant: an observer may ask the fleet for something that causes news in turn.
         self._notify_lock = threading.RLock()
 
-    def mark_running(self, attempt: Attempt) -> None:
-        with self.lock:
-            for job in attempt.jobs:
-                self.jobs.mark_running(job)
-        self.deliver()
-
     def cancel(self, jobs: Sequence[FleetJob]) -> None:
         with self.lock:
             self.jobs.cancel(jobs)
@@ -195,24 +189,25 @@ class AttemptRunner:
             session = self.starter.wait().session
             status = self.client.get_task_status(session, task)
             if status.state == SUCCEED and status.output is not None:
-                key = object_cache.parse_reference(status.output, session).key
-                self.policies.deleter.delete(key)
+                reference = object_cache.parse_reference(status.output, session)
+                self.policies.deleter.delete(reference.key)
             elif status.state not in FINAL_STATES:
                 self.abandoned.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
         """Learn whether it runs: a watch that is opened late is not told of earlier changes."""
-        if attempt.task:
-            with contextlib.suppress(Exception):
-                session = self.starter.wait().session
-                status = self.client.get_task_status(session, attempt.task)
-                self._handle_status(attempt, status)
+        with contextlib.suppress(Exception):
+            session = self.starter.wait().session
+            self._handle_status(attempt, self.client.get_task_status(session, attempt.task))
 
     def _handle_status(self, attempt: Attempt, status: TaskStatus) -> None:
         # A short task may end before a status shows it running.
         if status.state in (RUNNING, SUCCEED) and attempt.running_at is None:
             attempt.running_at = time.monotonic()
-            self.board.mark_running(attempt)
+            with self.board.lock:
+                for job in attempt.jobs:
+                    self.board.jobs.mark_running(job)
+            self.board.deliver()
 
     def _call_persistently(self, call: Callable[..., T], *arguments: Any) -> T:
         """The call's result, tried again while the session manager is away."""

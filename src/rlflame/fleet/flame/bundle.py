@@ -7,6 +7,7 @@ pickles; no answer is ever loaded as one.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import os
@@ -175,10 +176,8 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
     """The packages that a worker installs: those of environments, and the user's."""
     requirements = []
     for package, requirement in PINNED.items():
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             requirements.append(f"{requirement}=={metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
     return [*requirements, *extra]
 
 
@@ -201,9 +200,8 @@ dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
         for path, text in files.items():
             entry = tarfile.TarInfo(path)
-            content = text.encode()
-            entry.size = len(content)
-            packed.addfile(entry, io.BytesIO(content))
+            entry.size = len(text.encode())
+            packed.addfile(entry, io.BytesIO(text.encode()))
     return buffer.getvalue()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlflame.errors import ConfigError, FleetUnreachableError, format_shell
@@ -32,13 +34,8 @@ class FlameServer:
 
 
 MANAGER = FlameServer("session manager", "FLAME_ENDPOINT", ("http", "https"), 8080, UP)
-CACHE = FlameServer(
-    "object cache",
-    "FLAME_CACHE_ENDPOINT",
-    ("grpc", "grpcs", "grpc+tls"),
-    9090,
-    f"{UP} object-cache",
-)
+_CACHE_SCHEMES, _CACHE_UP = ("grpc", "grpcs", "grpc+tls"), f"{UP} object-cache"
+CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", _CACHE_SCHEMES, 9090, _CACHE_UP)
 
 
 class FlameConnectError(FleetUnreachableError):
@@ -67,22 +64,17 @@ def find_configuration() -> str | None:
 
 
 def get_config_path() -> str:
-    return os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
+    return os.path.expanduser("~/.flame/flame.yaml")
 
 
 def find_source(server: FlameServer, endpoint: str) -> str:
     """Where this server's address comes from: the variable, else the file, else flamepy."""
     if server.variable in os.environ:
         return server.variable
-    return get_config_path() if endpoint in _read_config() else DEFAULT
-
-
-def _read_config() -> str:
-    try:
-        with open(get_config_path(), encoding="utf-8") as config_file:
-            return config_file.read()
-    except (OSError, UnicodeError):
-        return ""
+    with contextlib.suppress(OSError, UnicodeError):
+        if endpoint in Path(get_config_path()).read_text("utf-8"):
+            return get_config_path()
+    return DEFAULT
 
 
 def is_local(endpoint: str) -> bool:
@@ -94,25 +86,16 @@ def check_endpoint(server: FlameServer, endpoint: str) -> None:
     """Raises ConfigError if this is not an address of such a server."""
     try:
         parts = urlsplit(endpoint)
-        host, scheme, port = parts.hostname, parts.scheme, parts.port
+        is_address = parts.scheme in server.schemes and parts.hostname and parts.port != 0
     except ValueError:  # brackets that do not close, or a port that is no number up to 65535
-        host, scheme, port = None, endpoint.partition("://")[0], 0
-    suggestion = server.example
-    if endpoint and "://" not in endpoint:
-        problem = "has no scheme"
-        suggestion = f"{server.schemes[0]}://{endpoint}"
-    elif endpoint and scheme not in server.schemes:
-        expected = f"{server.schemes[0]}:// or {server.schemes[1]}://"
-        problem = f"begins with {scheme}://, where the {server.role}'s begins with {expected}"
-    elif endpoint and port == 0:
-        problem = "has no good port: a number from 1 to 65535 is wanted"
-    elif not host:
-        problem = "names no host"
-    else:
+        is_address = False
+    if is_address:
         return
+    is_bare = endpoint and "://" not in endpoint
+    suggestion = f"{server.schemes[0]}://{endpoint}" if is_bare else server.example
     raise ConfigError(
-        f"The address of the {server.role} {endpoint!r} in {find_source(server, endpoint)} "
-        f"{problem}.",
+        f"The address of the {server.role}, {endpoint!r} in {find_source(server, endpoint)}, "
+        f"is not of the form {' or '.join(server.schemes)}://HOST:PORT.",
         f"export {server.variable}={suggestion}",
     )
 

@@ -151,7 +151,7 @@ class FlameFleet(ContextManagerMixin):
         if self._closed:
             return
         self._closed = True
-        self._starter.stop()
+        self._starter.stopped.set()
         with contextlib.suppress(Exception):
             self._lease.announce_closing()
         self._scheduler.close()

@@ -116,20 +116,15 @@ def parse_reference(output: bytes, session: Any) -> Reference:
     """
     from flamepy.core import ObjectRef
 
-    try:
+    endpoint = key = ""
+    with contextlib.suppress(Exception):  # what a hostile answer raises
         reference = ObjectRef.decode(output)
         endpoint, key = str(reference.endpoint), str(reference.key)
-        if not _ADDRESS.fullmatch(endpoint):
-            raise ValueError(endpoint)
-    except Exception as error:
-        raise FleetError(
-            f"A worker's answer names no object of the cache ({type(error).__name__}).",
-            "rlflame cluster-check",
-        ) from error
     prefix, _, name = key.rpartition("/")
-    if prefix != f"{session.application}/{session.id}" or not _OBJECT_ID.fullmatch(name):
+    is_own = prefix == f"{session.application}/{session.id}" and _OBJECT_ID.fullmatch(name)
+    if not is_own or not _ADDRESS.fullmatch(endpoint):
         raise FleetError(
-            f"A worker's answer names the object {key!r}, which is not of session {session.id}.",
+            f"A worker's answer names the object {key!r}, which is none of session {session.id}.",
             "rlflame cluster-check",
         )
     return Reference(endpoint, key)

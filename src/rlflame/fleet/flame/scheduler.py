@@ -22,7 +22,7 @@ from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
 from . import object_cache
 from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
-from .client import EXECUTOR_STATES, FlameClient
+from .client import FlameClient
 from .policy_store import PolicyStore
 from .session_starter import SessionStarter
 from .task_statistics import TaskStatistics
@@ -84,17 +84,15 @@ def diagnose_failures(client: FlameClient, session: Any, reason: str) -> Rlflame
                 f"The {server} does not answer any more: {error.message}",
                 "rlflame cluster-check, then rlflame resume",
             )
-    executors = ""
+    nodes = set()
     with contextlib.suppress(FleetError):
-        names = sorted(
-            f"{executor.spec.node} ({EXECUTOR_STATES[executor.status.state]})"
-            for executor in client.call("list_executors")
-            if executor.status.session_id == session.id
-        )
-        executors = f" Executors of this run: {', '.join(names) or 'none'}."
+        for executor in client.call("list_executors"):
+            if executor.status.session_id == session.id:
+                nodes.add(executor.spec.node)
     return FleetError(
-        f"Task after task failed on the cluster, the last with: {reason}.{executors} A worker "
-        "process that died makes its executor fail everything it is given.",
+        f"Task after task failed on the cluster, the last with: {reason}. A worker process that "
+        "died makes its executor fail everything it is given; this run has executors on "
+        f"{', '.join(sorted(nodes)) or 'no node'}.",
         "stop the executor manager of that node for more than 30 s, start it again, and "
         "rlflame resume; rlflame cluster-check names the node",
     )
@@ -325,7 +323,7 @@ class Scheduler:
             limit_s = self.statistics.compute_slow_s(purpose, len(attempt.jobs))
             if limit_s is None or free <= 0:
                 continue
-            if attempt.running_at is None and now - attempt.created_at > limit_s:
+            if attempt.task and not attempt.running_at and now - attempt.created_at > limit_s:
                 self.runner.poll(attempt)
             is_slow = attempt.running_at is not None and now - attempt.running_at > limit_s
             jobs = [job for job in attempt.jobs if not job.ended and id(job) not in doubled]

@@ -80,14 +80,11 @@ class SessionStarter:
         self._clock = clock
         #: Whether executors install a package in the session that is being started.
         self._installs = False
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
         self.finished = threading.Event()
         self.session: FlameSession | None = None
         #: Why there is no session.
         self._error: RlflameError = _make_closed_error()
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def wait(self) -> FlameSession:
         """The session; raises the reason if none could be started."""
@@ -146,7 +143,7 @@ class SessionStarter:
         context = object_cache.put_value(
             f"{self._application}/shared", bundle.make_context(archive, self._settings)
         )
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             raise _make_closed_error()
         client.register_application(name, runtime, url, environment)
         session = client.open_session(f"{name}-{uuid.uuid4().hex[:6]}", name, context, runtime)
@@ -158,7 +155,7 @@ class SessionStarter:
         started_at = reported_at = self._clock()
         refusals, waited_s = 0, 0.0
         task = self._client.send_request(session, "greet")
-        while not self._stopped.is_set():
+        while not self.stopped.is_set():
             try:
                 status = self._client.poll_task(session, task)
                 if status.state == SUCCEED:
@@ -186,7 +183,7 @@ class SessionStarter:
             waited_s = self._clock() - started_at
             if waited_s > self._runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session.id)
-            self._stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
+            self.stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:

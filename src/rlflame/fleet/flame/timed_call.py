@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from rlflame.errors import FleetError
 T = TypeVar("T")
 #: The limit of a call that waits for nothing but the cluster's answer.
 CALL_S = 20.0
-#: After this mark Arrow repeats itself at length.
-_DEBUG_CONTEXT_MARK = " gRPC client debug context:"
+#: Where Arrow begins to repeat itself at length, and where flamepy adds a number.
+_INTERNALS = re.compile(r"\.? gRPC client debug context:| \(code: \d+\)")
 
 
 class ClusterCallError(FleetError):
@@ -70,6 +71,5 @@ def make_call_error(error: BaseException, operation: str) -> FleetError:
 
 def format_error(error: BaseException) -> str:
     """An error of flamepy, gRPC or Arrow in one line."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return text.partition(_DEBUG_CONTEXT_MARK)[0].rstrip(".")
+    text = _INTERNALS.split(" ".join(str(error).split()))[0]
+    return text.rstrip(" .") or type(error).__name__

@@ -40,6 +40,7 @@ from rlflame.fleet.flame.check.stale_runs import (
     remove_dead_runs,
 )
 from rlflame.fleet.flame.client import FlameClient
+from rlflame.fleet.flame.timed_call import format_error
 from rlflame.rendering.gl_backend import BACKENDS, GraphicsCheck, find_install_command
 from rlflame.rollout import wire
 
@@ -100,8 +101,10 @@ def test_a_warning_leaves_a_cluster_healthy_and_a_failure_does_not():
 
 def test_what_libraries_say_is_made_short():
     said = "Flight returned unavailable, with message: refused. gRPC client debug context: {...} x"
-    assert shorten_error(said) == "Flight returned unavailable, with message: refused"
-    assert shorten_error("failed to list\n  sessions:  (code: 3)") == "failed to list sessions:"
+    short = format_error(RuntimeError(said))
+    assert short == "Flight returned unavailable, with message: refused"
+    listing = RuntimeError("failed to list\n  sessions:  (code: 3)")
+    assert format_error(listing) == "failed to list sessions:"
     assert len(shorten_error("word " * 1000)) < 300
 
 
@@ -709,7 +712,7 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
     assert broken.status == "failed"
     assert "no room on disk" in broken.seen
     assert broken.fixes == ("look",)
-    silent = answered(problem="No executor answered.", hint="rlflame cluster-check", is_silent=True)
+    silent = answered(problem="No executor answered.", hint="rlflame cluster-check")
     assert silent.keys() >= {"probe"}
     assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
 

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from rlflame.errors import ConfigError, FleetError
 from rlflame.rollout import blas
 from rlflame.rollout.machine import count_usable_cores, describe_host
-from rlflame.terminal_text import format_count
 
 from .. import object_cache
 from ..client import FlameClient
@@ -165,15 +164,19 @@ class ClusterCheck:
 
     def _probe_executors(self) -> Finding | None:
         snapshot = self._snapshots[-1]
-        skip = executor_probe.make_skipped_finding
-        if not self._cache_serves:
-            return skip("results come through the object cache", "object cache")
-        if any(f.check == "template" and f.status == "failed" for f in self._findings):
-            return skip("there is nothing to run on it", "template")
-        if not snapshot.ready_nodes:
-            return skip("no node is ready", "nodes")
-        if not snapshot.room:
-            return skip("there is no room for one, until a run has ended", "capacity")
+        has_template = not any(
+            finding.check == "template" and finding.status == "failed" for finding in self._findings
+        )
+        needs = (
+            (self._cache_serves, "results come through the object cache", "object cache"),
+            (has_template, "there is nothing to run on it", "template"),
+            (snapshot.ready_nodes, "no node is ready", "nodes"),
+            (snapshot.room, "there is no room for one, until a run has ended", "capacity"),
+        )
+        for is_met, reason, check in needs:
+            if not is_met:
+                text = f"no executor was asked: {reason}"
+                return Check("probe").make_warning(text, f"see the check of {check} above")
         target = min(self.workers or _MAX_EXECUTORS, snapshot.room)
         probe = executor_probe.Probe(self._client, self.timeouts, target, self.report_progress)
         result = probe.run(self._record_silence)
@@ -219,15 +222,11 @@ def check_machine() -> Finding:
     usable, processors = count_usable_cores(), os.cpu_count() or 1
     check = Check("this machine", **machine, usable_processors=usable, processors=processors)
     check.facts["blas"] = blas.read_core_name()
-    total = f"{usable} of " if usable != processors else ""
-    packages = ", ".join(
-        f"{name} {machine['packages'].get(name, 'absent')}"
-        for name in ("numpy", "gymnasium", "mujoco")
-    )
+    share = f"{usable} of {processors}" if usable != processors else processors
+    names = ("numpy", "gymnasium", "mujoco")
+    versions = [f"{name} {machine['packages'].get(name, 'absent')}" for name in names]
     return check.make_ok(
-        f"{machine['host']}: {total}{format_count(processors, 'processor')}, "
-        f"{machine['memory_bytes'] / (1 << 30):.1f} GiB, {machine['processor']}, Python "
-        f"{machine['python']}, {packages}"
+        ", ".join([executor_probe.format_machine({**machine, "cores": share}), *versions])
     )
 
 

@@ -70,8 +70,6 @@ class ProbeResult:
     #: The error that ended the probe, and its hint.
     problem: str = ""
     hint: str = ""
-    #: No executor answered the very first question in time.
-    is_silent: bool = False
     #: The caches that held results.
     caches: set[str] = field(default_factory=set)
     #: Why not everything could be removed afterwards.
@@ -124,7 +122,6 @@ class Probe:
             try:
                 flame = starter.start_session(installs=False)
             except FleetError:
-                result.is_silent = True
                 on_silence()
                 raise
             result.cold_start_s = timeouts.clock() - started_at
@@ -224,12 +221,6 @@ def make_findings(result: ProbeResult, local: Mapping[str, Any], cache: str = ""
     return findings
 
 
-def make_skipped_finding(reason: str, check: str) -> Finding:
-    return Check("probe").make_warning(
-        f"no executor was asked: {reason}", f"see the check of {check} above"
-    )
-
-
 def _check_answers(result: ProbeResult) -> Finding:
     hosts = sorted({report.greeting["host"] for report in result.reports})
     number = len(result.reports)
@@ -237,7 +228,7 @@ def _check_answers(result: ProbeResult) -> Finding:
     check.facts |= {"wanted": result.target, "cold_start_s": result.cold_start_s}
     if result.problem:
         fixes = [result.hint] if result.hint and "cluster-check" not in result.hint else []
-        if result.is_silent:
+        if not result.reports:
             fixes.append(
                 "the checks of nodes, executors and scheduling say why, where they can; else see "
                 "the executor manager's log under FLAME_HOME/logs; its Python must be of the same "
@@ -257,6 +248,15 @@ def _check_answers(result: ProbeResult) -> Finding:
     return check.make_ok(seen)
 
 
+def format_machine(greeting: Mapping[str, Any]) -> str:
+    """The description that `describe_host` makes, in one line."""
+    return (
+        f"{greeting['host']}: Python {greeting['python']}, {greeting['processor']}, "
+        f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
+        f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
+    )
+
+
 def _check_machines(reports: Sequence[ExecutorReport], local: Mapping[str, Any]) -> Finding:
     facts = [{**report.greeting, "skew_s": report.skew_s} for report in reports]
     check = Check("workers", executors=facts)
@@ -266,12 +266,7 @@ def _check_machines(reports: Sequence[ExecutorReport], local: Mapping[str, Any])
     notes, differing = [], set()
     for host, group in by_host.items():
         greeting = group[0].greeting
-        notes.append(
-            f"{host}: {format_count(len(group), 'executor')}, Python {greeting['python']}, "
-            f"{greeting['processor']}, {greeting['cores']} processors, "
-            f"{greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
-            f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
-        )
+        notes.append(f"{format_machine(greeting)}, {format_count(len(group), 'executor')}")
         differing |= {
             f"{word}{greeting[name]} (here {local[name]}) on {host}"
             for name, word in (("processor", ""), ("libc", "libc "), ("system", "system "))

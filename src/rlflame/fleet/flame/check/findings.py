@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -51,8 +50,6 @@ class Check:
 
 
 def shorten_error(text: str) -> str:
-    """A library's error without its internals."""
-    text = re.split(r"\. gRPC client debug context|\(code: \d+\)", " ".join(text.split()))[0]
     return (text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...").rstrip(" .")
 
 

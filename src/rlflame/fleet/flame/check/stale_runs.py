@@ -120,24 +120,25 @@ class RunScan:
         self._leases = leases
         self._timeouts = timeouts
         self._started_s = timeouts.clock()
-        self._runs = find_runs(snapshot)
         self._statuses: dict[str, ClusterRunStatus] = {}
-        self._first_leases = {run.name: self._read_lease(run) for run in self._runs}
-        #: When a run that has not moved is dead.
-        self._due_s = {run.name: self._started_s + timeouts.lease_s for run in self._runs}
+        self._first_leases: dict[str, dict[str, Any] | None] = {}
+        #: The runs that are not settled, and when each is dead if it has not moved.
+        self._undecided: dict[ClusterRun, float] = {}
         #: The processes of drivers, for users.
         self._locations: dict[str, str] = {}
+        self._runs = find_runs(snapshot)
         for run in self._runs:
-            contents = self._first_leases[run.name]
+            self._undecided[run] = self._started_s + timeouts.lease_s
+            contents = self._first_leases[run.name] = self._read_lease(run)
             if contents is None:
                 continue
             pid, location = contents["pid"], f"process {contents['pid']} on {contents['host']}"
             is_local = contents["host"] == (host or socket.gethostname())
             process_state = find_process_state(int(pid)) if is_local else "doubtful"
             if process_state == "driver":
-                self._set_status(run, "alive", f"its process {pid} on this machine lives")
+                self._settle_run(run, "alive", f"its process {pid} on this machine lives")
             elif process_state == "gone":
-                self._due_s[run.name] = self._started_s + min(timeouts.gone_s, timeouts.lease_s)
+                self._undecided[run] = self._started_s + min(timeouts.gone_s, timeouts.lease_s)
                 location += ", which is gone"
             self._locations[run.name] = location
 
@@ -145,60 +146,57 @@ class RunScan:
         try:
             return self._leases.read(run.name)
         except FleetError as error:
-            reason = f"its lease cannot be read: {error.message}"
-            self._statuses[run.name] = ClusterRunStatus(run, "unknown", reason)
+            self._settle_run(run, "unknown", f"its lease cannot be read: {error.message}")
             return None
 
-    def _set_status(self, run: ClusterRun, state: RunState, reason: str) -> None:
-        beat = (self._first_leases[run.name] or {}).get("beat")
+    def _settle_run(self, run: ClusterRun, state: RunState, reason: str) -> None:
+        beat = (self._first_leases.get(run.name) or {}).get("beat")
         self._statuses[run.name] = ClusterRunStatus(run, state, reason, beat)
-
-    def _list_undecided(self) -> list[ClusterRun]:
-        return [run for run in self._runs if run.name not in self._statuses]
+        del self._undecided[run]
 
     def settle(
         self, take_snapshot: Callable[[], ClusterSnapshot], report_progress: Callable[[str], None]
     ) -> list[ClusterRunStatus]:
         """Wait until every live run has shown it, or long enough to say that the rest are dead."""
         self._compare_leases()
-        clock = self._timeouts.clock
-        if undecided := self._list_undecided():
-            longest_s = max(self._due_s[run.name] for run in undecided) - clock()
+        if self._undecided:
+            longest_s = max(self._undecided.values()) - self._timeouts.clock()
             report_progress(
                 f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
-                f"{format_count(len(undecided), 'run')} of rlflame on the cluster still live; "
-                "a live one mostly shows it within 5 s"
+                f"{format_count(len(self._undecided), 'run')} of rlflame on the cluster still "
+                "live; a live one mostly shows it within 5 s"
             )
-        while undecided := self._list_undecided():
-            now_s = clock()
-            if due := [run for run in undecided if self._due_s[run.name] <= now_s]:
-                last = {run.name: run for run in find_runs(take_snapshot())}
-                for run in due:
-                    self._conclude(run, last.get(run.name))
+        while self._undecided:
+            left_s = min(self._undecided.values()) - self._timeouts.clock()
+            if left_s > 0.0:
+                self._timeouts.sleep(min(_POLL_INTERVAL_S, left_s))
+                self._compare_leases()
                 continue
-            next_s = min(self._due_s[run.name] for run in undecided)
-            self._timeouts.sleep(min(_POLL_INTERVAL_S, next_s - now_s))
-            self._compare_leases()
+            last = {run.name: run for run in find_runs(take_snapshot())}
+            for run, due_s in list(self._undecided.items()):
+                if due_s <= self._timeouts.clock():
+                    self._conclude(run, last.get(run.name))
         return [self._statuses[run.name] for run in self._runs]
 
     def _compare_leases(self) -> None:
-        for run in self._list_undecided():
+        for run in list(self._undecided):
             before, now = self._first_leases[run.name], self._read_lease(run)
             if now and (before is None or now["beat"] != before["beat"]):
-                self._set_status(run, "alive", f"its lease moves, beat {now['beat']}")
+                self._settle_run(run, "alive", f"its lease moves, beat {now['beat']}")
 
     def _conclude(self, run: ClusterRun, now: ClusterRun | None) -> None:
         stood_s = self._timeouts.clock() - self._started_s
         if now is None:
-            self._set_status(run, "alive", "it has just ended by itself")
+            self._settle_run(run, "alive", "it has just ended by itself")
         elif location := self._locations.get(run.name):
-            self._set_status(run, "dead", f"no beat for {stood_s:.0f} s; it was {location}")
+            self._settle_run(run, "dead", f"no beat for {stood_s:.0f} s; it was {location}")
         elif [session.counts for session in now.sessions] != [s.counts for s in run.sessions]:
-            self._set_status(run, "unknown", "it has no lease, but its tasks move")
+            self._settle_run(run, "unknown", "it has no lease, but its tasks move")
         elif any(session.running for session in now.sessions):
-            self._set_status(run, "unknown", "it has no lease, but tasks of it run")
+            self._settle_run(run, "unknown", "it has no lease, but tasks of it run")
         else:
-            self._set_status(run, "dead", f"it has no lease, and nothing moved for {stood_s:.0f} s")
+            reason = f"it has no lease, and nothing moved for {stood_s:.0f} s"
+            self._settle_run(run, "dead", reason)
 
 
 def check_sessions(statuses: Sequence[ClusterRunStatus], snapshot: ClusterSnapshot) -> Finding:
