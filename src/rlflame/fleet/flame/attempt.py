@@ -77,13 +77,13 @@ class Attempt:
 
 
 class JobBoard:
-    """Callers hold `lock` while they read or change `jobs`, `attempts` or `closing`."""
+    """Callers hold `lock` while they read or change `jobs` or `attempts`."""
 
     def __init__(self, observer: Observer) -> None:
         self.lock = threading.Condition()
         self.jobs = JobQueue()
         self.attempts: list[Attempt] = []
-        self.closing = False
+        self.closing = threading.Event()
         self.final_error: RlflameError | None = None
         self._observer = observer
         # Reentrant: an observer may ask the fleet for something that causes news in turn.
@@ -173,7 +173,7 @@ class AttemptRunner:
                 return status
             late_s = time.monotonic() - (attempt.running_at or time.monotonic())
             is_late = late_s > self.runtime.flame.task_deadline_s
-            if is_late or not attempt.is_awaited or self.board.closing:
+            if is_late or not attempt.is_awaited or self.board.closing.is_set():
                 self.abandoned.append((attempt.task, time.monotonic() + _ABANDONED_INTERVAL_S))
                 if attempt.is_awaited and is_late:
                     raise AttemptTimeout(f"no answer within {late_s:.0f} s")
@@ -219,12 +219,12 @@ class AttemptRunner:
             except Exception as error:
                 # A session manager that is just back may not know all sessions yet: ask twice.
                 closed_count = closed_count + 1 if pause_s > 1.0 and self._is_session_over() else 0
-                if closed_count > 1 and not self.board.closing:
+                if closed_count > 1 and not self.board.closing.is_set():
                     raise ClusterUnreachableError(
                         "The cluster knows this run's session no more, or as closed.",
                         "rlflame resume opens another",
                     ) from error
-                if time.monotonic() > deadline or self.board.closing:
+                if time.monotonic() > deadline or self.board.closing.is_set():
                     raise ClusterUnreachableError(
                         "The session manager has been away for "
                         f"{self.runtime.flame.reconnect_s:g} s: {format_error(error)}.",

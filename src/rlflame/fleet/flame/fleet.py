@@ -28,7 +28,7 @@ from rlflame.rollout import blas, wire
 from rlflame.rollout.machine import read_versions
 from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
-from .attempt import JobBoard
+from .attempt import AttemptRunner, JobBoard
 from .client import FlameClient, remove_run
 from .object_cache import Lease
 from .policy_store import PolicyStore
@@ -74,16 +74,9 @@ class FlameFleet(ContextManagerMixin):
         self._starter = SessionStarter(self._client, self._application, settings, runtime, observer)
         self._policies = PolicyStore(f"{self._application}/shared", self._client.meter)
         self._workers = WorkerRegistry(room, partial(count_room, self._client, runtime), observer)
-        self._board = JobBoard(observer)
-        self._scheduler = Scheduler(
-            self._client,
-            self._starter,
-            self._policies,
-            self._board,
-            runtime,
-            self.capacity,
-            self._workers.add,
-        )
+        board = JobBoard(observer)
+        runner = AttemptRunner(self._client, self._starter, self._policies, board, runtime)
+        self._scheduler = Scheduler(runner, self.capacity, self._workers.add)
         self._starter.thread.start()
 
     def _open_lease(self) -> Lease:
@@ -127,7 +120,7 @@ class FlameFleet(ContextManagerMixin):
                 self._note(advice)
 
         self._scheduler.add(jobs)
-        return JobSubmission(self._board, jobs, answers, finish)
+        return JobSubmission(self._scheduler.board, jobs, answers, finish)
 
     def read_traffic(self) -> Traffic:
         """Between this process and the cluster, without the executors' fetching of weights."""

@@ -14,17 +14,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.job_queue import FleetJob
 from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
 from . import object_cache
-from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
-from .client import FlameClient
-from .policy_store import PolicyStore
-from .session_starter import SessionStarter
+from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
 
@@ -70,8 +66,9 @@ class CircuitBreaker:
         return diagnosis if self.failures >= _BREAKER_FAILURES else None
 
 
-def diagnose_failures(client: FlameClient, session: Any, reason: str) -> RlflameError:
+def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
     """Why every task fails: a server is away, or an executor's worker process died."""
+    client, session = runner.client, runner.starter.wait().session
     prefix = f"{session.application}/shared"
     for server, check in (
         ("session manager", lambda: client.call("list_nodes")),
@@ -103,31 +100,21 @@ class Scheduler:
 
     def __init__(
         self,
-        client: FlameClient,
-        starter: SessionStarter,
-        policies: PolicyStore,
-        board: JobBoard,
-        runtime: RuntimeSettings,
+        runner: AttemptRunner,
         capacity: int,
         record_worker: Callable[[dict[str, Any]], None],
     ) -> None:
         """`record_worker` is called with every worker's description of itself."""
-        self.board = board
+        self.runner = runner
+        self.board = runner.board
         self.statistics = TaskStatistics(capacity)
-        self.runner = AttemptRunner(client, starter, policies, board, runtime)
-        self.breaker = CircuitBreaker(runtime.flame.reconnect_s)
-        self._client = client
-        self._starter = starter
-        self._policies = policies
-        self._runtime = runtime
+        self.breaker = CircuitBreaker(runner.runtime.flame.reconnect_s)
         self._capacity = capacity
         self._record_worker = record_worker
-        self._thread_count = 0
+        self._thread_count = self._idle_count = 0
         self._max_threads = min(_MAX_ATTEMPTS, _ATTEMPTS_PER_EXECUTOR * capacity + _SPARE_ATTEMPTS)
-        self._idle_count = 0
         self._stall_checked_at = 0.0
         self._has_reported_stall = False
-        self._closing = threading.Event()
         threading.Thread(target=self._watch_attempts, name="rlflame-monitor", daemon=True).start()
 
     def add(self, jobs: Sequence[FleetJob]) -> None:
@@ -144,9 +131,8 @@ class Scheduler:
     def close(self) -> None:
         """End all jobs. Threads that still wait for the cluster are daemons, and are abandoned."""
         self.board.fail_all(FleetError("The fleet was closed."))
-        self._closing.set()
+        self.board.closing.set()
         with self.board.lock:
-            self.board.closing = True
             self.board.lock.notify_all()
             attempts = list(self.board.attempts)
         for attempt in attempts:
@@ -164,10 +150,10 @@ class Scheduler:
         while True:
             with board.lock:
                 self._idle_count += 1
-                while not board.jobs and not board.closing:
+                while not board.jobs and not board.closing.is_set():
                     board.lock.wait()
                 self._idle_count -= 1
-                if board.closing:
+                if board.closing.is_set():
                     return
                 attempt = Attempt(self._take_group(), time.monotonic())
                 board.attempts.append(attempt)
@@ -188,10 +174,9 @@ class Scheduler:
         try:
             self._handle_reply(attempt, self.runner.run(attempt))
         except AttemptTimeout as error:
-            self._count_delays(attempt)
-            self._handle_loss(attempt, error.message)
+            self._handle_loss(attempt, error.message, is_delay=True)
         except RlflameError as error:
-            if isinstance(error, ClusterUnreachableError) or self._starter.session is None:
+            if isinstance(error, ClusterUnreachableError) or self.runner.starter.session is None:
                 self.board.fail_all(error)
             else:
                 self._handle_loss(attempt, error.message)
@@ -212,7 +197,7 @@ class Scheduler:
                     continue
                 if answer["kind"] == "result":  # a failure says nothing of the work
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
-            runtime = self._runtime
+            runtime = self.runner.runtime
             outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
             if isinstance(outcome, Retry):
                 retries.append((job, outcome))
@@ -224,7 +209,7 @@ class Scheduler:
         self.board.deliver()  # the outcomes, before the pause
         for job, outcome in retries:
             if outcome.weights_lost:
-                self._policies.forget_reference(job.task.policy_id, attempt.weights)
+                self.runner.policies.forget_reference(job.task.policy_id, attempt.weights)
         time.sleep(max(outcome.pause_s for _, outcome in retries))
         self._requeue(attempt, [(job, outcome.reason) for job, outcome in retries])
 
@@ -240,19 +225,17 @@ class Scheduler:
             self._start_threads()
             board.lock.notify(len(failed))
 
-    def _count_delays(self, attempt: Attempt) -> None:
-        """The duration of a group says nothing of a single job in it."""
-        if len(attempt.jobs) > 1:
-            return
-        with self.board.lock:
-            (job,) = attempt.jobs
-            limit_s = self._runtime.flame.task_deadline_s
-            if error := count_delay(job, self._runtime.max_retries, limit_s):
-                self.board.jobs.finish(job, error)
-
-    def _handle_loss(self, attempt: Attempt, reason: str) -> None:
+    def _handle_loss(self, attempt: Attempt, reason: str, *, is_delay: bool = False) -> None:
         """The cluster, and not an environment, failed the attempt."""
-        if not attempt.is_awaited or self.board.closing:
+        runtime = self.runner.runtime
+        # The duration of a group says nothing of a single job in it.
+        if is_delay and len(attempt.jobs) == 1:
+            with self.board.lock:
+                (job,) = attempt.jobs
+                error = count_delay(job, runtime.max_retries, runtime.flame.task_deadline_s)
+                if error is not None:
+                    self.board.jobs.finish(job, error)
+        if not attempt.is_awaited or self.board.closing.is_set():
             return
         now = time.monotonic()
         with self.board.lock:
@@ -261,7 +244,7 @@ class Scheduler:
             for job in attempt.jobs:
                 job.failures["loss"] += 1
         if is_tripped:
-            diagnosis = diagnose_failures(self._client, self._starter.wait().session, reason)
+            diagnosis = diagnose_failures(self.runner, reason)
             with self.board.lock:
                 error = self.breaker.choose_error(diagnosis, now)
             if error is not None:
@@ -275,7 +258,7 @@ class Scheduler:
 
     def _watch_attempts(self) -> None:
         try:
-            while not self._closing.wait(_MONITOR_INTERVAL_S):
+            while not self.board.closing.wait(_MONITOR_INTERVAL_S):
                 self._check_attempts(time.monotonic())
                 self.runner.tidy()
         except RlflameError as error:
@@ -312,7 +295,7 @@ class Scheduler:
         self.runner.poll(oldest)
         if oldest.running_at is None:
             self._has_reported_stall = True
-            self._starter.handle_stall(now - oldest.created_at)
+            self.runner.starter.handle_stall(now - oldest.created_at)
 
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
         """Give stragglers a second executor, where one is free."""

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlflame.config.runtime import RuntimeSettings
@@ -58,39 +58,32 @@ class SessionPausedError(FleetError):
     """The cluster has given up starting executors for a session."""
 
 
+@dataclass
 class SessionStarter:
     """Opens sessions until one answers with the packages of this machine."""
 
-    def __init__(
-        self,
-        client: FlameClient,
-        application: str,
-        settings: dict[str, Any],
-        runtime: RuntimeSettings,
-        observer: Observer,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`settings` are those of the `Service` on the executors."""
+    client: FlameClient
+    application: str
+    #: Those of the `Service` on the executors.
+    settings: dict[str, Any]
+    runtime: RuntimeSettings
+    observer: Observer
+    clock: Callable[[], float] = time.monotonic
+    stopped: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
+    session: FlameSession | None = None
+    _error: RlflameError | None = None
+    #: Whether executors install a package in the session that is being started.
+    _installs: bool = False
+
+    def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
-        self._client = client
-        self._application = application
-        self._settings = settings
-        self._runtime = runtime
-        self._observer = observer
-        self._clock = clock
-        #: Whether executors install a package in the session that is being started.
-        self._installs = False
-        self.stopped = threading.Event()
-        self.finished = threading.Event()
-        self.session: FlameSession | None = None
-        #: Why there is no session.
-        self._error: RlflameError = _make_closed_error()
 
     def wait(self) -> FlameSession:
         """The session; raises the reason if none could be started."""
         self.finished.wait()
         if self.session is None:
-            raise self._error
+            raise self._error or _make_closed_error()
         return self.session
 
     def _run(self) -> None:
@@ -105,14 +98,14 @@ class SessionStarter:
         if self.session is not None:
             installation = "with its packages" if self._installs else "nothing to install"
             text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster, "
-            self._observer(FleetEvent("note", "", 0, text + installation))
+            self.observer(FleetEvent("note", "", 0, text + installation))
         self._report_phase("")
 
     def _report_phase(self, text: str) -> None:
-        self._observer(FleetEvent("phase", "", 0, text))
+        self.observer(FleetEvent("phase", "", 0, text))
 
     def start(self) -> FlameSession:
-        dependencies = self._runtime.flame.dependencies
+        dependencies = self.runtime.flame.dependencies
         if dependencies == "prepared":
             return _check_packages(self.start_session(installs=False))
         if dependencies == "auto":
@@ -123,25 +116,25 @@ class SessionStarter:
                     return session
             self._report_phase("the executors lack the right packages: installing them")
             with contextlib.suppress(FleetError):  # else it is tried again at the end
-                self._client.close_sessions([self._application])
+                self.client.close_sessions([self.application])
         return _check_packages(self.start_session(installs=True))
 
     def start_session(self, *, installs: bool) -> FlameSession:
         """Register, open, and wait for a first answer, with the packages that there are."""
         self._installs = installs
-        runtime, client = self._runtime, self._client
-        name = f"{self._application}-i" if installs else self._application
+        runtime, client = self.runtime, self.client
+        name = f"{self.application}-i" if installs else self.application
         package, url, environment = b"", None, {}
         if installs:
             requirements = bundle.list_dependencies(runtime.flame.extra_dependencies)
             package = bundle.make_package(name, requirements)
-            url = object_cache.upload(f"{self._application}/pkg/{name}.tar.gz", package)
+            url = object_cache.upload(f"{self.application}/pkg/{name}.tar.gz", package)
         if installs or runtime.flame.python_version:
             minor = ".".join(platform.python_version_tuple()[:2])
             environment["FLAME_PYTHON_VERSION"] = runtime.flame.python_version or minor
         archive = bundle.make_archive(runtime.env_file)
         context = object_cache.put_value(
-            f"{self._application}/shared", bundle.make_context(archive, self._settings)
+            f"{self.application}/shared", bundle.make_context(archive, self.settings)
         )
         if self.stopped.is_set():
             raise _make_closed_error()
@@ -152,14 +145,14 @@ class SessionStarter:
 
     def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
         """Ask until an executor answers; report meanwhile what stands in the way."""
-        started_at = reported_at = self._clock()
+        started_at = reported_at = self.clock()
         refusals, waited_s = 0, 0.0
-        task = self._client.send_request(session, "greet")
+        task = self.client.send_request(session, "greet")
         while not self.stopped.is_set():
             try:
-                status = self._client.poll_task(session, task)
+                status = self.client.poll_task(session, task)
                 if status.state == SUCCEED:
-                    reference, content = self._client.fetch_result(session, status)
+                    reference, content = self.client.fetch_result(session, status)
                     greeting = parse_greeting(content)
                     object_cache.delete(reference.key)
                     return greeting
@@ -171,7 +164,7 @@ class SessionStarter:
                             f"The first executor could not say what it is ({reason}).",
                             "rlflame cluster-check",
                         )
-                    task = self._client.send_request(session, "greet")
+                    task = self.client.send_request(session, "greet")
                     continue
                 failures = self._list_bind_failures(session.id)
                 interval_s = _REPORT_INTERVAL_S if waited_s < _LONG_WAIT_S else _LONG_WAIT_S
@@ -180,8 +173,8 @@ class SessionStarter:
                     self._report_phase(self.format_situation(session.id, waited_s, failures))
             except ClusterCallError:
                 pass  # it is asked again until the deadline
-            waited_s = self._clock() - started_at
-            if waited_s > self._runtime.flame.start_deadline_s:
+            waited_s = self.clock() - started_at
+            if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session.id)
             self.stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
         raise _make_closed_error()
@@ -191,7 +184,7 @@ class SessionStarter:
         session_id = self.wait().session.id
         try:
             failures = self._list_bind_failures(session_id)
-            if waited_s > self._runtime.flame.start_deadline_s:
+            if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session_id)
             self._report_phase(self.format_situation(session_id, waited_s, failures))
         except ClusterCallError:
@@ -199,7 +192,7 @@ class SessionStarter:
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
         """The reasons of executors that could not take the session; raises the last one."""
-        events = self._client.call("get_session", session_id).events
+        events = self.client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
             raise SessionPausedError(
@@ -214,7 +207,7 @@ class SessionStarter:
         """One line for a user who waits for the first executor."""
         if failures:
             return f"an executor failed to start, trying again: {failures[-1][:200]}"
-        executors = self._client.call("list_executors")
+        executors = self.client.call("list_executors")
         counts = Counter(executor.status.session_id for executor in executors)
         number = counts.pop(session_id, 0)
         counts.pop("", None)
@@ -235,13 +228,13 @@ class SessionStarter:
 
     def _has_fitting_node(self) -> bool:
         """Whether any empty node could hold an executor of the requested size."""
-        cpu, memory = self._runtime.flame.cpu or 0, parse_bytes(self._runtime.flame.memory or "0")
-        nodes = self._client.call("list_nodes")
+        cpu, memory = self.runtime.flame.cpu or 0, parse_bytes(self.runtime.flame.memory or "0")
+        nodes = self.client.call("list_nodes")
         sizes = [node.status.capacity for node in nodes if node.status.state == 1]
         return not sizes or any(size.cpu >= cpu and size.memory >= memory for size in sizes)
 
     def _make_timeout_error(self, session_id: str) -> RlflameError:
-        deadline_s = self._runtime.flame.start_deadline_s
+        deadline_s = self.runtime.flame.start_deadline_s
         try:
             situation = self.format_situation(session_id, deadline_s)
         except FleetError as error:

@@ -694,11 +694,14 @@ def test_a_clock_is_off_by_what_question_and_answer_do_not_explain(clock, skew_s
         assert "set-ntp" in found.fixes[0]
 
 
-def test_percentiles_of_round_trips():
-    values = [float(i) for i in range(20, 0, -1)]
-    assert executor_probe.compute_percentile(values, 0.5) == 10.0  # ten of twenty are no larger
-    assert executor_probe.compute_percentile(values, 0.95) == 19.0
-    assert executor_probe.compute_percentile([7.0], 0.95) == 7.0
+@pytest.mark.parametrize(
+    ("round_trips_ms", "p50_ms", "p95_ms"),
+    [(range(20, 0, -1), 10.0, 19.0), ([7.0], 7.0, 7.0)],  # ten of twenty are no larger than 10
+)
+def test_percentiles_of_round_trips(round_trips_ms, p50_ms, p95_ms):
+    answers = ProbeResult(1, 1.0, [], [value / 1000 for value in round_trips_ms])
+    (found,) = [one for one in executor_probe.make_findings(answers, HERE) if one.check == "tasks"]
+    assert (found.facts["p50_ms"], found.facts["p95_ms"]) == pytest.approx((p50_ms, p95_ms))
 
 
 def test_slow_tasks_are_said():

@@ -328,20 +328,15 @@ def check_template(client: FlameClient) -> Finding:
     """The application that ours are modelled on."""
     name = client.template
     application = client.call("get_application", name)
-    if application is None:
-        return Check("template").make_failure(
-            f"there is no application {name}",
-            "restart the session manager, which registers it when it starts"
-            if name == "flmrun"
-            else f"register it (flmctl register), or let runner.template name flmrun, not {name}",
-        )
-    command = " ".join([application.command or "", *(application.arguments or [])])
-    installer = application.installer
-    check = Check("template", name=name, command=command, installer=installer)
-    if installer != "python" or "flamepy.runner.runpy" not in command:
-        return check.make_failure(
-            f"{name} has the installer {installer!r} and runs {command!r}, not flamepy's runner",
-            "unregister it (flmctl unregister) and restart the session manager, which registers "
-            "flmrun anew",
-        )
-    return check.make_ok(f"{name} runs flamepy's runner")
+    check = Check("template")
+    if application is not None:
+        command = " ".join([application.command or "", *(application.arguments or [])])
+        check.facts |= {"name": name, "command": command, "installer": application.installer}
+        if application.installer == "python" and "flamepy.runner.runpy" in command:
+            return check.make_ok(f"{name} runs flamepy's runner")
+    return check.make_failure(
+        f"there is no application {name} with the installer python that runs flamepy's runner",
+        "restart the session manager, which registers flmrun when it starts; flmctl unregister "
+        "removes a wrong one",
+        "or let runner.template name another application",
+    )

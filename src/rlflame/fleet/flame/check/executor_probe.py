@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from rlflame.config.runtime import FlameSettings, RuntimeSettings
 from rlflame.errors import FleetError
@@ -322,7 +323,8 @@ def _check_clocks(reports: Sequence[ExecutorReport]) -> Finding:
 
 
 def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
-    p50_ms, p95_ms = (1000 * compute_percentile(round_trips_s, share) for share in (0.5, 0.95))
+    percentiles_s = np.percentile(round_trips_s, (50, 95), method="inverted_cdf")
+    p50_ms, p95_ms = (1000.0 * percentiles_s).tolist()
     check = Check("tasks", number=len(round_trips_s), p50_ms=p50_ms, p95_ms=p95_ms)
     seen = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
     if p50_ms <= _SLOW_MS:
@@ -331,8 +333,3 @@ def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
         f"{seen}: the cluster is far away, or busy",
         "bigger tasks hide it: more rollout.steps or rollout.envs_per_slot",
     )
-
-
-def compute_percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all do not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
