@@ -37,8 +37,8 @@ _PORT_CHECK_S, _NAME_LOOKUP_S, _CONNECT_S = 3.0, 10.0, 12.0
 #: flamepy's task states on the wire.
 PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
 FINAL_STATES = (SUCCEED, FAILED, CANCELLED)
-#: A session's states.
-OPEN, CLOSED = range(2)
+#: The state of a session that is not closed.
+OPEN = 0
 EXECUTOR_STATES = (
     "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
 )  # fmt: skip

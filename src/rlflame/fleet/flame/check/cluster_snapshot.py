@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlflame.terminal_text import format_count
 
@@ -274,10 +275,10 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
     notes = []
     for entry in stuck:
         executor, reason = entry.executor, f", {entry.reason}" if entry.reason else ""
-        fact = {"executor": executor.id, "node": executor.node, "state": executor.state}
-        fact |= {"session": executor.session}
-        measure = {"for_s": round(entry.duration_s, 1), "certain": not entry.uncertain}
-        check.facts["stuck"].append({**fact, **measure})
+        fact: dict[str, Any] = {"executor": executor.id, "node": executor.node}
+        fact |= {"state": executor.state, "session": executor.session}
+        fact |= {"for_s": round(entry.duration_s, 1), "certain": not entry.uncertain}
+        check.facts["stuck"].append(fact)
         notes.append(
             f"{executor.id[:8]} on {executor.node}: {executor.state} for at least "
             f"{entry.duration_s:.0f} s{reason}"
