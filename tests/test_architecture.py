@@ -80,7 +80,7 @@ GUESTS = {
         "bench.raw_stepping",
     },
     "cloudpickle": {"fleet.flame.bundle"},
-    "pyarrow": {"fleet.flame.object_cache", "fleet.flame.executor_bootstrap"},
+    "pyarrow": {"fleet.flame.object_cache", "fleet.flame.bundle"},
     "numpy": {"*"},
 }
 

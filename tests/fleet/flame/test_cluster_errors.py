@@ -60,49 +60,47 @@ def laid_out(endpoint: str, cache: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "words"),
+    "endpoint",
     [
-        ("http://somewhere:notaport", "no good port"),
-        ("http://somewhere:99999", "no good port"),
-        ("http://somewhere:0", "no good port"),
-        ("http://[::1", "no good port"),
-        ("ftp://somewhere:8080", "begins with ftp://, where the session manager's begins with"),
-        ("grpc://somewhere:8080", "begins with grpc://"),
-        ("somewhere:8080", "has no scheme"),
-        ("http://:8080", "names no host"),
+        "http://somewhere:notaport",
+        "http://somewhere:99999",
+        "http://somewhere:0",
+        "http://[::1",
+        "ftp://somewhere:8080",
+        "grpc://somewhere:8080",
+        "somewhere:8080",
+        "http://:8080",
     ],
 )
 def test_an_address_that_is_none(
-    home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, words: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
     monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
     error = refused()
     assert isinstance(error, ConfigError)
     assert error.exit_code == 2
-    assert repr(endpoint) in error.message
-    assert "in FLAME_ENDPOINT " in error.message
-    assert words in error.message
-    assert "http://" in error.hint
+    assert f"{endpoint!r} in FLAME_ENDPOINT" in error.message
+    suggestion = "http://HOST:8080" if "://" in endpoint else "http://somewhere:8080"
+    assert error.hint == f"export FLAME_ENDPOINT={suggestion}"
 
 
 @pytest.mark.parametrize(
-    ("cache", "words", "hint"),
+    ("cache", "suggestion"),
     [
-        ("somewhere:9090", "has no scheme", "grpc://somewhere:9090"),
-        ("http://somewhere:9090", "begins with grpc:// or grpcs://", "grpc://HOST:9090"),
-        ("grpc://somewhere:x", "no good port", "grpc://HOST:9090"),
+        ("somewhere:9090", "grpc://somewhere:9090"),
+        ("http://somewhere:9090", "grpc://HOST:9090"),
+        ("grpc://somewhere:x", "grpc://HOST:9090"),
     ],
 )
 def test_a_cache_s_address_that_is_none(
-    home: Path, monkeypatch: pytest.MonkeyPatch, cache: str, words: str, hint: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, cache: str, suggestion: str
 ) -> None:
     monkeypatch.setenv("FLAME_ENDPOINT", "http://somewhere:8080")
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
     error = refused()
     assert isinstance(error, ConfigError)
-    assert f"{cache!r} in FLAME_CACHE_ENDPOINT " in error.message
-    assert words in error.message
-    assert hint in error.hint
+    assert f"{cache!r} in FLAME_CACHE_ENDPOINT" in error.message
+    assert error.hint == f"export FLAME_CACHE_ENDPOINT={suggestion}"
 
 
 def test_a_host_that_is_no_name_is_not_reached(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,13 +263,11 @@ def test_an_encrypted_address_without_an_authority_names_the_variable(
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", endpoint.replace("http", "grpc"))
     cluster = FlameClient()
     assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(endpoint)) == named
-    assert ("export FLAME_CA_FILE=" in cluster.format_cache_hint()) == named
+    assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(cluster.cache_endpoint)) == named
     monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
     cluster = FlameClient()
-    assert (
-        "export FLAME_CA_FILE="
-        not in cluster.format_tls_hint(endpoint) + cluster.format_cache_hint()
-    )
+    for address in (endpoint, cluster.cache_endpoint):
+        assert "export FLAME_CA_FILE=" not in cluster.format_tls_hint(address)
 
 
 def test_what_arrow_says_twice_is_said_once() -> None:

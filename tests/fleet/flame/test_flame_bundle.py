@@ -157,9 +157,7 @@ def test_a_task_runs_there_to_the_same_bytes(env: str, python: Path, tmp_path: P
     (tmp_path / "policy").write_bytes(wire.encode({"id": task.policy_id, "arrays": weights}))
     (tmp_path / "users_file.py").write_text(ENV_FILE)
     (tmp_path / "bundle.zip").write_bytes(bundle.make_archive(str(tmp_path / "users_file.py")))
-    (tmp_path / "loader.py").write_text(
-        bundle.read_source("rlflame.fleet.flame.executor_bootstrap")
-    )
+    (tmp_path / "loader.py").write_text(bundle.make_loader_text())
     settings = {
         "core": blas.read_core_name(),
         "step_deadline_s": 60.0,

@@ -276,9 +276,9 @@ def test_nobody_at_home_is_said_at_once() -> None:
 
 def test_an_endpoint_without_a_scheme_is_corrected() -> None:
     flames.settle({"FLAME_ENDPOINT": "127.0.0.1:8080"})
-    with pytest.raises(ConfigError, match="has no scheme") as caught:
+    with pytest.raises(ConfigError, match="not of the form http or https://HOST:PORT") as caught:
         FlameClient()
-    assert caught.value.hint == "write http://127.0.0.1:8080"
+    assert caught.value.hint == "export FLAME_ENDPOINT=http://127.0.0.1:8080"
 
 
 def test_a_start_that_fails_is_told_in_the_cluster_s_words(bench: Bench) -> None:
@@ -311,7 +311,8 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
     """Of five: two of one session, one of another, and two that belong to nobody."""
 
     class Held:
-        def list_executors(self) -> list[Any]:
+        def call(self, method: str) -> list[Any]:
+            assert method == "list_executors"
             states = [SimpleNamespace(session_id=name) for name in ("a", "", "b", "a", "")]
             return [SimpleNamespace(status=status) for status in states]
 
@@ -414,7 +415,7 @@ def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over(
 def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.attempt_monitor._STALLED_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.scheduler._STALLED_S", 0.2)
     with bench.fleet() as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.faults.bind_failure = "the disk is full of sand"
@@ -448,7 +449,7 @@ def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
     """And not that the session manager is away: it answers."""
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
-        fleet._client.close_session(fleet._starter.wait().session.id)
+        fleet._client.call("close_session", fleet._starter.wait().session.id)
         with pytest.raises(FleetError, match="session no more, or as closed"):
             run(fleet, slots(1))
 
@@ -457,7 +458,7 @@ def test_a_task_that_is_always_late_ends_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt takes another executor, so there must be a last one."""
-    monkeypatch.setattr("rlflame.fleet.flame.attempt_monitor._SILENCE_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.scheduler._SILENCE_S", 0.2)
     with bench.fleet(task_deadline_s=1.0, max_retries=1) as fleet:
         with pytest.raises(FleetError, match="took 2 executors longer than 1 s") as caught:
             run(fleet, slots(1, rollouts.fake(fault="hang")))
@@ -501,7 +502,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
 def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.attempt_monitor._SILENCE_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.scheduler._SILENCE_S", 0.2)
     monkeypatch.setattr("rlflame.fleet.flame.attempt._ABANDONED_INTERVAL_S", 0.2)
     gate = tmp_path / "gate"
     env = rollouts.fake(fault="wait", marker=str(gate))
@@ -552,7 +553,7 @@ def test_weights_that_are_released_while_they_are_put_do_not_stay(
 
 
 def test_no_sign_of_life_comes_after_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.lease.BEAT_INTERVAL_S", 0.002)
+    monkeypatch.setattr("rlflame.fleet.flame.object_cache.BEAT_INTERVAL_S", 0.002)
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
     assert bench.ours() == ([], [])

@@ -23,7 +23,7 @@ from test_flame_fleet import Bench, expected, run
 from test_fleet_contract import slots
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame import lease, object_cache
+from rlflame.fleet.flame import object_cache
 from rlflame.fleet.flame.object_cache import make_array, read_object
 from rlflame.rollout import wire
 
@@ -140,9 +140,9 @@ def test_cluster_check_does_not_unpickle_answers(
 
 def test_a_pickled_lease_is_not_unpickled(bench: Bench, payload: bytes, trace: Path) -> None:
     flames.settle(bench.stub.environment())
-    bench.stub.store(lease.make_key("rlflame-dead"), payload)
+    bench.stub.store(object_cache.make_lease_key("rlflame-dead"), payload)
     with pytest.raises(FleetError):
-        lease.read(cache_of(bench.stub), lease.make_key("rlflame-dead"))
+        object_cache.read_lease(object_cache.make_lease_key("rlflame-dead"))
     assert not trace.exists()
 
 
@@ -243,9 +243,9 @@ def test_executors_read_the_lease_where_the_cache_says_that_it_is(bench: Bench) 
     """The driver's own address of the cache may lead nowhere from a container."""
     flames.settle(bench.stub.environment())
     bench.stub.faults.reference_endpoint = "grpc://192.0.2.1:9090"
-    kept = lease.Lease(cache_of(bench.stub), "rlflame-x")
+    kept = object_cache.Lease("rlflame-x")
     try:
         assert kept.reference["endpoint"] == "grpc://192.0.2.1:9090"
-        assert lease.read(cache_of(bench.stub), kept.reference["key"])
+        assert object_cache.read_lease(kept.reference["key"])
     finally:
         kept.close()

@@ -151,7 +151,7 @@ def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_there(fleet: Any) -> int:
     """How many tasks the cluster has answered."""
-    return int(fleet._client.get_session(fleet._starter.wait().session.id).succeed)
+    return int(fleet._client.call("get_session", fleet._starter.wait().session.id).succeed)
 
 
 def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.flame.worker_registry import WorkerRegistry
+from rlflame.fleet.flame.fleet import WorkerRegistry
 from rlflame.rollout.machine import read_versions
 
 

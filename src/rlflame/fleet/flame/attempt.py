@@ -25,7 +25,7 @@ from rlflame.rollout import wire
 
 from . import object_cache
 from .bundle import make_request
-from .client import CLOSED, FAILED, FINAL_STATES, RUNNING, SUCCEED, FlameClient, TaskStatus
+from .client import FAILED, FINAL_STATES, OPEN, RUNNING, SUCCEED, FlameClient, TaskStatus
 from .object_cache import Reference
 from .policy_store import PolicyStore
 from .session_starter import SessionStarter
@@ -57,7 +57,8 @@ class Attempt:
     polled_at: float = 0.0
     #: The cluster's name for it, once it is created.
     task: str = ""
-    stream: Any = None
+    #: flamepy's iterator over the task's changes, while there is one.
+    watch: Any = None
     #: Where its weights were when it was sent.
     weights: Reference | None = None
     speculative: bool = False
@@ -68,25 +69,25 @@ class Attempt:
         """Whether any of its jobs still waits for an answer."""
         return not all(job.ended for job in self.jobs)
 
+    def close_watch(self) -> None:
+        """Its reader then sees an error, and polls instead."""
+        stream = getattr(self.watch, "_stream", None)
+        if stream is not None:
+            stream.cancel()
+
 
 class JobBoard:
-    """Callers hold `lock` while they read or change `jobs`, `attempts` or `closing`."""
+    """Callers hold `lock` while they read or change `jobs` or `attempts`."""
 
     def __init__(self, observer: Observer) -> None:
         self.lock = threading.Condition()
         self.jobs = JobQueue()
         self.attempts: list[Attempt] = []
-        self.closing = False
+        self.closing = threading.Event()
         self.final_error: RlflameError | None = None
         self._observer = observer
         # Reentrant: an observer may ask the fleet for something that causes news in turn.
         self._notify_lock = threading.RLock()
-
-    def mark_running(self, attempt: Attempt) -> None:
-        with self.lock:
-            for job in attempt.jobs:
-                self.jobs.mark_running(job)
-        self.deliver()
 
     def cancel(self, jobs: Sequence[FleetJob]) -> None:
         with self.lock:
@@ -101,28 +102,17 @@ class JobBoard:
             self.jobs.fail_all(self.final_error, running)
         self.deliver()
 
-    def deliver(self) -> None:
+    def deliver(self, *events: FleetEvent) -> None:
         """Hand over outcomes and news, one thread at a time and without the lock."""
         with self._notify_lock:
             try:
                 self.jobs.deliver_news(self.lock, self._observer)
-            except Exception as error:
-                self._handle_observer_failure(error)
-
-    def notify(self, *events: FleetEvent) -> None:
-        with self._notify_lock:
-            try:
                 for event in events:
                     self._observer(event)
-            except Exception as error:
-                self._handle_observer_failure(error)
-
-    def _handle_observer_failure(self, error: Exception) -> None:
-        """End the run, because a consumer would wait for ever."""
-        self._observer = ignore_event
-        self.fail_all(
-            FleetError(f"Telling what happens failed: {error!r}.", "", traceback.format_exc())
-        )
+            except Exception as error:  # a consumer would wait for ever
+                self._observer = ignore_event
+                message = f"Telling what happens failed: {error!r}."
+                self.fail_all(FleetError(message, "", traceback.format_exc()))
 
 
 @dataclass
@@ -134,7 +124,6 @@ class AttemptRunner:
     policies: PolicyStore
     board: JobBoard
     runtime: RuntimeSettings
-    clock: Callable[[], float] = time.monotonic
     #: Tasks that go on although no job waits for them, and when each is polled again.
     abandoned: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
 
@@ -142,7 +131,7 @@ class AttemptRunner:
         """The worker and its answers; raises if the cluster failed the attempt."""
         session, policy = self.starter.wait().session, attempt.jobs[0].task.policy_id
         delete = self.policies.deleter.delete
-        reference = attempt.weights = self.policies.find_reference(policy)
+        weights = attempt.weights = self.policies.find_reference(policy)
         content = wire.encode({"tasks": [_view_bytes(job.payload) for job in attempt.jobs]})
         payload: Any = _view_bytes(content)
         large_input = None
@@ -150,12 +139,10 @@ class AttemptRunner:
             large_input = object_cache.put(f"{session.application}/shared", content)
             self.client.meter.count_sent(len(content))
             payload = large_input.as_argument()
-        request = make_request("run", payload, policy, reference.endpoint, reference.key)
+        request = make_request("run", payload, policy, weights.endpoint, weights.key)
         try:
-            attempt.task = self._call_persistently(
-                lambda: self.client.create_task(session, request)
-            )
-            attempt.created_at = self.clock()  # until then it could not stand still
+            attempt.task = self._call_persistently(self.client.create_task, session, request)
+            attempt.created_at = time.monotonic()  # until then it could not stand still
             status = self._wait_for_end(session, attempt)
         finally:
             if large_input is not None:
@@ -170,80 +157,74 @@ class AttemptRunner:
 
     def _wait_for_end(self, session: Any, attempt: Attempt) -> TaskStatus:
         """The task's end: watched, and polled wherever the watch falls silent."""
-
-        def store_stream(stream: Any) -> None:
-            attempt.stream = stream
-
         while True:
             with contextlib.suppress(Exception):  # a watch may break at any moment
-                for status in self.client.watch_task(session, attempt.task, store_stream):
+                attempt.watch = session.watch_task(attempt.task)
+                for update in attempt.watch:
+                    status = TaskStatus(int(update.state), update.output)
                     self._handle_status(attempt, status)
                     if status.state == FAILED:
                         break  # only a poll has the reason
                     if status.state in FINAL_STATES:
                         return status
-            status = self._call_persistently(
-                lambda: self.client.get_task_status(session, attempt.task)
-            )
+            status = self._call_persistently(self.client.get_task_status, session, attempt.task)
             self._handle_status(attempt, status)
             if status.state in FINAL_STATES:
                 return status
-            if not attempt.is_awaited or self.board.closing:
-                self._abandon(attempt)
+            late_s = time.monotonic() - (attempt.running_at or time.monotonic())
+            is_late = late_s > self.runtime.flame.task_deadline_s
+            if is_late or not attempt.is_awaited or self.board.closing.is_set():
+                self.abandoned.append((attempt.task, time.monotonic() + _ABANDONED_INTERVAL_S))
+                if attempt.is_awaited and is_late:
+                    raise AttemptTimeout(f"no answer within {late_s:.0f} s")
                 raise FleetError("no job waits for it any more")
-            late_s = self.clock() - (attempt.running_at or self.clock())
-            if late_s > self.runtime.flame.task_deadline_s:
-                self._abandon(attempt)
-                raise AttemptTimeout(f"no answer within {late_s:.0f} s")
             time.sleep(_POLL_INTERVAL_S)
-
-    def _abandon(self, attempt: Attempt) -> None:
-        self.abandoned.append((attempt.task, self.clock() + _ABANDONED_INTERVAL_S))
 
     def tidy(self) -> None:
         """Delete the answer of an abandoned task, once it has one."""
-        if not self.abandoned or self.abandoned[0][1] > self.clock():
+        if not self.abandoned or self.abandoned[0][1] > time.monotonic():
             return
         task, _ = self.abandoned.popleft()
         with contextlib.suppress(Exception):  # what stays is deleted with the run
             session = self.starter.wait().session
             status = self.client.get_task_status(session, task)
             if status.state == SUCCEED and status.output is not None:
-                key = object_cache.parse_reference(status.output, session).key
-                self.policies.deleter.delete(key)
+                reference = object_cache.parse_reference(status.output, session)
+                self.policies.deleter.delete(reference.key)
             elif status.state not in FINAL_STATES:
-                self.abandoned.append((task, self.clock() + _ABANDONED_INTERVAL_S))
+                self.abandoned.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
         """Learn whether it runs: a watch that is opened late is not told of earlier changes."""
-        if attempt.task:
-            with contextlib.suppress(Exception):
-                session = self.starter.wait().session
-                status = self.client.get_task_status(session, attempt.task)
-                self._handle_status(attempt, status)
+        with contextlib.suppress(Exception):
+            session = self.starter.wait().session
+            self._handle_status(attempt, self.client.get_task_status(session, attempt.task))
 
     def _handle_status(self, attempt: Attempt, status: TaskStatus) -> None:
         # A short task may end before a status shows it running.
         if status.state in (RUNNING, SUCCEED) and attempt.running_at is None:
-            attempt.running_at = self.clock()
-            self.board.mark_running(attempt)
+            attempt.running_at = time.monotonic()
+            with self.board.lock:
+                for job in attempt.jobs:
+                    self.board.jobs.mark_running(job)
+            self.board.deliver()
 
-    def _call_persistently(self, call: Callable[[], T]) -> T:
+    def _call_persistently(self, call: Callable[..., T], *arguments: Any) -> T:
         """The call's result, tried again while the session manager is away."""
-        deadline, pause_s = self.clock() + self.runtime.flame.reconnect_s, 0.1
+        deadline, pause_s = time.monotonic() + self.runtime.flame.reconnect_s, 0.1
         closed_count = 0
         while True:
             try:
-                return call()
+                return call(*arguments)
             except Exception as error:
                 # A session manager that is just back may not know all sessions yet: ask twice.
                 closed_count = closed_count + 1 if pause_s > 1.0 and self._is_session_over() else 0
-                if closed_count > 1 and not self.board.closing:
+                if closed_count > 1 and not self.board.closing.is_set():
                     raise ClusterUnreachableError(
                         "The cluster knows this run's session no more, or as closed.",
                         "rlflame resume opens another",
                     ) from error
-                if self.clock() > deadline or self.board.closing:
+                if time.monotonic() > deadline or self.board.closing.is_set():
                     raise ClusterUnreachableError(
                         "The session manager has been away for "
                         f"{self.runtime.flame.reconnect_s:g} s: {format_error(error)}.",
@@ -255,10 +236,11 @@ class AttemptRunner:
     def _is_session_over(self) -> bool:
         """Whether the session manager answers and the session is closed or unknown."""
         try:
-            states = {session.id: int(session.state) for session in self.client.list_sessions()}
+            sessions = self.client.call("list_sessions")
         except FleetError:
             return False
-        return states.get(self.starter.wait().session.id, CLOSED) == CLOSED
+        session_id = self.starter.wait().session.id
+        return not any(s.id == session_id and s.state == OPEN for s in sessions)
 
 
 def _view_bytes(content: bytes) -> Any:

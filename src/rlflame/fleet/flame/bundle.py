@@ -7,33 +7,30 @@ pickles; no answer is ever loaded as one.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import inspect
 import io
 import os
 import tarfile
 import zipfile
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any
 
 import rlflame
 from rlflame.errors import ConfigError
 
-from . import executor_bootstrap
-
-_MODULES = (
-    "rlflame",
-    "rlflame.errors",
-    "rlflame.fleet",
-    "rlflame.fleet.flame",
-    "rlflame.fleet.flame.timed_call",
-    "rlflame.fleet.flame.lease",
-    "rlflame.fleet.flame.object_cache",
-    "rlflame.fleet.flame.service",
+#: Shipped with all modules of `rollout`.
+_FILES = (
+    "__init__.py",
+    "errors.py",
+    "fleet/__init__.py",
+    "fleet/flame/__init__.py",
+    "fleet/flame/timed_call.py",
+    "fleet/flame/object_cache.py",
+    "fleet/flame/service.py",
 )
-#: Shipped with all modules below it.
-_PACKAGE = "rlflame.rollout"
 #: The packages that environments use; each is pinned to this machine's version.
 PINNED = {
     "numpy": "numpy",
@@ -42,22 +39,83 @@ PINNED = {
     "box2d": "box2d",
 }
 _FIXED_TIME = (2020, 1, 1, 0, 0, 0)
+_SUPERVISOR = "rlflame.fleet.flame.service_supervisor"
+
+
+class Loader:
+    """Unpacks the modules of a worker; Flame instantiates it once per executor.
+
+    Sent as text, so nothing of it may need a name of this module. The subclass that is sent holds
+    the archive of modules and the settings of the service.
+    """
+
+    archive = b""
+    settings: dict[str, Any] = {}  # noqa: RUF012 - replaced as a whole in the subclass
+
+    def __init__(self) -> None:
+        import atexit
+        import io
+        import shutil
+        import sys
+        import tempfile
+        import zipfile
+
+        folder = tempfile.mkdtemp(prefix="rlflame-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        zipfile.ZipFile(io.BytesIO(self.archive)).extractall(folder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "rlflame"]:
+            del sys.modules[name]
+        sys.path.insert(0, folder)
+        self._service: Any = None
+
+    def greet(self, wait_s: float = 0.0) -> Any:
+        """What this executor has installed, as bytes of JSON; needs no package but flamepy.
+
+        If many executors are asked, each waits a moment, so that none answers for another.
+        """
+        import json
+        import os
+        import time
+
+        from rlflame.rollout.machine import describe_host
+
+        time.sleep(wait_s)
+        answer = json.dumps({**describe_host(), "pid": os.getpid(), "clock": time.time()})
+        return self._make_array(answer.encode())
+
+    def ping(self) -> Any:
+        """No bytes, to see how long that takes."""
+        return self._make_array(b"")
+
+    def _make_array(self, content: bytes) -> Any:
+        """As `object_cache.make_array`, whose module needs numpy."""
+        import pyarrow as pa
+
+        return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
+
+    def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
+        """The bytes of tasks and where their weights lie, for the bytes of the answers."""
+        if self._service is None:
+            from rlflame.fleet.flame.service import Service
+
+            self._service = Service(**self.settings)
+        return self._service.run(tasks, policy, endpoint, key)
+
+
+def make_loader_text() -> str:
+    """The class that executors load as text, which every Python reads.
+
+    Bytecode of another version would crash the worker process, and with it wedge its executor.
+    """
+    return f"from __future__ import annotations\n\n{inspect.getsource(Loader)}"
 
 
 def make_archive(env_file: str | None = None) -> bytes:
     """A zip of the modules a worker needs, and of the user's environment file: equal content,
     equal bytes."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(rlflame.__file__)))
-    files: dict[str, bytes] = {}
-    for module in _MODULES:
-        path = os.path.join(root, *module.split("."))
-        file = f"{path}.py" if os.path.isfile(f"{path}.py") else f"{path}/__init__.py"
-        files[os.path.relpath(file, root)] = _read(file)
-    for folder, _, names in os.walk(os.path.join(root, *_PACKAGE.split("."))):
-        for name in names:
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                files[os.path.relpath(path, root)] = _read(path)
+    package = Path(rlflame.__file__).absolute().parent
+    paths = [*(package / file for file in _FILES), *(package / "rollout").rglob("*.py")]
+    files = {path.relative_to(package.parent).as_posix(): _read(path) for path in paths}
     if env_file is not None:
         files[os.path.basename(env_file)] = _read(env_file)
     buffer = io.BytesIO()
@@ -77,24 +135,19 @@ def make_request(method: str, *arguments: Any) -> bytes:
 
 
 def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
-    """The class that executors load: a loader as text, which every Python reads.
-
-    Bytecode of another version would crash the worker process, and with it wedge its executor.
-    """
+    """The object that a session's executors load, in flamepy's encoding."""
     import cloudpickle
     from flamepy.runner.types import RunnerContext
 
-    text = inspect.getsource(executor_bootstrap)
-    loader = executor_bootstrap.Loader
-    service = type("RlflameWorker", (loader,), {"archive": archive, "settings": settings})
+    text, attributes = make_loader_text(), {"archive": archive, "settings": settings}
+    service = type("RlflameWorker", (Loader,), attributes)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if obj is loader:
+            if obj is Loader:
                 scope = {"__name__": "rlflame_loader"}
                 return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
             if obj is service:
-                attributes = {"archive": archive, "settings": settings}
                 return type, (service.__name__, service.__bases__, attributes)
             return super().reducer_override(obj)
 
@@ -106,22 +159,13 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
 def add_supervisor(arguments: list[str]) -> list[str]:
     """The template's command line with our service in the place of flamepy's."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
-        return [*arguments[:-2], "-c", read_source("rlflame.fleet.flame.service_supervisor")]
+        return [*arguments[:-2], "-c", inspect.getsource(import_module(_SUPERVISOR))]
     return arguments  # a template of the user's: its command line stays
 
 
-def read_source(module: str) -> str:
-    """A module of ours as text."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    return _read(spec.origin).decode()
-
-
-def _read(path: str) -> bytes:
+def _read(path: str | Path) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror or error}.", "name a Python file"
@@ -132,10 +176,8 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
     """The packages that a worker installs: those of environments, and the user's."""
     requirements = []
     for package, requirement in PINNED.items():
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             requirements.append(f"{requirement}=={metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
     return [*requirements, *extra]
 
 
@@ -158,9 +200,8 @@ dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
         for path, text in files.items():
             entry = tarfile.TarInfo(path)
-            content = text.encode()
-            entry.size = len(content)
-            packed.addfile(entry, io.BytesIO(content))
+            entry.size = len(text.encode())
+            packed.addfile(entry, io.BytesIO(text.encode()))
     return buffer.getvalue()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,8 +37,8 @@ _PORT_CHECK_S, _NAME_LOOKUP_S, _CONNECT_S = 3.0, 10.0, 12.0
 #: flamepy's task states on the wire.
 PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
 FINAL_STATES = (SUCCEED, FAILED, CANCELLED)
-#: A session's states.
-OPEN, CLOSED = range(2)
+#: The state of a session that is not closed.
+OPEN = 0
 EXECUTOR_STATES = (
     "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
 )  # fmt: skip
@@ -99,15 +99,12 @@ class FlameClient:
         try:
             call_with_timeout(open_socket, _NAME_LOOKUP_S, "connect")
         except FleetError as error:
-            cause = error.__cause__
-            reason = (cause.strerror if isinstance(cause, OSError) else None) or cause
-            start = f"start it: {server.start_command}" if is_local(endpoint) else "start it there"
+            reason = getattr(error.__cause__, "strerror", None) or error.__cause__ or error.message
             raise FlameConnectError(
                 server,
                 endpoint,
-                f"Nobody answers at {endpoint}, the {server.role} ({reason or error.message}).",
-                "rlflame cluster-check tells what is wrong; --local runs it here",
-                (start, f"or lead to another: export {server.variable}={server.example}"),
+                f"Nobody answers at {endpoint}, the {server.role} ({reason}).",
+                f"start it: {server.start_command}" if is_local(endpoint) else "start it there",
             ) from error
 
     def connect(self) -> float:
@@ -129,33 +126,26 @@ class FlameClient:
             call_with_timeout(connection.list_nodes, _CONNECT_S, "list nodes")
         except ClusterCallError as error:
             self.close()
-            advice = f"{self.format_tls_hint(self.endpoint)}; clients' port is 8080, not 8081"
             raise FlameConnectError(
                 MANAGER,
                 self.endpoint,
                 f"Something listens at {self.endpoint}, but does not answer as a session manager.",
-                f"{advice}; rlflame cluster-check; --local runs it here",
-                (f"try {advice}", "if it hangs, restart it"),
-                error.message,
+                f"try {self.format_tls_hint(self.endpoint)}; clients' port is 8080, not 8081",
+                "if it hangs, restart it",
+                detail=error.message,
             ) from error
         return time.perf_counter() - started_at
 
     def format_tls_hint(self, endpoint: str) -> str:
         """What to try where a server listens but no connection comes about."""
-        if not endpoint.startswith("https"):
-            return "https:// if its TLS is on (FLAME_CA_FILE names the certificate)"
-        return "; ".join([*self._list_authority_hints(endpoint), "http:// if its TLS is off"])
-
-    def format_cache_hint(self) -> str:
-        hints = self._list_authority_hints(self.cache_endpoint)
-        return "; ".join([*hints, "rlflame cluster-check"])
-
-    def _list_authority_hints(self, endpoint: str) -> list[str]:
-        """For an encrypted address that is tried with the system's authorities alone."""
-        is_encrypted = urlsplit(endpoint).scheme in ("https", "grpcs", "grpc+tls")
-        if not is_encrypted or getattr(self._tls, "ca_file", None):
-            return []
-        return ["export FLAME_CA_FILE=ca.crt, if the cluster has its own certificate authority"]
+        scheme = urlsplit(endpoint).scheme
+        plain, encrypted = ("http", "https") if "http" in scheme else ("grpc", "grpcs")
+        if scheme == plain:
+            return f"{encrypted}:// if its TLS is on (FLAME_CA_FILE names the certificate)"
+        hint = f"{plain}:// if its TLS is off"
+        if getattr(self._tls, "ca_file", None):
+            return hint
+        return f"export FLAME_CA_FILE=ca.crt, if it has its own certificate authority; {hint}"
 
     def close(self) -> None:
         if self._connection is not None:
@@ -163,40 +153,26 @@ class FlameClient:
             with contextlib.suppress(ClusterCallError):
                 call_with_timeout(connection.close, 5.0, "disconnect")
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of flamepy's connection."""
         if self._connection is None:
             raise ClusterCallError("The connection to the cluster is closed.")
         call = partial(getattr(self._connection, method), *arguments)
         return call_with_timeout(call, CALL_S, method.replace("_", " "))
 
-    def list_nodes(self) -> list[Any]:
-        return list(self._call("list_nodes"))
-
-    def list_executors(self) -> list[Any]:
-        return list(self._call("list_executors"))
-
-    def list_applications(self) -> list[Any]:
-        return list(self._call("list_applications"))
-
-    def list_sessions(self) -> list[Any]:
-        return list(self._call("list_sessions"))
-
-    def get_application(self, name: str) -> Any:
-        """The application, or None."""
-        return self._call("get_application", name)
-
-    def get_session(self, session_id: str) -> Any:
-        return self._call("get_session", session_id)
-
-    def close_session(self, session_id: str) -> None:
-        self._call("close_session", session_id)
-
-    def unregister_application(self, name: str) -> None:
-        self._call("unregister_application", name)
+    def close_sessions(self, applications: Sequence[str]) -> None:
+        for session in self.call("list_sessions"):
+            if session.state == OPEN and session.application in applications:
+                self.call("close_session", session.id)
 
     def delete_objects(self, prefix: str) -> None:
-        object_cache.delete(prefix)
+        try:
+            object_cache.delete(prefix)
+        except FleetError as error:
+            raise FleetError(
+                f"the object cache does not delete its objects ({error.message}); its "
+                "applications stay registered, so that cluster-check finds them"
+            ) from error
 
     def register_application(
         self,
@@ -209,7 +185,7 @@ class FlameClient:
         from flamepy.core.types import ApplicationAttributes
 
         template = runtime.flame.template or self.template
-        model = self.get_application(template)
+        model = self.call("get_application", template)
         if model is None:
             raise FleetUnreachableError(
                 f"The cluster has no application {template} to model ours on.",
@@ -224,7 +200,7 @@ class FlameClient:
             delay_release=runtime.flame.delay_release_s,
             url=url,
         )
-        self._call("register_application", name, attributes)
+        self.call("register_application", name, attributes)
 
     def open_session(
         self, session_id: str, application: str, context: Reference, runtime: RuntimeSettings
@@ -245,7 +221,7 @@ class FlameClient:
             max_instances=runtime.workers,
             resreq=resources,
         )
-        return self._call("open_session", session_id, attributes)
+        return self.call("open_session", session_id, attributes)
 
     def create_task(self, session: Any, payload: bytes) -> str:
         """Bounded by gRPC's deadline alone: the main thread calls `send_request` instead."""
@@ -254,15 +230,6 @@ class FlameClient:
             return str(session.create_task(payload).id)
         except Exception as error:
             raise make_call_error(error, "create task") from error
-
-    def watch_task(
-        self, session: Any, task: str, on_open: Callable[[Any], None]
-    ) -> Iterator[TaskStatus]:
-        """The task's changes as they come, without a deadline. Ends silently with the stream."""
-        watcher = session.watch_task(task)
-        on_open(getattr(watcher, "_stream", None))
-        for update in watcher:
-            yield TaskStatus(int(update.state), update.output)
 
     def get_task_status(self, session: Any, task: str) -> TaskStatus:
         """The state of the task, with the text of its failure; bounded by gRPC's deadline."""
@@ -307,68 +274,34 @@ def parse_bytes(text: str) -> int:
     return int(text.rstrip("kmgtKMGT")) * units.get(text[-1].lower(), 1)
 
 
-def close_quietly(stream: Any) -> None:
-    """End a watch from outside; its reader then sees an error, and polls instead."""
-    cancel = getattr(stream, "cancel", None)
-    if cancel is not None:
-        cancel()
-
-
 def remove_run(
     client: FlameClient,
     run: str,
-    applications: Sequence[str],
-    sessions: Sequence[str],
-    *,
     timeout_s: float,
+    *,
     stop_lease: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Close sessions, delete objects and unregister applications; the first reason for a failure.
+    """Close sessions, delete objects and unregister applications; the last reason for a failure.
 
     Objects go after the sessions that write them, and before the applications by which
-    cluster-check finds the run again. A run that installs has the name `run`-i, too. A refused
-    step is repeated: a session with running tasks cannot be closed, and workers look at the lease
-    every other second.
+    cluster-check finds the run again. A refusal begins it anew: a session with running tasks
+    cannot be closed, and workers look at the lease every other second.
     """
-
-    def has_session(session_id: str) -> bool:
-        return any(s.id == session_id and s.state == OPEN for s in client.list_sessions())
-
-    def has_application(name: str) -> bool:
-        return client.get_application(name) is not None
-
-    def delete(prefix: str) -> None:
-        try:
-            client.delete_objects(prefix)
-        except FleetError as error:
-            raise FleetError(
-                f"the object cache does not delete its objects ({error.message}); its "
-                "applications stay registered, so that cluster-check finds them"
-            ) from error
-
-    steps: list[tuple[Callable[[], None], Callable[[], bool]]] = [
-        *((partial(client.close_session, s), partial(has_session, s)) for s in sessions),
-        (stop_lease, lambda: False),
-        (partial(delete, f"{run}/*"), lambda: True),
-        (partial(delete, f"{run}-i/*"), lambda: True),
-        *(
-            (partial(client.unregister_application, name), partial(has_application, name))
-            for name in applications
-        ),
-    ]
+    names = (run, f"{run}-i")  # a run that installs has a second application
     deadline_s = clock() + timeout_s
-    for step, is_needed in steps:
-        while True:
-            try:
-                step()
-                break
-            except FleetError as error:
-                with contextlib.suppress(FleetError):
-                    if not is_needed():
-                        break
-                if clock() >= deadline_s:
-                    return error.message.rstrip(".")
-            sleep(0.2)
-    return ""
+    while True:
+        try:
+            client.close_sessions(names)
+            stop_lease()
+            for name in names:
+                client.delete_objects(f"{name}/*")
+            for application in client.call("list_applications"):
+                if application.name in names:
+                    client.call("unregister_application", application.name)
+            return ""
+        except FleetError as error:
+            if clock() >= deadline_s:
+                return error.message.rstrip(".")
+        sleep(0.2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlflame.errors import ConfigError, FleetUnreachableError, format_shell
@@ -14,7 +15,6 @@ from .timed_call import format_error
 UP = "docker compose -f compose/compose.yaml up -d"
 EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
 DEFAULT = "flamepy's default"
-_INSTALL = "pip install 'flamepy>=0.6.0,<0.7'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +34,25 @@ class FlameServer:
 
 
 MANAGER = FlameServer("session manager", "FLAME_ENDPOINT", ("http", "https"), 8080, UP)
-CACHE = FlameServer(
-    "object cache",
-    "FLAME_CACHE_ENDPOINT",
-    ("grpc", "grpcs", "grpc+tls"),
-    9090,
-    f"{UP} object-cache",
-)
-
-
-class FlameConfigError(ConfigError):
-    """A configuration that cannot be used; `fixes` are the advice of cluster-check."""
-
-    def __init__(self, message: str, hint: str, *fixes: str) -> None:
-        super().__init__(message, hint)
-        self.fixes = fixes or (hint,)
+_CACHE_SCHEMES, _CACHE_UP = ("grpc", "grpcs", "grpc+tls"), f"{UP} object-cache"
+CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", _CACHE_SCHEMES, 9090, _CACHE_UP)
 
 
 class FlameConnectError(FleetUnreachableError):
     """A server that does not answer; `fixes` are the advice of cluster-check."""
 
     def __init__(
-        self,
-        server: FlameServer,
-        endpoint: str,
-        message: str,
-        hint: str,
-        fixes: Sequence[str],
-        detail: str = "",
+        self, server: FlameServer, endpoint: str, message: str, *fixes: str, detail: str = ""
     ) -> None:
-        source = find_source(server, endpoint)
+        source, export = find_source(server, endpoint), f"export {server.variable}={server.example}"
         if source == DEFAULT:
             message += f" It is {source}: {server.variable} is not set."
-            hint = f"export {server.variable}={server.example}; {hint}"
+            self.fixes = (export, *fixes)
         else:
             message += f" It is configured in {source}."
+            self.fixes = (*fixes, f"or lead to another: {export}")
+        hint = "; ".join([*self.fixes, "rlflame cluster-check", "--local runs it here"])
         super().__init__(message, hint, detail)
-        self.fixes = tuple(fixes)
 
 
 def find_configuration() -> str | None:
@@ -82,22 +64,17 @@ def find_configuration() -> str | None:
 
 
 def get_config_path() -> str:
-    return os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
+    return os.path.expanduser("~/.flame/flame.yaml")
 
 
 def find_source(server: FlameServer, endpoint: str) -> str:
     """Where this server's address comes from: the variable, else the file, else flamepy."""
     if server.variable in os.environ:
         return server.variable
-    return get_config_path() if endpoint in _read_config() else DEFAULT
-
-
-def _read_config() -> str:
-    try:
-        with open(get_config_path(), encoding="utf-8") as config_file:
-            return config_file.read()
-    except (OSError, UnicodeError):
-        return ""
+    with contextlib.suppress(OSError, UnicodeError):
+        if endpoint in Path(get_config_path()).read_text("utf-8"):
+            return get_config_path()
+    return DEFAULT
 
 
 def is_local(endpoint: str) -> bool:
@@ -106,30 +83,19 @@ def is_local(endpoint: str) -> bool:
 
 
 def check_endpoint(server: FlameServer, endpoint: str) -> None:
-    """Raises FlameConfigError if this is not an address of such a server."""
+    """Raises ConfigError if this is not an address of such a server."""
     try:
         parts = urlsplit(endpoint)
-        host, scheme = parts.hostname, parts.scheme
-        port_is_good = parts.port != 0
+        is_address = parts.scheme in server.schemes and parts.hostname and parts.port != 0
     except ValueError:  # brackets that do not close, or a port that is no number up to 65535
-        host, scheme, port_is_good = None, endpoint.partition("://")[0], False
-    suggestion = server.example
-    if endpoint and "://" not in endpoint:
-        problem = "has no scheme"
-        suggestion = f"{server.schemes[0]}://{endpoint}"
-    elif endpoint and scheme not in server.schemes:
-        expected = f"{server.schemes[0]}:// or {server.schemes[1]}://"
-        problem = f"begins with {scheme}://, where the {server.role}'s begins with {expected}"
-    elif endpoint and not port_is_good:
-        problem = "has no good port: a number from 1 to 65535 is wanted"
-    elif not host:
-        problem = "names no host"
-    else:
+        is_address = False
+    if is_address:
         return
-    name = "Flame endpoint" if server is MANAGER else "Flame cache endpoint"
-    raise FlameConfigError(
-        f"The {name} {endpoint!r} in {find_source(server, endpoint)} {problem}.",
-        f"write {suggestion}",
+    is_bare = endpoint and "://" not in endpoint
+    suggestion = f"{server.schemes[0]}://{endpoint}" if is_bare else server.example
+    raise ConfigError(
+        f"The address of the {server.role}, {endpoint!r} in {find_source(server, endpoint)}, "
+        f"is not of the form {' or '.join(server.schemes)}://HOST:PORT.",
         f"export {server.variable}={suggestion}",
     )
 
@@ -143,24 +109,22 @@ def make_unconfigured_error(
     )
 
 
-def make_import_error(error: ImportError) -> FlameConfigError:
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "flamepy":
-        return FlameConfigError("flamepy is not installed.", _INSTALL)
-    return FlameConfigError(f"flamepy cannot be imported: {format_error(error)}.", _INSTALL)
+def make_import_error(error: ImportError) -> ConfigError:
+    is_absent = (error.name or "").split(".")[0] == "flamepy"
+    problem = "is not installed" if is_absent else "cannot be imported"
+    return ConfigError(
+        f"flamepy {problem}: {format_error(error)}.", "pip install 'flamepy>=0.6.0,<0.7'"
+    )
 
 
-def make_unreadable_error(error: Exception) -> FlameConfigError:
+def make_unreadable_error(error: Exception) -> ConfigError:
     """flamepy reads the file before the variables, so a broken file is always in the way."""
     path = get_config_path()
-    lines = [line.partition("#")[0].strip() for line in _read_config().splitlines()]
-    if not isinstance(error, (AttributeError, KeyError, TypeError)):
-        # A parser names the file too, which a long path leaves no room for.
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
+        cause = "it is empty, or not laid out as Flame's configuration is"
+    else:  # a parser names the file too, which a long path leaves no room for
         cause = " ".join(str(error).split()).rstrip(".").replace(f' "{path}",', "")
-    elif not any(line.strip("-.") for line in lines):
-        cause = "it is empty"
-    else:
-        cause = "it is not laid out as Flame's configuration is"
-    return FlameConfigError(
+    return ConfigError(
         f"{path} cannot be read: {cause}.",
         f"correct it, or put it away: {format_shell('mv', path, f'{path}.old')}; and {EXPORT}",
     )

@@ -8,11 +8,12 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import FleetUnreachableError
+from rlflame.errors import FleetError, FleetUnreachableError
 from rlflame.fleet.base import (
     ContextManagerMixin,
     FleetEvent,
@@ -23,16 +24,16 @@ from rlflame.fleet.base import (
 )
 from rlflame.fleet.job_queue import AnswerQueue, FleetJob, JobSubmission
 from rlflame.rollout import blas, wire
+from rlflame.rollout.machine import read_versions
 from rlflame.rollout.task import PolicyArrays, RolloutTask
 
-from .attempt import JobBoard
+from .attempt import AttemptRunner, JobBoard
 from .client import FlameClient, remove_run
-from .lease import Lease
+from .object_cache import Lease
 from .policy_store import PolicyStore
 from .scheduler import Scheduler
 from .session_starter import PREFIX, SessionStarter
-from .timed_call import format_error
-from .worker_registry import WorkerRegistry
+from .timed_call import call_with_timeout, format_error
 
 #: How long `close()` repeats what the cluster refuses, and how long it takes at most.
 _DRAIN_S, _CLEAN_S = 12.0, 16.0
@@ -56,8 +57,6 @@ class FlameFleet(ContextManagerMixin):
         self._observer = observer
         self._advises = advises
         self._closed = False
-        #: What keeps the cluster from being as it was before; empty once it is clean.
-        self._cleanup_problem = "the cluster did not answer"
         self._client = FlameClient().open()
         self._note(f"flame: the cluster at {self._client.endpoint} ({self._client.source})")
         room = count_room(self._client, runtime)
@@ -74,32 +73,25 @@ class FlameFleet(ContextManagerMixin):
         self._starter = SessionStarter(self._client, self._application, settings, runtime, observer)
         self._policies = PolicyStore(f"{self._application}/shared", self._client.meter)
         self._workers = WorkerRegistry(room, partial(count_room, self._client, runtime), observer)
-        self._board = JobBoard(observer)
-        self._scheduler = Scheduler(
-            self._client,
-            self._starter,
-            self._policies,
-            self._workers,
-            self._board,
-            runtime,
-            self.capacity,
-        )
-        self._starter.start_in_background()
+        board = JobBoard(observer)
+        runner = AttemptRunner(self._client, self._starter, self._policies, board, runtime)
+        self._scheduler = Scheduler(runner, self.capacity, self._workers.add)
+        self._starter.thread.start()
 
     def _open_lease(self) -> Lease:
+        address = self._client.cache_endpoint
         try:
-            return Lease(self._client.cache_endpoint, self._application)
+            return Lease(self._application)
         except Exception as error:
             self._client.close()
             raise FleetUnreachableError(
-                f"The object cache at {self._client.cache_endpoint} does not take objects "
-                f"({format_error(error)}).",
-                self._client.format_cache_hint(),
+                f"The object cache at {address} does not take objects ({format_error(error)}).",
+                f"{self._client.format_tls_hint(address)}; rlflame cluster-check",
             ) from error
 
     @property
     def ready(self) -> bool:
-        return self._starter.has_finished
+        return self._starter.finished.is_set()
 
     def put(self, policy: PolicyArrays) -> str:
         return self._policies.put(policy)
@@ -118,18 +110,16 @@ class FlameFleet(ContextManagerMixin):
         def finish(complete: bool) -> None:
             for task in tasks:
                 self._policies.release(task.policy_id)
-            if complete and tasks and tasks[0].purpose == "train":
-                self._finish_round(time.monotonic() - started_at, len(tasks))
+            if not complete or not tasks or tasks[0].purpose != "train":
+                return
+            statistics = self._scheduler.statistics
+            statistics.finish_round(time.monotonic() - started_at, len(tasks))
+            if self._advises and (advice := statistics.format_advice()):
+                self._advises = False
+                self._note(advice)
 
         self._scheduler.add(jobs)
-        return JobSubmission(self._board.cancel, jobs, answers, finish)
-
-    def _finish_round(self, wall_s: float, tasks: int) -> None:
-        statistics = self._scheduler.statistics
-        statistics.finish_round(wall_s, tasks)
-        if self._advises and (advice := statistics.format_advice()):
-            self._advises = False
-            self._note(advice)
+        return JobSubmission(self._scheduler.board.cancel, jobs, answers, finish)
 
     def read_traffic(self) -> Traffic:
         """Between this process and the cluster, without the executors' fetching of weights."""
@@ -137,7 +127,7 @@ class FlameFleet(ContextManagerMixin):
 
     def probe(self) -> FleetReport:
         """The workers that have answered; executors come and go."""
-        if not self._starter.is_current_thread:
+        if threading.current_thread() is not self._starter.thread:  # whose observers cannot wait
             self._starter.wait()
         workers = self._workers.list_workers()
         if not workers and self._starter.session is not None:
@@ -153,40 +143,34 @@ class FlameFleet(ContextManagerMixin):
         if self._closed:
             return
         self._closed = True
-        self._starter.stop()
+        self._starter.stopped.set()
         with contextlib.suppress(Exception):
             self._lease.announce_closing()
         self._scheduler.close()
         self._policies.deleter.close()
-        self._starter.join(_START_END_S)
-        cleaning = threading.Thread(target=self._clean, name="rlflame-clean", daemon=True)
-        cleaning.start()
+        self._starter.thread.join(_START_END_S)
         # A cluster that does not answer must not hold the process.
-        cleaning.join(timeout=_CLEAN_S)
-        self._lease.close()
-        if self._cleanup_problem:
+        run, stop_lease = self._application, self._lease.close
+        try:
+            problem = call_with_timeout(
+                lambda: remove_run(self._client, run, _DRAIN_S, stop_lease=stop_lease),
+                _CLEAN_S,
+                "clean up",
+            )
+        except FleetError as error:
+            problem = error.message.rstrip(".")
+        stop_lease()
+        if problem:
             self._note(
-                f"flame: {self._cleanup_problem}; rlflame cluster-check --clean removes what is "
-                "left of this run"
+                f"flame: {problem}; rlflame cluster-check --clean removes what is left of this run"
             )
         self._client.close()
-
-    def _clean(self) -> None:
-        newest_first = list(reversed(self._starter.opened))
-        self._cleanup_problem = remove_run(
-            self._client,
-            self._application,
-            [application for application, _ in newest_first],
-            [session_id for _, session_id in newest_first],
-            timeout_s=_DRAIN_S,
-            stop_lease=self._lease.close,
-        )
 
 
 def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
     """How many executors there can be at a time: within what the user allows and the nodes have."""
     room = 0
-    for node in client.list_nodes():
+    for node in client.call("list_nodes"):
         if node.status.state == 1:
             cpus = int(node.status.capacity.cpu)
             room += cpus // runtime.flame.cpu if runtime.flame.cpu else cpus or 1
@@ -194,3 +178,75 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
         return max(room, 1)
     # Executors without processors are not bounded by the nodes'.
     return runtime.workers if runtime.flame.cpu == 0 else min(runtime.workers, max(room, 1))
+
+
+class WorkerRegistry:
+    """Tells an observer the number of workers, and once each way in which they differ from here.
+
+    Executors come and go, and the cluster does not say which have gone. There are at most
+    `max_workers` at a time, so of more than that, those that have not answered for longest are
+    gone. When the registry is full, `count_room` is asked whether nodes have joined. Workers of a
+    node that has left stay counted until others have taken their places.
+    """
+
+    def __init__(self, max_workers: int, count_room: Callable[[], int], observer: Observer) -> None:
+        self._max_workers = max_workers
+        self._count_room = count_room
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._workers: dict[str, dict[str, Any]] = {}
+        self._notes: set[str] = set()
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return list(self._workers.values())
+
+    def add(self, worker: dict[str, Any]) -> None:
+        if "python" not in worker:  # it could not start the process that would say
+            return
+        name = worker["name"]
+        with self._lock:
+            is_full = name not in self._workers and len(self._workers) >= self._max_workers
+        room = 0
+        if is_full:
+            with contextlib.suppress(FleetError):
+                room = self._count_room()
+        with self._lock:
+            self._max_workers = max(self._max_workers, room)
+            is_known = self._workers.pop(name, None) is not None
+            self._workers[name] = worker
+            has_excess = len(self._workers) > self._max_workers
+            if has_excess:
+                del self._workers[next(iter(self._workers))]
+            count = len(self._workers)
+        if is_known:
+            return
+        if not has_excess:
+            self._observer(FleetEvent.of_workers(count))
+        self._compare(worker, read_versions())
+
+    def _compare(self, worker: dict[str, Any], local: dict[str, str]) -> None:
+        notes, differ = [], []
+        for name, version in local.items():
+            remote = worker.get(name)
+            # A package that one of the two lacks has no part in what both can run.
+            if name != "python" and remote != version and "absent" not in (remote, version):
+                differ.append(f"{name} {remote} (here {version})")
+        if differ:
+            notes.append(
+                f"differs in {', '.join(differ)}: results can differ in their last bits from a "
+                "run on this machine"
+            )
+        remote, minor = (".".join(str(w["python"]).split(".")[:2]) for w in (worker, local))
+        if remote != minor:
+            notes.append(
+                f"runs Python {remote} (here {minor}): rlflame's own bits do not depend on it, an "
+                "environment's may"
+            )
+        for note in notes:
+            with self._lock:
+                is_new = note not in self._notes
+                self._notes.add(note)
+            if is_new:
+                text = f"the worker on {worker['host']} {note}"
+                self._observer(FleetEvent("note", "", 0, text))

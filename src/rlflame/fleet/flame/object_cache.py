@@ -2,24 +2,27 @@
 
 flamepy's own `get_object` unpickles a download unless its bytes say that they are an array, so a
 client that can write to the cache could run code in every reader. flamepy keeps one connection to
-the cache per process, so these are functions. Shipped to workers, where numpy may be missing.
+the cache per process, so these are functions. Shipped to workers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import os
 import re
+import socket
 import tempfile
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 from rlflame.errors import FleetError
+from rlflame.rollout import wire
 
 from .timed_call import CALL_S, ClusterCallError, call_with_timeout
 
 _TRANSFER_S = 80.0
+BEAT_INTERVAL_S, LEASE_CALL_S = 5.0, 4.0
 #: How flamepy marks an Arrow array; every other mark may be a pickle.
 _ARRAY_MARK = b"FLM\x03"
 #: What reading a damaged or hostile object raises, besides Arrow's own errors.
@@ -83,16 +86,16 @@ def upload(key: str, content: bytes) -> str:
     return f"{address}/{key}"
 
 
-def get(key: str) -> memoryview:
-    """The bytes of an object in the configured cache; KeyError if it is not there.
+def get(key: str, endpoint: str = "", timeout_s: float = _TRANSFER_S) -> memoryview:
+    """The bytes of an object; KeyError if it is not there.
 
-    No other address is called, whatever a reference says.
+    A driver names no `endpoint`: it calls the configured cache alone, whatever a reference says.
     """
-    from flamepy.core.cache import _get_cached_context
+    from flamepy.core import cache
 
-    endpoint = str(_get_cached_context().cache_endpoint)
+    address = endpoint or str(cache._get_cached_context().cache_endpoint)
     try:
-        return call_with_timeout(lambda: read_object(endpoint, key), _TRANSFER_S, "get object")
+        return call_with_timeout(lambda: read_object(address, key), timeout_s, "get object")
     except ClusterCallError as error:
         if isinstance(error.__cause__, KeyError):
             raise KeyError(key) from None
@@ -100,13 +103,9 @@ def get(key: str) -> memoryview:
 
 
 def delete(prefix: str) -> None:
-    call_with_timeout(lambda: _delete_without_timeout(prefix), CALL_S, "delete objects")
-
-
-def _delete_without_timeout(prefix: str) -> None:
     from flamepy.core.cache import delete_objects
 
-    delete_objects(prefix)
+    call_with_timeout(lambda: delete_objects(prefix), CALL_S, "delete objects")
 
 
 def parse_reference(output: bytes, session: Any) -> Reference:
@@ -117,20 +116,15 @@ def parse_reference(output: bytes, session: Any) -> Reference:
     """
     from flamepy.core import ObjectRef
 
-    try:
+    endpoint = key = ""
+    with contextlib.suppress(Exception):  # what a hostile answer raises
         reference = ObjectRef.decode(output)
         endpoint, key = str(reference.endpoint), str(reference.key)
-        if not _ADDRESS.fullmatch(endpoint):
-            raise ValueError(endpoint)
-    except Exception as error:
-        raise FleetError(
-            f"A worker's answer names no object of the cache ({type(error).__name__}).",
-            "rlflame cluster-check",
-        ) from error
     prefix, _, name = key.rpartition("/")
-    if prefix != f"{session.application}/{session.id}" or not _OBJECT_ID.fullmatch(name):
+    is_own = prefix == f"{session.application}/{session.id}" and _OBJECT_ID.fullmatch(name)
+    if not is_own or not _ADDRESS.fullmatch(endpoint):
         raise FleetError(
-            f"A worker's answer names the object {key!r}, which is not of session {session.id}.",
+            f"A worker's answer names the object {key!r}, which is none of session {session.id}.",
             "rlflame cluster-check",
         )
     return Reference(endpoint, key)
@@ -146,7 +140,7 @@ def read_object(endpoint: str, key: str) -> memoryview:
     client = cache._get_flight_client(endpoint, cache._get_cache_tls_config())
     table = client.do_get(flight.Ticket(f"{key}:0".encode())).read_all()
     try:
-        return _read_array(_read_row(table))
+        return _parse_download(table)
     except (pa.ArrowException, *_DAMAGE) as error:
         raise FleetError(
             f"The object {key} in the cache is not an array of bytes ({error}).",
@@ -154,8 +148,8 @@ def read_object(endpoint: str, key: str) -> memoryview:
         ) from error
 
 
-def _read_row(table: Any) -> bytes:
-    """The base row of a download; patches are not used."""
+def _parse_download(table: Any) -> memoryview:
+    """The array in the base row of a download; patches are not used."""
     import pyarrow as pa
 
     table.validate(full=True)
@@ -165,15 +159,8 @@ def _read_row(table: Any) -> bytes:
     if column.type != pa.binary() or column.null_count:
         raise ValueError(f"a column of {column.type}")
     row: bytes = column[0].as_py()
-    return row
-
-
-def _read_array(row: bytes) -> memoryview:
-    import pyarrow as pa
-
-    mark = row[: len(_ARRAY_MARK)]
-    if mark != _ARRAY_MARK:
-        raise ValueError(f"it is marked {mark!r}")
+    if not row.startswith(_ARRAY_MARK):
+        raise ValueError(f"it is marked {row[: len(_ARRAY_MARK)]!r}")
     # The copy keeps the arrays within aligned.
     batch = pa.ipc.open_stream(pa.BufferReader(row[len(_ARRAY_MARK) :])).read_next_batch()
     batch.validate(full=True)
@@ -183,24 +170,66 @@ def _read_array(row: bytes) -> memoryview:
     return view_array(array)
 
 
-class DeferredDeleter:
-    """Deletes used objects in a thread, so that no caller waits for it."""
+class Lease:
+    """An object in the cache that changes every few seconds while a run lives.
 
-    def __init__(self) -> None:
-        self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._delete_queued, name="rlflame-sweep", daemon=True
-        )
+    A reader that finds it unchanged twice knows that the run is dead, whatever the clocks of the
+    two machines say. Kept by the driver, from construction to `close()`.
+    """
+
+    def __init__(self, run: str) -> None:
+        #: Where executors read it: they may not reach the address that the driver is given.
+        self.reference = {"endpoint": "", "key": make_lease_key(run)}
+        self._beat = 0
+        self._closing = False
+        self._closed = threading.Event()
+        self._write()
+        self._thread = threading.Thread(target=self._keep_alive, name="rlflame-lease", daemon=True)
         self._thread.start()
 
-    def delete(self, key: str) -> None:
-        self._keys.put(key)
+    def announce_closing(self) -> None:
+        """Tell the workers that their tasks are no longer needed."""
+        self._closing = True
+        self._write()
 
     def close(self) -> None:
-        self._keys.put(None)
-        self._thread.join(timeout=5.0)
+        self._closed.set()
+        self._thread.join(timeout=LEASE_CALL_S + 1.0)
 
-    def _delete_queued(self) -> None:
-        while (key := self._keys.get()) is not None:
-            with contextlib.suppress(Exception):  # what stays is deleted with the run
-                _delete_without_timeout(key)
+    def _write(self) -> None:
+        self._beat += 1
+        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+        content = {"beat": self._beat, "closing": self._closing, **owner}
+        self.reference["endpoint"] = write_lease(self.reference["key"], content)
+
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(BEAT_INTERVAL_S):
+            with contextlib.suppress(Exception):  # the next beat may reach the cache
+                self._write()
+
+
+def make_lease_key(run: str) -> str:
+    return f"{run}/lease/lease"
+
+
+def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
+    """The content of a lease; None if there is none, FleetError if it cannot be read."""
+    try:
+        content: dict[str, Any] = wire.decode(get(key, endpoint, 2.0 * LEASE_CALL_S))
+        if {"beat", "closing", "host", "pid"} <= content.keys():
+            return content
+    except KeyError:
+        return None
+    except (wire.WireError, AttributeError):
+        pass
+    raise FleetError("It is not of the kind that runs keep.")
+
+
+def write_lease(key: str, content: dict[str, Any]) -> str:
+    """Store the content in the configured cache; returns the address where executors read it."""
+    from flamepy.core import ObjectRef, cache, update_object
+
+    endpoint = str(cache._get_cached_context().cache_endpoint)
+    reference, value = ObjectRef(endpoint, key, 0), make_array(wire.encode(content))
+    stored = call_with_timeout(lambda: update_object(reference, value), LEASE_CALL_S, "lease")
+    return str(stored.endpoint)

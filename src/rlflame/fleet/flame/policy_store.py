@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from rlflame.rollout import wire
 from rlflame.rollout.task import PolicyArrays
 
 from . import object_cache
-from .object_cache import DeferredDeleter, Reference
+from .object_cache import Reference
 
 
 class PolicyStore:
@@ -52,39 +54,52 @@ class PolicyStore:
             del self._uses[policy_id]
             self._contents.pop(policy_id, None)
             reference = self._references.pop(policy_id, None)
-        self._delete(reference)
+        if reference is not None:
+            self.deleter.delete(reference.key)
 
     def find_reference(self, policy_id: str) -> Reference:
         """Where the policy is in the cache; the first caller puts it there."""
         with self._put_lock:
             with self._lock:
-                reference, content = (
-                    self._references.get(policy_id),
-                    self._contents.get(policy_id),
-                )
+                reference = self._references.get(policy_id)
+                content = self._contents.get(policy_id)
             if reference is not None:
                 return reference
-            if content is None:
-                raise FleetError("Nobody holds these weights any more.")
-            reference = object_cache.put(self._prefix, content)
-            self._meter.count_sent(len(content))
-            with self._lock:
-                is_held = policy_id in self._contents
-                if is_held:
-                    self._references[policy_id] = reference
-            if not is_held:  # released meanwhile
-                self._delete(reference)
-                raise FleetError("Nobody holds these weights any more.")
-            return reference
+            if content is not None:
+                reference = object_cache.put(self._prefix, content)
+                self._meter.count_sent(len(content))
+                with self._lock:
+                    if policy_id in self._contents:
+                        self._references[policy_id] = reference
+                        return reference
+                self.deleter.delete(reference.key)  # the policy was released meanwhile
+            raise FleetError("Nobody holds these weights any more.")
 
     def forget_reference(self, policy_id: str, reference: Reference | None) -> None:
         """A worker did not find the weights there; by now they may be elsewhere."""
         with self._lock:
-            if self._references.get(policy_id) != reference:
+            if reference is None or self._references.get(policy_id) != reference:
                 return
-            self._references.pop(policy_id, None)
-        self._delete(reference)  # the cache may only have been away
+            del self._references[policy_id]
+        self.deleter.delete(reference.key)  # the cache may only have been away
 
-    def _delete(self, reference: Reference | None) -> None:
-        if reference is not None:
-            self.deleter.delete(reference.key)
+
+class DeferredDeleter:
+    """Deletes used objects in a thread, so that no caller waits for it."""
+
+    def __init__(self) -> None:
+        self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rlflame-sweep", daemon=True)
+        self._thread.start()
+
+    def delete(self, key: str) -> None:
+        self._keys.put(key)
+
+    def close(self) -> None:
+        self._keys.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while (key := self._keys.get()) is not None:
+            with contextlib.suppress(Exception):  # objects that stay are deleted with the run
+                object_cache.delete(key)

@@ -1,7 +1,8 @@
 """Schedules jobs: starts attempts, retries failures, doubles stragglers, and knows when to stop.
 
-One thread attends one attempt, so that an attempt reads from top to bottom. A lost attempt is
-replaced by another, which by design yields the same fragment.
+One thread attends one attempt, so that an attempt reads from top to bottom, and another thread
+looks which of them are silent or slow. A lost attempt is replaced by another, which by design
+yields the same fragment.
 """
 
 from __future__ import annotations
@@ -9,30 +10,30 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.job_queue import FleetJob
 from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
 from . import object_cache
-from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
-from .attempt_monitor import Monitor
-from .client import EXECUTOR_STATES, FlameClient, close_quietly
-from .policy_store import PolicyStore
-from .session_starter import SessionStarter
+from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
-from .worker_registry import WorkerRegistry
 
 #: Failures without an answer between them, and over this time, that end the run.
 _BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
 #: Attempts under way: every executor has one and another in line, and there are some to spare.
 _ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
+_MONITOR_INTERVAL_S = 0.5
+#: A watched task that is silent for this long is polled.
+_SILENCE_S = 20.0
+#: If no task runs for this long, the reason is looked for.
+_STALLED_S = 4.0
 
 
 class CircuitBreaker:
@@ -65,11 +66,12 @@ class CircuitBreaker:
         return diagnosis if self.failures >= _BREAKER_FAILURES else None
 
 
-def diagnose_failures(client: FlameClient, session: Any, reason: str) -> RlflameError:
+def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
     """Why every task fails: a server is away, or an executor's worker process died."""
+    client, session = runner.client, runner.starter.wait().session
     prefix = f"{session.application}/shared"
     for server, check in (
-        ("session manager", client.list_nodes),
+        ("session manager", lambda: client.call("list_nodes")),
         ("object cache", lambda: object_cache.put(prefix, b"?")),
     ):
         try:
@@ -79,17 +81,15 @@ def diagnose_failures(client: FlameClient, session: Any, reason: str) -> Rlflame
                 f"The {server} does not answer any more: {error.message}",
                 "rlflame cluster-check, then rlflame resume",
             )
-    executors = ""
+    nodes = set()
     with contextlib.suppress(FleetError):
-        names = sorted(
-            f"{executor.spec.node} ({EXECUTOR_STATES[executor.status.state]})"
-            for executor in client.list_executors()
-            if executor.status.session_id == session.id
-        )
-        executors = f" Executors of this run: {', '.join(names) or 'none'}."
+        for executor in client.call("list_executors"):
+            if executor.status.session_id == session.id:
+                nodes.add(executor.spec.node)
     return FleetError(
-        f"Task after task failed on the cluster, the last with: {reason}.{executors} A worker "
-        "process that died makes its executor fail everything it is given.",
+        f"Task after task failed on the cluster, the last with: {reason}. A worker process that "
+        "died makes its executor fail everything it is given; this run has executors on "
+        f"{', '.join(sorted(nodes)) or 'no node'}.",
         "stop the executor manager of that node for more than 30 s, start it again, and "
         "rlflame resume; rlflame cluster-check names the node",
     )
@@ -100,30 +100,22 @@ class Scheduler:
 
     def __init__(
         self,
-        client: FlameClient,
-        starter: SessionStarter,
-        policies: PolicyStore,
-        workers: WorkerRegistry,
-        board: JobBoard,
-        runtime: RuntimeSettings,
+        runner: AttemptRunner,
         capacity: int,
-        clock: Callable[[], float] = time.monotonic,
+        record_worker: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.starter = starter
-        self.board = board
-        self.capacity = capacity
-        self.clock = clock
+        """`record_worker` is called with every worker's description of itself."""
+        self.runner = runner
+        self.board = runner.board
         self.statistics = TaskStatistics(capacity)
-        self.runner = AttemptRunner(client, starter, policies, board, runtime, clock)
-        self.breaker = CircuitBreaker(runtime.flame.reconnect_s)
-        self._client = client
-        self._policies = policies
-        self._workers = workers
-        self._runtime = runtime
-        self._thread_count = 0
+        self.breaker = CircuitBreaker(runner.runtime.flame.reconnect_s)
+        self._capacity = capacity
+        self._record_worker = record_worker
+        self._thread_count = self._idle_count = 0
         self._max_threads = min(_MAX_ATTEMPTS, _ATTEMPTS_PER_EXECUTOR * capacity + _SPARE_ATTEMPTS)
-        self._idle_count = 0
-        self._monitor = Monitor(self)
+        self._stall_checked_at = 0.0
+        self._has_reported_stall = False
+        threading.Thread(target=self._watch_attempts, name="rlflame-monitor", daemon=True).start()
 
     def add(self, jobs: Sequence[FleetJob]) -> None:
         with self.board.lock:
@@ -136,28 +128,15 @@ class Scheduler:
         if error is not None:
             self.board.fail_all(error)
 
-    def speculate(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
-        """Give jobs of an attempt a second one, unless the first has just ended."""
-        second = Attempt(jobs, self.clock(), speculative=True)
-        with self.board.lock:
-            if attempt not in self.board.attempts or attempt.has_failed:
-                return
-            self.board.attempts.append(second)
-        self.board.notify(
-            *(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs)
-        )
-        threading.Thread(target=self._run_attempt, args=(second,), daemon=True).start()
-
     def close(self) -> None:
         """End all jobs. Threads that still wait for the cluster are daemons, and are abandoned."""
         self.board.fail_all(FleetError("The fleet was closed."))
+        self.board.closing.set()
         with self.board.lock:
-            self.board.closing = True
             self.board.lock.notify_all()
-            streams = [attempt.stream for attempt in self.board.attempts]
-        self._monitor.close()
-        for stream in streams:
-            close_quietly(stream)
+            attempts = list(self.board.attempts)
+        for attempt in attempts:
+            attempt.close_watch()
 
     def _start_threads(self) -> None:
         """One thread per possible attempt; jobs that wait here can still be grouped."""
@@ -171,12 +150,12 @@ class Scheduler:
         while True:
             with board.lock:
                 self._idle_count += 1
-                while not board.jobs and not board.closing:
+                while not board.jobs and not board.closing.is_set():
                     board.lock.wait()
                 self._idle_count -= 1
-                if board.closing:
+                if board.closing.is_set():
                     return
-                attempt = Attempt(self._take_group(), self.clock())
+                attempt = Attempt(self._take_group(), time.monotonic())
                 board.attempts.append(attempt)
             board.deliver()
             self._run_attempt(attempt)
@@ -195,10 +174,9 @@ class Scheduler:
         try:
             self._handle_reply(attempt, self.runner.run(attempt))
         except AttemptTimeout as error:
-            self._count_delays(attempt)
-            self._handle_loss(attempt, error.message)
+            self._handle_loss(attempt, error.message, is_delay=True)
         except RlflameError as error:
-            if isinstance(error, ClusterUnreachableError) or error is self.starter.error:
+            if isinstance(error, ClusterUnreachableError) or self.runner.starter.session is None:
                 self.board.fail_all(error)
             else:
                 self._handle_loss(attempt, error.message)
@@ -210,7 +188,7 @@ class Scheduler:
             self.board.deliver()
 
     def _handle_reply(self, attempt: Attempt, reply: dict[str, Any]) -> None:
-        self._workers.add(reply["worker"])
+        self._record_worker(reply["worker"])
         retries: list[tuple[FleetJob, Retry]] = []
         for job, answer in zip(attempt.jobs, reply["answers"], strict=True):
             with self.board.lock:
@@ -219,7 +197,7 @@ class Scheduler:
                     continue
                 if answer["kind"] == "result":  # a failure says nothing of the work
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
-            runtime = self._runtime
+            runtime = self.runner.runtime
             outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
             if isinstance(outcome, Retry):
                 retries.append((job, outcome))
@@ -231,7 +209,7 @@ class Scheduler:
         self.board.deliver()  # the outcomes, before the pause
         for job, outcome in retries:
             if outcome.weights_lost:
-                self._policies.forget_reference(job.task.policy_id, attempt.weights)
+                self.runner.policies.forget_reference(job.task.policy_id, attempt.weights)
         time.sleep(max(outcome.pause_s for _, outcome in retries))
         self._requeue(attempt, [(job, outcome.reason) for job, outcome in retries])
 
@@ -247,28 +225,26 @@ class Scheduler:
             self._start_threads()
             board.lock.notify(len(failed))
 
-    def _count_delays(self, attempt: Attempt) -> None:
-        """The duration of a group says nothing of a single job in it."""
-        if len(attempt.jobs) > 1:
-            return
-        with self.board.lock:
-            (job,) = attempt.jobs
-            limit_s = self._runtime.flame.task_deadline_s
-            if error := count_delay(job, self._runtime.max_retries, limit_s):
-                self.board.jobs.finish(job, error)
-
-    def _handle_loss(self, attempt: Attempt, reason: str) -> None:
+    def _handle_loss(self, attempt: Attempt, reason: str, *, is_delay: bool = False) -> None:
         """The cluster, and not an environment, failed the attempt."""
-        if not attempt.is_awaited or self.board.closing:
+        runtime = self.runner.runtime
+        # The duration of a group says nothing of a single job in it.
+        if is_delay and len(attempt.jobs) == 1:
+            with self.board.lock:
+                (job,) = attempt.jobs
+                error = count_delay(job, runtime.max_retries, runtime.flame.task_deadline_s)
+                if error is not None:
+                    self.board.jobs.finish(job, error)
+        if not attempt.is_awaited or self.board.closing.is_set():
             return
-        now = self.clock()
+        now = time.monotonic()
         with self.board.lock:
             self.breaker.record_failure(now)
             failures, is_tripped = self.breaker.failures, self.breaker.is_tripped(now)
             for job in attempt.jobs:
                 job.failures["loss"] += 1
         if is_tripped:
-            diagnosis = diagnose_failures(self._client, self.starter.wait().session, reason)
+            diagnosis = diagnose_failures(self.runner, reason)
             with self.board.lock:
                 error = self.breaker.choose_error(diagnosis, now)
             if error is not None:
@@ -279,3 +255,73 @@ class Scheduler:
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         first_reason = reason if failures == 1 else ""
         self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])
+
+    def _watch_attempts(self) -> None:
+        try:
+            while not self.board.closing.wait(_MONITOR_INTERVAL_S):
+                self._check_attempts(time.monotonic())
+                self.runner.tidy()
+        except RlflameError as error:
+            self.board.fail_all(error)
+        except Exception as error:  # without it a run could stand still for ever
+            message = f"The monitor failed: {error!r}."
+            self.board.fail_all(FleetError(message, "", traceback.format_exc()))
+
+    def _check_attempts(self, now: float) -> None:
+        with self.board.lock:
+            attempts, waiting = list(self.board.attempts), len(self.board.jobs)
+        for attempt in attempts:
+            active_at = max(attempt.created_at, attempt.running_at or 0.0, attempt.polled_at)
+            if now - active_at > _SILENCE_S:
+                attempt.polled_at = now
+                attempt.close_watch()  # its thread then polls
+        if not waiting:
+            self._speculate(attempts, now)
+        self._check_stall(attempts, now)
+
+    def _check_stall(self, attempts: list[Attempt], now: float) -> None:
+        """Executors may be lost in the middle of a run, and new ones may fail to start."""
+        created = [attempt for attempt in attempts if attempt.task]
+        if not created or any(attempt.running_at is not None for attempt in attempts):
+            self._stall_checked_at = now
+            if self._has_reported_stall:
+                self._has_reported_stall = False
+                self.board.deliver(FleetEvent("phase", "", 0, ""))
+            return
+        oldest = min(created, key=lambda attempt: attempt.created_at)
+        if now - max(oldest.created_at, self._stall_checked_at) < _STALLED_S:
+            return
+        self._stall_checked_at = now
+        self.runner.poll(oldest)
+        if oldest.running_at is None:
+            self._has_reported_stall = True
+            self.runner.starter.handle_stall(now - oldest.created_at)
+
+    def _speculate(self, attempts: list[Attempt], now: float) -> None:
+        """Give stragglers a second executor, where one is free."""
+        free = self._capacity - len(attempts)
+        doubled = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
+        for attempt in attempts:
+            purpose = attempt.jobs[0].task.purpose
+            limit_s = self.statistics.compute_slow_s(purpose, len(attempt.jobs))
+            if limit_s is None or free <= 0:
+                continue
+            if attempt.task and not attempt.running_at and now - attempt.created_at > limit_s:
+                self.runner.poll(attempt)
+            is_slow = attempt.running_at is not None and now - attempt.running_at > limit_s
+            jobs = [job for job in attempt.jobs if not job.ended and id(job) not in doubled]
+            if is_slow and jobs and not attempt.speculative:
+                free -= 1
+                self._start_second(attempt, jobs)
+
+    def _start_second(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
+        """Give jobs of an attempt a second one, unless the first has just ended."""
+        second = Attempt(jobs, time.monotonic(), speculative=True)
+        with self.board.lock:
+            if attempt not in self.board.attempts or attempt.has_failed:
+                return
+            self.board.attempts.append(second)
+        self.board.deliver(
+            *(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs)
+        )
+        threading.Thread(target=self._run_attempt, args=(second,), daemon=True).start()

@@ -15,19 +15,19 @@ import traceback
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 import rlflame
-from rlflame.fleet.flame.object_cache import make_array, read_object, view_array
+from rlflame.fleet.flame.object_cache import make_array, read_lease, read_object, view_array
 from rlflame.rollout import blas, wire
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
 
-AnswerKind = Literal["result", "broken", "died", "hung", "no_policy", "cancelled"]
-
+#: An answer's `kind` (result, broken, died, hung, no_policy or cancelled), and its details.
+Answer = dict[str, Any]
 _TICK_S = 0.2
 _START_DEADLINE_S = 120.0
 _MAX_POLICIES = 4
@@ -57,7 +57,8 @@ class Service:
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
             self._environment[user_code.FILE_VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
-        self._lease = lease
+        self._lease_reference = lease
+        self._lease = _LeaseReader(lease)
         self._child: WorkerProcess | None = None
         self._hello: dict[str, Any] = {}
         self._policies: OrderedDict[str, None] = OrderedDict()
@@ -74,7 +75,7 @@ class Service:
 
     def _exit_when_orphaned(self) -> None:
         """End this process where its executor manager died, and so nobody else ever will."""
-        lease, over_since = _LeaseReader(self._lease), None
+        lease, over_since = _LeaseReader(self._lease_reference), None
         while True:
             time.sleep(_ORPHAN_CHECK_INTERVAL_S)
             if not lease.is_over():
@@ -90,10 +91,10 @@ class Service:
 
         `tasks` is a numpy array where it came with the call, an Arrow array out of the cache.
         """
-        lease = _LeaseReader(self._lease)
+        self._lease = _LeaseReader(self._lease_reference)
         content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
         answers = [
-            self._make_answer(bytes(task), policy, endpoint, key, lease)
+            self._make_answer(bytes(task), policy, endpoint, key)
             for task in wire.decode(content)["tasks"]
         ]
         worker = {
@@ -102,31 +103,20 @@ class Service:
         }  # fmt: skip
         return make_array(wire.encode({"worker": worker, "answers": answers}))
 
-    def _make_answer(
-        self, task: bytes, policy: str, endpoint: str, key: str, lease: _LeaseReader
-    ) -> dict[str, Any]:
+    def _make_answer(self, task: bytes, policy: str, endpoint: str, key: str) -> Answer:
         self._started_at = time.monotonic()
-        body: bytes = b""
-        details: dict[str, Any] = {}
-        kind: AnswerKind
         try:
-            kind, body, details = self._run_task(task, policy, endpoint, key, lease)
+            answer = self._run_task(task, policy, endpoint, key)
         except BaseException as error:  # no file, no process, no memory: another may have some
             cause = f"failed with {type(error).__name__}: {error}"
-            kind, details = "died", {"how": cause, "printed": traceback.format_exc()}
+            answer = {"kind": "died", "how": cause, "printed": traceback.format_exc()}
             self._close_child()
-        return {
-            "kind": kind,
-            "busy_s": time.monotonic() - self._started_at,
-            **details,
-            "body": np.frombuffer(body, np.uint8),
-        }
+        busy_s = time.monotonic() - self._started_at
+        return {"body": np.empty(0, np.uint8), **answer, "busy_s": busy_s}
 
-    def _run_task(
-        self, task: bytes, policy: str, endpoint: str, key: str, lease: _LeaseReader
-    ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+    def _run_task(self, task: bytes, policy: str, endpoint: str, key: str) -> Answer:
         if self._has_run_ended:
-            return "cancelled", b"", {}
+            return {"kind": "cancelled"}
         child = self._ensure_child()
         if child is None:
             return self._make_death_answer(None)
@@ -134,7 +124,7 @@ class Service:
         if policy not in self._policies:
             weights = _fetch_policy(endpoint, key)
             if weights is None:
-                return "no_policy", b"", {}
+                return {"kind": "no_policy"}
             child.channel.send_bytes(MessageKind.POLICY, weights)
         self._policies[policy] = None
         self._policies.move_to_end(policy)
@@ -142,11 +132,9 @@ class Service:
             old, _ = self._policies.popitem(last=False)
             child.channel.send(MessageKind.FORGET, {"id": old})
         child.channel.send_bytes(MessageKind.TASK, task)
-        return self._wait_for_answer(child, lease)
+        return self._wait_for_answer(child)
 
-    def _wait_for_answer(
-        self, child: WorkerProcess, lease: _LeaseReader
-    ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+    def _wait_for_answer(self, child: WorkerProcess) -> Answer:
         """Wait for the child's answer, its death, its silence, or the end of its run."""
         position: list[int] | None = None
         moved_at = time.monotonic()
@@ -154,7 +142,8 @@ class Service:
             try:
                 message = child.channel.receive(_TICK_S)
                 if message.kind is MessageKind.RESULT:
-                    return "result", message.payload, {"printed": child.read_output()}
+                    body = np.frombuffer(message.payload, np.uint8)
+                    return {"kind": "result", "body": body, "printed": child.read_output()}
                 value = message.value
             except TimeoutError:
                 pass
@@ -162,7 +151,7 @@ class Service:
                 return self._make_death_answer(position, child.explain_loss(error))
             else:
                 if message.kind is MessageKind.BROKEN:
-                    return "broken", b"", {**value, "printed": child.read_output()}
+                    return {"kind": "broken", **value, "printed": child.read_output()}
                 new_position = [value["slot"], value["row"], value["seed"], value["step"]]
                 if new_position != position:
                     position, moved_at = new_position, time.monotonic()
@@ -171,14 +160,14 @@ class Service:
             now = time.monotonic()
             child.trim_output()
             if now - moved_at > self._step_deadline_s:
-                printed = child.read_output()
+                answer = {"kind": "hung", "position": position, "printed": child.read_output()}
                 self._close_child()
-                return "hung", b"", {"position": position, "printed": printed}
-            if lease.is_due(now) and lease.is_over():
+                return answer
+            if self._lease.is_due(now) and self._lease.is_over():
                 # A run that is merely silent may come back.
-                self._has_run_ended = lease.closing
+                self._has_run_ended = self._lease.closing
                 self._close_child()
-                return "cancelled", b"", {}
+                return {"kind": "cancelled"}
 
     def _ensure_child(self) -> WorkerProcess | None:
         """A child that has said hello, or None if none would start."""
@@ -197,16 +186,14 @@ class Service:
                 child.explain_loss(error)
         return None
 
-    def _make_death_answer(
-        self, position: list[int] | None, cause: str = ""
-    ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+    def _make_death_answer(self, position: list[int] | None, cause: str = "") -> Answer:
         child = self._child
         assert child is not None
         code = child.terminate(grace_s=0.0 if not child.has_exited else 1.0)
-        cause = cause or describe_exit(code)
         printed = child.read_output()
         self._close_child()
-        return "died", b"", {"how": cause, "position": position, "printed": printed}
+        cause = cause or describe_exit(code)
+        return {"kind": "died", "how": cause, "position": position, "printed": printed}
 
     def _close_child(self) -> None:
         if self._child is not None:
@@ -233,12 +220,10 @@ class _LeaseReader:
 
     def is_over(self) -> bool:
         """Whether the run has said that it ends, or has said nothing for long."""
-        from rlflame.fleet.flame import lease
-
         now = time.monotonic()
         contents = None
         with contextlib.suppress(Exception):  # a cache that cannot be asked says nothing
-            contents = lease.read(**self._reference)
+            contents = read_lease(**self._reference)
         if contents is not None:
             if contents["closing"]:
                 self.closing = True

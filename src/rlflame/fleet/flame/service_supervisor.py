@@ -78,14 +78,9 @@ def serve(record_path: str) -> None:
     class SessionRecorder(runpy.FlameRunpyService):  # type: ignore[misc]
         def on_session_enter(self, context: Any) -> bool:
             has_entered = bool(super().on_session_enter(context))
-            data = context.common_data()
-            session_record = {
-                "session": context.session_id,
-                "application": context.application.name,
-                "data": base64.b64encode(data or b"").decode(),
-            }
+            data = base64.b64encode(context.common_data() or b"").decode()
             with open(record_path + ".new", "w") as file:
-                json.dump(session_record, file)
+                json.dump([data, context.session_id, context.application.name], file)
             os.replace(record_path + ".new", record_path)
             return has_entered
 
@@ -98,10 +93,10 @@ def serve(record_path: str) -> None:
     service = SessionRecorder()
     if os.path.exists(record_path):
         with open(record_path) as file:
-            session_record = json.load(file)
-        application = core.ApplicationContext(name=session_record["application"])
-        data = base64.b64decode(session_record["data"])
-        service.on_session_enter(core.SessionContext(data, session_record["session"], application))
+            data, session_id, name = json.load(file)
+        application = core.ApplicationContext(name=name)
+        context = core.SessionContext(base64.b64decode(data), session_id, application)
+        service.on_session_enter(context)
     core.run(service)
 
 

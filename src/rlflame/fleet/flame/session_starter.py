@@ -15,13 +15,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, FleetUnreachableError, RlflameError
 from rlflame.fleet.base import FleetEvent, Observer
 from rlflame.rollout.machine import describe_host
+from rlflame.terminal_text import format_count
 
 from . import bundle, object_cache
 from .client import (
@@ -50,7 +51,6 @@ class FlameSession:
 
     session: Any
     greeting: dict[str, Any]
-    installed: bool
     upload_bytes: int
 
 
@@ -58,81 +58,54 @@ class SessionPausedError(FleetError):
     """The cluster has given up starting executors for a session."""
 
 
+@dataclass
 class SessionStarter:
     """Opens sessions until one answers with the packages of this machine."""
 
-    def __init__(
-        self,
-        client: FlameClient,
-        application: str,
-        settings: dict[str, Any],
-        runtime: RuntimeSettings,
-        observer: Observer,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`settings` are those of the `Service` on the executors."""
-        #: Everything that was opened and has to be removed: applications and their sessions.
-        self.opened: list[tuple[str, str]] = []
-        self.session: FlameSession | None = None
-        #: Why there is no session.
-        self.error: RlflameError | None = None
-        self._client = client
-        self._application = application
-        self._settings = settings
-        self._runtime = runtime
-        self._observer = observer
-        self._clock = clock
-        #: Whether executors install a package in the session that is being started.
-        self._installs = False
-        self._stopped = threading.Event()
-        self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
+    client: FlameClient
+    application: str
+    #: Those of the `Service` on the executors.
+    settings: dict[str, Any]
+    runtime: RuntimeSettings
+    observer: Observer
+    clock: Callable[[], float] = time.monotonic
+    stopped: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
+    session: FlameSession | None = None
+    _error: RlflameError | None = None
+    #: Whether executors install a package in the session that is being started.
+    _installs: bool = False
 
-    def start_in_background(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    @property
-    def has_finished(self) -> bool:
-        return self._finished.is_set()
-
-    @property
-    def is_current_thread(self) -> bool:
-        """Whether the caller is an observer of the start, which cannot wait for its end."""
-        return threading.current_thread() is self._thread
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
 
     def wait(self) -> FlameSession:
         """The session; raises the reason if none could be started."""
-        self._finished.wait()
+        self.finished.wait()
         if self.session is None:
-            raise self.error or _make_closed_error()
+            raise self._error or _make_closed_error()
         return self.session
 
     def _run(self) -> None:
         try:
             self.session = self.start()
         except RlflameError as error:
-            self.error = error
+            self._error = error
         except Exception as error:
-            self.error = FleetError(f"The fleet could not start: {error!r}.", "--debug shows where")
-        self._finished.set()
+            message = f"The fleet could not start: {error!r}."
+            self._error = FleetError(message, "--debug shows where")
+        self.finished.set()
         if self.session is not None:
-            kilobytes = self.session.upload_bytes / 1000.0
-            installation = "with its packages" if self.session.installed else "nothing to install"
-            text = f"flame: sent {kilobytes:.0f} kB to the cluster, {installation}"
-            self._observer(FleetEvent("note", "", 0, text))
+            installation = "with its packages" if self._installs else "nothing to install"
+            text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster, "
+            self.observer(FleetEvent("note", "", 0, text + installation))
         self._report_phase("")
 
     def _report_phase(self, text: str) -> None:
-        self._observer(FleetEvent("phase", "", 0, text))
+        self.observer(FleetEvent("phase", "", 0, text))
 
     def start(self) -> FlameSession:
-        dependencies = self._runtime.flame.dependencies
+        dependencies = self.runtime.flame.dependencies
         if dependencies == "prepared":
             return _check_packages(self.start_session(installs=False))
         if dependencies == "auto":
@@ -142,68 +115,56 @@ class SessionStarter:
                 if not any(compare_packages(session.greeting["packages"], local)):
                     return session
             self._report_phase("the executors lack the right packages: installing them")
-            self._remove_last()
+            with contextlib.suppress(FleetError):  # else it is tried again at the end
+                self.client.close_sessions([self.application])
         return _check_packages(self.start_session(installs=True))
 
     def start_session(self, *, installs: bool) -> FlameSession:
         """Register, open, and wait for a first answer, with the packages that there are."""
         self._installs = installs
-        runtime, client = self._runtime, self._client
-        name = f"{self._application}-i" if installs else self._application
+        runtime, client = self.runtime, self.client
+        name = f"{self.application}-i" if installs else self.application
         package, url, environment = b"", None, {}
         if installs:
             requirements = bundle.list_dependencies(runtime.flame.extra_dependencies)
             package = bundle.make_package(name, requirements)
-            url = object_cache.upload(f"{self._application}/pkg/{name}.tar.gz", package)
+            url = object_cache.upload(f"{self.application}/pkg/{name}.tar.gz", package)
         if installs or runtime.flame.python_version:
             minor = ".".join(platform.python_version_tuple()[:2])
             environment["FLAME_PYTHON_VERSION"] = runtime.flame.python_version or minor
         archive = bundle.make_archive(runtime.env_file)
         context = object_cache.put_value(
-            f"{self._application}/shared", bundle.make_context(archive, self._settings)
+            f"{self.application}/shared", bundle.make_context(archive, self.settings)
         )
-        session_id = f"{name}-{uuid.uuid4().hex[:6]}"
-        # Before it is there: a call that was cut short may have come through.
-        self.opened.append((name, session_id))
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             raise _make_closed_error()
         client.register_application(name, runtime, url, environment)
-        session = client.open_session(session_id, name, context, runtime)
+        session = client.open_session(f"{name}-{uuid.uuid4().hex[:6]}", name, context, runtime)
         greeting = self._wait_for_greeting(session)
-        return FlameSession(session, greeting, installs, len(archive) + len(package))
-
-    def _remove_last(self) -> None:
-        """Remove the application that lacks the packages."""
-        name, session_id = self.opened[-1]
-        try:
-            self._client.close_session(session_id)
-            self._client.unregister_application(name)
-        except FleetError:
-            return  # it is tried again at the end
-        self.opened.pop()
+        return FlameSession(session, greeting, len(archive) + len(package))
 
     def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
         """Ask until an executor answers; report meanwhile what stands in the way."""
-        started_at = reported_at = self._clock()
+        started_at = reported_at = self.clock()
         refusals, waited_s = 0, 0.0
-        task = self._client.send_request(session, "greet")
-        while not self._stopped.is_set():
+        task = self.client.send_request(session, "greet")
+        while not self.stopped.is_set():
             try:
-                status = self._client.poll_task(session, task)
+                status = self.client.poll_task(session, task)
                 if status.state == SUCCEED:
-                    reference, content = self._client.fetch_result(session, status)
+                    reference, content = self.client.fetch_result(session, status)
                     greeting = parse_greeting(content)
                     object_cache.delete(reference.key)
                     return greeting
                 if status.state in (FAILED, CANCELLED):
                     refusals += 1
                     if refusals > _MAX_REFUSALS:
+                        reason = status.message or "no reason given"
                         raise FleetError(
-                            "The first executor could not say what it is "
-                            f"({status.message or 'no reason given'}).",
+                            f"The first executor could not say what it is ({reason}).",
                             "rlflame cluster-check",
                         )
-                    task = self._client.send_request(session, "greet")
+                    task = self.client.send_request(session, "greet")
                     continue
                 failures = self._list_bind_failures(session.id)
                 interval_s = _REPORT_INTERVAL_S if waited_s < _LONG_WAIT_S else _LONG_WAIT_S
@@ -212,10 +173,10 @@ class SessionStarter:
                     self._report_phase(self.format_situation(session.id, waited_s, failures))
             except ClusterCallError:
                 pass  # it is asked again until the deadline
-            waited_s = self._clock() - started_at
-            if waited_s > self._runtime.flame.start_deadline_s:
+            waited_s = self.clock() - started_at
+            if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session.id)
-            self._stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
+            self.stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
@@ -223,7 +184,7 @@ class SessionStarter:
         session_id = self.wait().session.id
         try:
             failures = self._list_bind_failures(session_id)
-            if waited_s > self._runtime.flame.start_deadline_s:
+            if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session_id)
             self._report_phase(self.format_situation(session_id, waited_s, failures))
         except ClusterCallError:
@@ -231,7 +192,7 @@ class SessionStarter:
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
         """The reasons of executors that could not take the session; raises the last one."""
-        events = self._client.get_session(session_id).events
+        events = self.client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
             raise SessionPausedError(
@@ -246,38 +207,34 @@ class SessionStarter:
         """One line for a user who waits for the first executor."""
         if failures:
             return f"an executor failed to start, trying again: {failures[-1][:200]}"
-        executors = self._client.list_executors()
+        executors = self.client.call("list_executors")
         counts = Counter(executor.status.session_id for executor in executors)
         number = counts.pop(session_id, 0)
         counts.pop("", None)
-        waited = f"{waited_s:.0f} s"
         if number:
             activity = "installing on" if self._installs else "starting"
-            return f"{activity} {number} executor{'' if number == 1 else 's'}, {waited}"
+            return f"{activity} {format_count(number, 'executor')}, {waited_s:.0f} s"
         if counts:
             holder, most = counts.most_common(1)[0]
-            return (
-                f"waiting for an executor, {waited}: other sessions have {counts.total()} of "
-                f"{len(executors)}, {holder} alone {most}; rlflame cluster-check --clean removes "
-                "those of dead runs"
+            cause = (
+                f": other sessions have {counts.total()} of {len(executors)}, {holder} alone "
+                f"{most}; rlflame cluster-check --clean removes those of dead runs"
             )
-        if not self._has_fitting_node():
-            return (
-                f"waiting for an executor, {waited}: no node is as large as runtime.flame.cpu and "
-                "memory want one to be"
-            )
-        hint = "; rlflame cluster-check tells why" if waited_s > _LONG_WAIT_S else ""
-        return f"waiting for an executor, {waited}{hint}"
+        elif not self._has_fitting_node():
+            cause = ": no node is as large as runtime.flame.cpu and memory want one to be"
+        else:
+            cause = "; rlflame cluster-check tells why" if waited_s > _LONG_WAIT_S else ""
+        return f"waiting for an executor, {waited_s:.0f} s{cause}"
 
     def _has_fitting_node(self) -> bool:
         """Whether any empty node could hold an executor of the requested size."""
-        cpu, memory = self._runtime.flame.cpu or 0, parse_bytes(self._runtime.flame.memory or "0")
-        nodes = self._client.list_nodes()
+        cpu, memory = self.runtime.flame.cpu or 0, parse_bytes(self.runtime.flame.memory or "0")
+        nodes = self.client.call("list_nodes")
         sizes = [node.status.capacity for node in nodes if node.status.state == 1]
         return not sizes or any(size.cpu >= cpu and size.memory >= memory for size in sizes)
 
     def _make_timeout_error(self, session_id: str) -> RlflameError:
-        deadline_s = self._runtime.flame.start_deadline_s
+        deadline_s = self.runtime.flame.start_deadline_s
         try:
             situation = self.format_situation(session_id, deadline_s)
         except FleetError as error:
@@ -307,36 +264,31 @@ def format_versions(names: list[str], remote: Mapping[str, str], local: Mapping[
 def _check_packages(session: FlameSession) -> FlameSession:
     """The executors' packages may differ in a minor version, but not be absent."""
     local, remote = describe_host()["packages"], session.greeting["packages"]
-    host = session.greeting["host"]
-    hint = "--set runtime.flame.dependencies='\"install\"'"
     _, different = compare_packages(remote, local)
     major = [name for name in different if remote[name].split(".")[0] != local[name].split(".")[0]]
-    if major:
-        raise FleetError(
-            f"The executors on {host} have {format_versions(major, remote, local)}, too far from "
-            "this machine's to trust the results.",
-            f"let them install what is here: {hint}",
-        )
     absent = [name for name in ("numpy", "gymnasium") if name not in remote]
-    if absent:
-        raise FleetError(
-            f"The executors on {host} have no {' and no '.join(absent)}.",
-            f"let them install it: {hint}",
-        )
-    return session
+    if not major and not absent:
+        return session
+    problem = (
+        f"{format_versions(major, remote, local)}, too far from this machine's to trust the results"
+        if major
+        else f"no {' and no '.join(absent)}"
+    )
+    raise FleetError(
+        f"The executors on {session.greeting['host']} have {problem}.",
+        "let them install what is here: --set runtime.flame.dependencies='\"install\"'",
+    )
 
 
 def parse_greeting(content: memoryview) -> dict[str, Any]:
     """An executor's answer to `greet`, read as JSON."""
-    try:
+    greeting = None
+    with contextlib.suppress(ValueError, RecursionError):
         greeting = json.loads(bytes(content))
-    except (ValueError, RecursionError) as error:
-        raise FleetError(
-            f"An executor's answer about itself is no JSON ({error}).", "rlflame cluster-check"
-        ) from error
     if not isinstance(greeting, dict) or not isinstance(greeting.get("packages"), dict):
         raise FleetError(
-            "An executor's answer about itself does not list its packages.", "rlflame cluster-check"
+            "An executor's answer about itself is no JSON that lists its packages.",
+            "rlflame cluster-check",
         )
     return greeting
 

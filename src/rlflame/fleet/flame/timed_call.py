@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,46 +14,41 @@ from rlflame.errors import FleetError
 T = TypeVar("T")
 #: The limit of a call that waits for nothing but the cluster's answer.
 CALL_S = 20.0
-#: After this mark Arrow repeats itself at length.
-_DEBUG_CONTEXT_MARK = " gRPC client debug context:"
+#: Where Arrow begins to repeat itself at length, and where flamepy adds a number.
+_INTERNALS = re.compile(r"\.? gRPC client debug context:| \(code: \d+\)")
 
 
 class ClusterCallError(FleetError):
     """A call to the cluster that did not come back in time, or came back with an error."""
 
 
-class _CallThread:
-    """A thread that makes one call after another; a thread that hangs is abandoned."""
-
-    def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="rlflame-call", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            call, outcomes = self.calls.get()
-            outcome: tuple[Any, BaseException | None]
-            try:
-                outcome = call(), None
-            except BaseException as error:
-                outcome = None, error
-            _idle_threads.append(self)
-            outcomes.put(outcome)
-            del call, outcomes, outcome  # so that no object outlives its call here
+def _serve(calls: queue.SimpleQueue[Any]) -> None:
+    """Make one call after another; a thread whose call hangs is abandoned."""
+    while True:
+        call, outcomes = calls.get()
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = call(), None
+        except BaseException as error:
+            outcome = None, error
+        _idle_threads.append(calls)
+        outcomes.put(outcome)
+        del call, outcomes, outcome  # so that no object outlives its call here
 
 
-#: Threads without a call. Starting a thread for each call would cost more than most calls.
-_idle_threads: deque[_CallThread] = deque()
+#: The queues of threads without a call. Starting a thread would cost more than most calls.
+_idle_threads: deque[queue.SimpleQueue[Any]] = deque()
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
     """The call's result; raises ClusterCallError when it fails or takes longer."""
     try:
-        thread = _idle_threads.pop()
+        calls = _idle_threads.pop()
     except IndexError:
-        thread = _CallThread()
-    outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    thread.calls.put((call, outcomes))
+        calls = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(calls,), name="rlflame-call", daemon=True).start()
+    outcomes: queue.SimpleQueue[tuple[T, BaseException | None]] = queue.SimpleQueue()
+    calls.put((call, outcomes))
     try:
         result, error = outcomes.get(timeout=timeout_s)
     except queue.Empty:
@@ -61,8 +57,7 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -
         ) from None
     if error is not None:
         raise make_call_error(error, operation)
-    value: T = result
-    return value
+    return result
 
 
 def make_call_error(error: BaseException, operation: str) -> FleetError:
@@ -76,6 +71,5 @@ def make_call_error(error: BaseException, operation: str) -> FleetError:
 
 def format_error(error: BaseException) -> str:
     """An error of flamepy, gRPC or Arrow in one line."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return text.partition(_DEBUG_CONTEXT_MARK)[0].rstrip(".")
+    text = _INTERNALS.split(" ".join(str(error).split()))[0]
+    return text.rstrip(" .") or type(error).__name__

@@ -16,7 +16,7 @@ import pytest
 from flame_stub import FlameStub
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.fleet.flame import bundle, lease, object_cache
+from rlflame.fleet.flame import bundle, object_cache
 from rlflame.fleet.flame.bundle import make_request
 from rlflame.fleet.flame.check.cluster_check import ClusterCheck
 from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Diagnosis
@@ -315,7 +315,7 @@ def test_an_executor_that_never_lets_go_of_a_dead_worker(stub):
     stub.kill_executor(bound.id)
     task = cluster.create_task(session, make_request("ping"))
     eventually(lambda: cluster.get_task_status(session, task).state == 3)
-    cluster.close_session(session.id)
+    cluster.call("close_session", session.id)
     eventually(lambda: [e for e in stub.executors() if e.state == "Unbinding"])
     found = finding(examine(), "executors")
     cluster.close()
@@ -356,12 +356,11 @@ import sys, time
 from rlflame.fleet.flame import object_cache
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.lease import Lease
 cluster = FlameClient().open()
 options = RuntimeSettings(workers=1, flame={"delay_release_s": 5})
 for name in sys.argv[2:]:
     if name == sys.argv[2]:
-        lease = Lease(cluster.cache_endpoint, name)
+        lease = object_cache.Lease(name)
     place = object_cache.put(f"{name}/shared", b"weights")
     cluster.register_application(name, options)
     cluster.open_session(f"{name}-s", name, place, options)
@@ -399,10 +398,10 @@ def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
     os.kill(dead.pid, signal.SIGKILL)
     dead.wait()
     cluster = FlameClient().open()
-    monkeypatch.setattr(lease, "BEAT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(object_cache, "BEAT_INTERVAL_S", 0.05)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(socket, "gethostname", lambda: "far-away")
-        far = lease.Lease(cluster.cache_endpoint, "rlflame-far")
+        far = object_cache.Lease("rlflame-far")
         opened(cluster, "rlflame-far", most=1)
         opened(cluster, "others", most=1)
         eventually(lambda: far._beat > 1)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 from rlflame.terminal_text import format_count
 
@@ -83,12 +83,8 @@ class ClusterSnapshot:
     def ready_nodes(self) -> list[Node]:
         return [node for node in self.nodes if node.state == "Ready"]
 
-    @cached_property
-    def _sessions_by_id(self) -> dict[str, ClusterSession]:
-        return {session.id: session for session in self.sessions}
-
     def find_session(self, session_id: str) -> ClusterSession | None:
-        return self._sessions_by_id.get(session_id)
+        return next((session for session in self.sessions if session.id == session_id), None)
 
     def count_free(self, node: Node) -> tuple[int, int]:
         """Processors and bytes that no executor has been granted."""
@@ -107,43 +103,29 @@ class ClusterSnapshot:
 
 def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
     """Look at everything once; raises FleetError if the session manager does not answer."""
-    nodes = [
-        Node(
-            node.metadata.name,
-            NODE_STATES[node.status.state],
-            int(node.status.capacity.cpu),
-            int(node.status.capacity.memory),
+    nodes = []
+    for node in client.call("list_nodes"):
+        size, state = node.status.capacity, NODE_STATES[node.status.state]
+        nodes.append(Node(node.metadata.name, state, int(size.cpu), int(size.memory)))
+    executors = []
+    for executor in client.call("list_executors"):
+        spec, state = executor.spec, EXECUTOR_STATES[executor.status.state]
+        size = (int(spec.resreq.cpu), int(spec.resreq.memory))
+        session_id = executor.status.session_id
+        executors.append(Executor(executor.metadata.id, spec.node, state, session_id, *size))
+    sessions = []
+    for session in client.call("list_sessions"):
+        if session.state != OPEN:
+            continue
+        counts = (session.pending, session.running, session.succeed, session.failed)
+        is_paused = any(event.code == SESSION_PAUSED for event in session.events)
+        problems = ["", *(e.message for e in session.events if e.code == BIND_FAILED)]
+        sessions.append(
+            ClusterSession(session.id, session.application, *counts, is_paused, problems[-1])
         )
-        for node in client.list_nodes()
-    ]
-    executors = [
-        Executor(
-            executor.metadata.id,
-            executor.spec.node,
-            EXECUTOR_STATES[executor.status.state],
-            executor.status.session_id,
-            int(executor.spec.resreq.cpu),
-            int(executor.spec.resreq.memory),
-        )
-        for executor in client.list_executors()
-    ]
-    sessions = [
-        ClusterSession(
-            session.id,
-            session.application,
-            session.pending,
-            session.running,
-            session.succeed,
-            session.failed,
-            any(event.code == SESSION_PAUSED for event in session.events),
-            next((e.message for e in reversed(session.events) if e.code == BIND_FAILED), ""),
-        )
-        for session in client.list_sessions()
-        if session.state == OPEN
-    ]
     applications = [
         Application(application.name, application.description or "", bool(application.url))
-        for application in client.list_applications()
+        for application in client.call("list_applications")
     ]
     return ClusterSnapshot(
         at_s, tuple(nodes), tuple(executors), tuple(sessions), tuple(applications)
@@ -157,25 +139,27 @@ def check_nodes(snapshot: ClusterSnapshot) -> Finding:
             "no executor manager has ever reported",
             "start one; on this machine: docker compose -f compose/compose.yaml up -d",
         )
-    by_state = {s: [n.name for n in snapshot.nodes if n.state == s] for s in NODE_STATES}
-    ready = f"{len(by_state['Ready'])} of {len(snapshot.nodes)} ready"
-    if by_state["NotReady"]:
-        names = _format_names(by_state["NotReady"])
+    lost, ready, unready = (
+        [node.name for node in snapshot.nodes if node.state == state] for state in NODE_STATES
+    )
+    seen = f"{len(ready)} of {len(snapshot.nodes)} ready"
+    if unready:
+        names = _format_names(unready)
         return check.make_failure(
-            f"{ready}; NotReady: {names}; Flame goes on sending executors there, where they wait "
+            f"{seen}; NotReady: {names}; Flame goes on sending executors there, where they wait "
             "for ever",
             f"start the executor manager of {names} again, under the same hostname",
             "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "
             "start it again",
         )
-    if by_state["Unknown"]:
+    if lost:
         # Nothing can run if all nodes are away.
-        make_finding = check.make_warning if by_state["Ready"] else check.make_failure
+        make_finding = check.make_warning if ready else check.make_failure
         return make_finding(
-            f"{ready}; lost within the last 30 s: {_format_names(by_state['Unknown'])}",
+            f"{seen}; lost within the last 30 s: {_format_names(lost)}",
             "wait 30 s, then rlflame cluster-check",
         )
-    return check.make_ok(f"{len(snapshot.nodes)} ready: {_format_names(by_state['Ready'])}")
+    return check.make_ok(f"{len(ready)} ready: {_format_names(ready)}")
 
 
 def check_capacity(snapshot: ClusterSnapshot) -> Finding:
@@ -193,8 +177,7 @@ def check_capacity(snapshot: ClusterSnapshot) -> Finding:
             f"{node.name} {cpu} of {format_count(node.cpu, 'processor')}, "
             f"{memory_bytes / GIB:.1f} of {node.memory_bytes / GIB:.1f} GiB"
         )
-    more = f"; {len(parts) - _MAX_NAMES} more" if len(parts) > _MAX_NAMES else ""
-    summary = "; ".join(parts[:_MAX_NAMES]) + more
+    summary = _format_names(parts, "; ")
     if room or not parts:
         return check.make_ok(f"room for {format_count(room, 'executor')}: {summary}")
     holders = Counter(executor.session or "no session" for executor in snapshot.executors)
@@ -218,11 +201,20 @@ def find_stuck(
     snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> list[StuckExecutor]:
     """Executors of the last snapshot that should have moved since an earlier one."""
-    stuck = [
-        _diagnose(executor, _find_first_snapshot(executor, snapshots), snapshots[-1], timeouts)
-        for executor in snapshots[-1].executors
-    ]
-    return [entry for entry in stuck if entry is not None]
+    stuck = []
+    for executor in snapshots[-1].executors:
+        first = _find_first_snapshot(executor, snapshots)
+        duration_s = snapshots[-1].at_s - first.at_s
+        if duration_s < timeouts.still_s:
+            continue
+        if executor.state in _TRANSIENT_STATES:
+            stuck.append(StuckExecutor(executor, duration_s, ""))
+        elif executor.state in ("Binding", "Bound"):
+            may_start = executor.state == "Binding" and duration_s < timeouts.binding_s
+            reason, uncertain = _diagnose(executor, first, snapshots[-1], may_start)
+            if reason:
+                stuck.append(StuckExecutor(executor, duration_s, reason, uncertain))
+    return stuck
 
 
 def is_undecided(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> bool:
@@ -254,32 +246,24 @@ def _find_first_snapshot(
 
 
 def _diagnose(
-    executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot, timeouts: CheckTimeouts
-) -> StuckExecutor | None:
-    duration_s = last.at_s - first.at_s
+    executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot, may_start: bool
+) -> tuple[str, bool]:
+    """Why an executor with a session is stuck, or nothing; and whether that is uncertain."""
     before, now = first.find_session(executor.session), last.find_session(executor.session)
-    if duration_s < timeouts.still_s:
-        return None
-    if executor.state in _TRANSIENT_STATES:
-        return StuckExecutor(executor, duration_s, "")
-    if executor.state not in ("Binding", "Bound"):
-        return None
     if before is None or now is None:
-        return StuckExecutor(executor, duration_s, "its session is closed")
+        return "its session is closed", False
     if executor.state == "Binding":
-        if duration_s < timeouts.binding_s:
-            return None
         installs = any(app.name == now.application and app.installs for app in last.applications)
-        return StuckExecutor(executor, duration_s, "its worker does not come up", installs)
+        return "" if may_start else "its worker does not come up", installs
     failed = now.failed - before.failed
     if failed > 0 and now.succeeded == before.succeeded:
-        return StuckExecutor(executor, duration_s, f"{format_count(failed, 'task')} failed at once")
+        return f"{format_count(failed, 'task')} failed at once", False
     if now.counts != before.counts or not now.pending + now.running:
-        return None
-    if not now.running:
-        waiting = format_count(now.pending, "pending task")
-        return StuckExecutor(executor, duration_s, f"it takes none of the {waiting} of its session")
-    return StuckExecutor(executor, duration_s, "its session's tasks do not move", uncertain=True)
+        return "", False
+    if now.running:
+        return "its session's tasks do not move", True
+    waiting = format_count(now.pending, "pending task")
+    return f"it takes none of the {waiting} of its session", False
 
 
 def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
@@ -287,25 +271,21 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
     states = Counter(executor.state for executor in snapshots[-1].executors)
     seen = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none now"
     stuck = find_stuck(snapshots, timeouts)
-    facts = [
-        {
-            "executor": entry.executor.id,
-            "node": entry.executor.node,
-            "state": entry.executor.state,
-            "session": entry.executor.session,
-            "for_s": round(entry.duration_s, 1),
-            "certain": not entry.uncertain,
-        }
-        for entry in stuck
-    ]
-    check = Check("executors", states=dict(states), stuck=facts)
+    check = Check("executors", states=dict(states), stuck=[])
+    notes = []
+    for entry in stuck:
+        executor, reason = entry.executor, f", {entry.reason}" if entry.reason else ""
+        fact: dict[str, Any] = {"executor": executor.id, "node": executor.node}
+        fact |= {"state": executor.state, "session": executor.session}
+        fact |= {"for_s": round(entry.duration_s, 1), "certain": not entry.uncertain}
+        check.facts["stuck"].append(fact)
+        notes.append(
+            f"{executor.id[:8]} on {executor.node}: {executor.state} for at least "
+            f"{entry.duration_s:.0f} s{reason}"
+        )
     if not stuck:
         return check.make_ok(seen)
-    notes = [
-        f"{entry.executor.id[:8]} on {entry.executor.node}: {entry.executor.state} for at least "
-        f"{entry.duration_s:.0f} s" + (f", {entry.reason}" if entry.reason else "")
-        for entry in stuck[: 2 * _MAX_NAMES]
-    ]
+    del notes[2 * _MAX_NAMES :]
     certain = [entry for entry in stuck if not entry.uncertain]
     nodes = sorted({entry.executor.node for entry in certain or stuck})
     fixes = [format_remedy(node) for node in nodes]
@@ -332,13 +312,15 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
     """Whether waiting tasks are going to get an executor."""
     last = snapshots[-1]
     paused = [session for session in last.sessions if session.paused]
-    waiting = [s for s in last.sessions if s.pending and not s.running and not s.paused]
-    running, pending = (
-        sum(getattr(session, name) for session in last.sessions) for name in ("running", "pending")
-    )
+    running = sum(session.running for session in last.sessions)
+    pending = sum(session.pending for session in last.sessions)
     check = Check("scheduling", pending=pending, running=running)
     check.facts["paused_sessions"] = [session.id for session in paused]
-    starved = [session.id for session in waiting if _is_starved(session.id, snapshots, timeouts)]
+    starved = [
+        session.id
+        for session in last.sessions
+        if not session.paused and _is_starved(session.id, snapshots, timeouts)
+    ]
     if starved and last.room:
         return check.make_failure(
             f"tasks wait in {_format_names(starved)}, processors are free, and no executor is "
@@ -347,10 +329,9 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
             "or cluster.resreq asks for more than any node has: make it smaller",
         )
     if paused:
-        session = paused[0]
         return check.make_warning(
-            f"{session.id} gets no more executors, because none could start: "
-            f"{session.problem[:200]}",
+            f"{paused[0].id} gets no more executors, because none could start: "
+            f"{paused[0].problem[:200]}",
             "end that run and begin it again; the executor's log is under FLAME_HOME/logs",
         )
     return check.make_ok(f"{running} tasks running, {pending} waiting")
@@ -359,7 +340,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
 def _is_starved(
     session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> bool:
-    """Whether it has waited long enough, with no executor in the cluster."""
+    """Whether its tasks have waited long enough, with no executor in the cluster."""
     since_s = snapshots[-1].at_s
     for snapshot in reversed(snapshots):
         session = snapshot.find_session(session_id)
@@ -369,6 +350,6 @@ def _is_starved(
     return snapshots[-1].at_s - since_s >= timeouts.still_s
 
 
-def _format_names(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str], separator: str = ", ") -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
+    return separator.join(names[:_MAX_NAMES]) + more

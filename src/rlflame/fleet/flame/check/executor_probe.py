@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rlflame.config.runtime import FlameSettings, RuntimeSettings
 from rlflame.errors import FleetError
-from rlflame.fleet.base import FleetEvent
 from rlflame.terminal_text import format_count
 
 from ..client import FINAL_STATES, SUCCEED, FlameClient, remove_run
-from ..lease import Lease
+from ..object_cache import Lease
 from ..session_starter import (
     PREFIX,
     SessionStarter,
@@ -24,11 +24,10 @@ from ..session_starter import (
     format_versions,
     parse_greeting,
 )
-from ..timed_call import ClusterCallError, call_with_timeout
+from ..timed_call import ClusterCallError
 from .findings import Check, CheckTimeouts, Finding, shorten_error
 from .stale_runs import CLEAN_COMMAND
 
-_LEASE_S = 10.0
 _PING_COUNT = 20
 #: How often an answer is looked for, and the empty task's, whose round trip is measured.
 _POLL_S, _PING_POLL_S = 0.05, 0.001
@@ -72,120 +71,117 @@ class ProbeResult:
     #: The error that ended the probe, and its hint.
     problem: str = ""
     hint: str = ""
-    #: No executor answered the very first question in time.
-    is_silent: bool = False
     #: The caches that held results.
     caches: set[str] = field(default_factory=set)
     #: Why not everything could be removed afterwards.
     cleanup_problem: str = ""
 
 
-@dataclass
 class Probe:
     """Asks executors in a session of its own, and leaves nothing behind."""
 
-    client: FlameClient
-    timeouts: CheckTimeouts
-    report_progress: Callable[[str], None]
+    def __init__(
+        self,
+        client: FlameClient,
+        timeouts: CheckTimeouts,
+        target: int,
+        report_progress: Callable[[str], None],
+    ) -> None:
+        self.result = ProbeResult(target)
+        self._client = client
+        self._timeouts = timeouts
+        self._report_progress = report_progress
 
-    def run(self, target: int, on_silence: Callable[[], None]) -> ProbeResult:
+    def run(self, on_silence: Callable[[], None]) -> ProbeResult:
         """`on_silence` looks at the cluster, with the session still open, if none answers."""
-        result = ProbeResult(target)
+        name = f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
         try:
-            with self._open_application(result) as starter:
-                sent_at, started_at = time.time(), self.timeouts.clock()
-                try:
-                    flame = starter.start_session(installs=False)
-                except FleetError:
-                    result.is_silent = True
-                    on_silence()
-                    raise
-                result.cold_start_s = self.timeouts.clock() - started_at
-                result.reports.append(ExecutorReport(flame.greeting, sent_at, time.time()))
-                self._ask_executors(flame.session, result)
-                for _ in range(_PING_COUNT):
-                    result.round_trips_s.append(self._ping(flame.session, result))
+            lease = Lease(name)  # by which a check that is killed can be told from a live one
+            try:
+                self._ask(name, lease, on_silence)
+            finally:
+                lease.close()
         except FleetError as error:
-            result.problem, result.hint = error.message, error.hint
-        return result
+            self.result.problem, self.result.hint = error.message, error.hint
+        return self.result
 
-    @contextlib.contextmanager
-    def _open_application(self, result: ProbeResult) -> Iterator[SessionStarter]:
-        """With a lease, so that a check that is killed can be told from one that lives."""
-        client, name = self.client, f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
-        lease = call_with_timeout(lambda: Lease(client.cache_endpoint, name), _LEASE_S, "lease")
+    def _ask(self, name: str, lease: Lease, on_silence: Callable[[], None]) -> None:
+        result, timeouts = self.result, self._timeouts
         settings = FlameSettings(
-            start_deadline_s=self.timeouts.first_answer_s, delay_release_s=_DELAY_RELEASE_S
+            start_deadline_s=timeouts.first_answer_s, delay_release_s=_DELAY_RELEASE_S
         )
-        runtime = RuntimeSettings(workers=result.target, flame=settings)
-
-        def observe(event: FleetEvent) -> None:
-            self.report_progress(event.text)
-
-        starter = SessionStarter(client, name, {}, runtime, observe, self.timeouts.clock)
+        starter = SessionStarter(
+            self._client,
+            name,
+            {},
+            RuntimeSettings(workers=result.target, flame=settings),
+            lambda event: self._report_progress(event.text),
+            timeouts.clock,
+        )
+        sent_at, started_at = time.time(), timeouts.clock()
         try:
-            yield starter
+            try:
+                flame = starter.start_session(installs=False)
+            except FleetError:
+                on_silence()
+                raise
+            result.cold_start_s = timeouts.clock() - started_at
+            result.reports.append(ExecutorReport(flame.greeting, sent_at, time.time()))
+            self._ask_executors(flame.session)
+            for _ in range(_PING_COUNT):
+                asked_at = time.time()
+                task = self._client.send_request(flame.session, "ping")
+                ((_, answered_at, _),) = self._await_results(flame.session, [task], _PING_POLL_S)
+                result.round_trips_s.append(answered_at - asked_at)
         finally:
             with contextlib.suppress(FleetError):
-                call_with_timeout(lease.announce_closing, _LEASE_S, "lease")
+                lease.announce_closing()
             result.cleanup_problem = remove_run(
-                client,
+                self._client,
                 name,
-                [name],
-                [session_id for _, session_id in starter.opened],
-                timeout_s=self.timeouts.closing_s,
+                timeouts.closing_s,
                 stop_lease=lease.close,
-                clock=self.timeouts.clock,
-                sleep=self.timeouts.sleep,
+                clock=timeouts.clock,
+                sleep=timeouts.sleep,
             )
-            lease.close()
 
-    def _ask_executors(self, session: Any, result: ProbeResult) -> None:
+    def _ask_executors(self, session: Any) -> None:
         """Ask in rounds until every executor that comes has answered once."""
-        executors = {report.executor for report in result.reports}
-        deadline_s = self.timeouts.clock() + self.timeouts.all_answers_s
-        while len(executors) < result.target and self.timeouts.clock() < deadline_s:
-            number = len(executors)
-            for report in self._run_round(session, result):
+        reports, target = self.result.reports, self.result.target
+        executors = {report.executor for report in reports}
+        deadline_s = self._timeouts.clock() + self._timeouts.all_answers_s
+        while len(executors) < target and self._timeouts.clock() < deadline_s:
+            number, sent_at = len(executors), {}
+            for _ in range(target):
+                now = time.time()
+                sent_at[self._client.send_request(session, "greet", _WAIT_S)] = now
+            for task, answered_at, content in self._await_results(session, sent_at, _POLL_S):
+                report = ExecutorReport(parse_greeting(content), sent_at[task], answered_at)
                 if report.executor not in executors:
                     executors.add(report.executor)
-                    result.reports.append(report)
+                    reports.append(report)
             states = [
                 executor.status.state
-                for executor in self.client.list_executors()
+                for executor in self._client.call("list_executors")
                 if executor.status.session_id == session.id
             ]
             has_more = len(states) > number or any(state in _STARTING_STATES for state in states)
             if len(executors) == number and not has_more:
                 break
 
-    def _run_round(self, session: Any, result: ProbeResult) -> Iterator[ExecutorReport]:
-        sent_at = {}
-        for _ in range(result.target):
-            now = time.time()
-            sent_at[self.client.send_request(session, "greet", _WAIT_S)] = now
-        for task, answered_at, content in self._await_results(session, sent_at, _POLL_S, result):
-            yield ExecutorReport(parse_greeting(content), sent_at[task], answered_at)
-
-    def _ping(self, session: Any, result: ProbeResult) -> float:
-        started_at = time.time()
-        task = self.client.send_request(session, "ping")
-        ((_, ended_at, _),) = self._await_results(session, [task], _PING_POLL_S, result)
-        return ended_at - started_at
-
     def _await_results(
-        self, session: Any, tasks: Iterable[str], interval_s: float, result: ProbeResult
+        self, session: Any, tasks: Iterable[str], interval_s: float
     ) -> Iterator[tuple[str, float, memoryview]]:
         """Each task with its result and when that was seen."""
-        open_tasks, limit_s = list(tasks), self.timeouts.all_answers_s
-        deadline_s = self.timeouts.clock() + limit_s
+        open_tasks, limit_s = list(tasks), self._timeouts.all_answers_s
+        deadline_s = self._timeouts.clock() + limit_s
         while open_tasks:
-            if self.timeouts.clock() > deadline_s:
+            if self._timeouts.clock() > deadline_s:
                 raise ClusterCallError(
                     f"{format_count(len(open_tasks), 'small task')} not answered in {limit_s:g} s."
                 )
             for task in list(open_tasks):
-                status = self.client.poll_task(session, task)
+                status = self._client.poll_task(session, task)
                 now = time.time()
                 if status.state not in FINAL_STATES:
                     continue
@@ -195,10 +191,10 @@ class Probe:
                         "the executor's log is under FLAME_HOME; rlflame cluster-check again",
                     )
                 open_tasks.remove(task)
-                reference, content = self.client.fetch_result(session, status)
-                result.caches.add(reference.endpoint)
+                reference, content = self._client.fetch_result(session, status)
+                self.result.caches.add(reference.endpoint)
                 yield task, now, content
-            self.timeouts.sleep(interval_s)
+            self._timeouts.sleep(interval_s)
 
 
 def make_findings(result: ProbeResult, local: Mapping[str, Any], cache: str = "") -> list[Finding]:
@@ -226,12 +222,6 @@ def make_findings(result: ProbeResult, local: Mapping[str, Any], cache: str = ""
     return findings
 
 
-def make_skipped_finding(reason: str, check: str) -> Finding:
-    return Check("probe").make_warning(
-        f"no executor was asked: {reason}", f"see the check of {check} above"
-    )
-
-
 def _check_answers(result: ProbeResult) -> Finding:
     hosts = sorted({report.greeting["host"] for report in result.reports})
     number = len(result.reports)
@@ -239,7 +229,7 @@ def _check_answers(result: ProbeResult) -> Finding:
     check.facts |= {"wanted": result.target, "cold_start_s": result.cold_start_s}
     if result.problem:
         fixes = [result.hint] if result.hint and "cluster-check" not in result.hint else []
-        if result.is_silent:
+        if not result.reports:
             fixes.append(
                 "the checks of nodes, executors and scheduling say why, where they can; else see "
                 "the executor manager's log under FLAME_HOME/logs; its Python must be of the same "
@@ -259,6 +249,15 @@ def _check_answers(result: ProbeResult) -> Finding:
     return check.make_ok(seen)
 
 
+def format_machine(greeting: Mapping[str, Any]) -> str:
+    """The description that `describe_host` makes, in one line."""
+    return (
+        f"{greeting['host']}: Python {greeting['python']}, {greeting['processor']}, "
+        f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
+        f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
+    )
+
+
 def _check_machines(reports: Sequence[ExecutorReport], local: Mapping[str, Any]) -> Finding:
     facts = [{**report.greeting, "skew_s": report.skew_s} for report in reports]
     check = Check("workers", executors=facts)
@@ -268,12 +267,7 @@ def _check_machines(reports: Sequence[ExecutorReport], local: Mapping[str, Any])
     notes, differing = [], set()
     for host, group in by_host.items():
         greeting = group[0].greeting
-        notes.append(
-            f"{host}: {format_count(len(group), 'executor')}, Python {greeting['python']}, "
-            f"{greeting['processor']}, {greeting['cores']} processors, "
-            f"{greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
-            f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
-        )
+        notes.append(f"{format_machine(greeting)}, {format_count(len(group), 'executor')}")
         differing |= {
             f"{word}{greeting[name]} (here {local[name]}) on {host}"
             for name, word in (("processor", ""), ("libc", "libc "), ("system", "system "))
@@ -329,7 +323,8 @@ def _check_clocks(reports: Sequence[ExecutorReport]) -> Finding:
 
 
 def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
-    p50_ms, p95_ms = (1000 * compute_percentile(round_trips_s, share) for share in (0.5, 0.95))
+    percentiles_s = np.percentile(round_trips_s, (50, 95), method="inverted_cdf")
+    p50_ms, p95_ms = (1000.0 * percentiles_s).tolist()
     check = Check("tasks", number=len(round_trips_s), p50_ms=p50_ms, p95_ms=p95_ms)
     seen = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
     if p50_ms <= _SLOW_MS:
@@ -338,8 +333,3 @@ def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
         f"{seen}: the cluster is far away, or busy",
         "bigger tasks hide it: more rollout.steps or rollout.envs_per_slot",
     )
-
-
-def compute_percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all do not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 #: Runs work in spite of a warning; a failure stops them.
@@ -31,8 +29,7 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        lists = {"fixes": list(self.fixes), "notes": list(self.notes)}
-        return {**dataclasses.asdict(self), **lists}
+        return {**asdict(self), "fixes": list(self.fixes), "notes": list(self.notes)}
 
 
 class Check:
@@ -53,8 +50,6 @@ class Check:
 
 
 def shorten_error(text: str) -> str:
-    """A library's error without its internals."""
-    text = re.split(r"\. gRPC client debug context|\(code: \d+\)", " ".join(text.split()))[0]
     return (text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...").rstrip(" .")
 
 

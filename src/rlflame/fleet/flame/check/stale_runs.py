@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +17,19 @@ from typing import Any, Literal
 from rlflame.errors import FleetError
 from rlflame.terminal_text import format_count
 
-from .. import lease
+from .. import object_cache
 from ..client import FlameClient, remove_run
 from ..session_starter import PREFIX
-from ..timed_call import call_with_timeout
 from .cluster_snapshot import ClusterSession, ClusterSnapshot
 from .findings import Check, CheckTimeouts, Finding
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"
-_LEASE_S = 10.0
 _POLL_INTERVAL_S = 2.0
 _MAX_FOREIGN = 4
 #: The description of our applications; another with a like name is not ours.
 _DESCRIPTION = "rlflame"
 RunState = Literal["alive", "dead", "unknown"]
-_STATE_NAMES: dict[RunState, str] = {
+_STATE_NOUNS: dict[RunState, str] = {
     "alive": "live run",
     "dead": "dead run",
     "unknown": "doubtful run",
@@ -78,23 +77,15 @@ def find_foreign_sessions(snapshot: ClusterSnapshot) -> list[ClusterSession]:
 
 
 class RunLeases:
-    """The leases of a cluster's runs."""
-
-    def __init__(self, client: FlameClient) -> None:
-        self._endpoint = client.cache_endpoint
+    """The leases of runs in the configured cache."""
 
     def read(self, run: str) -> dict[str, Any] | None:
-        """The content of a lease, or None if there is none; FleetError if it cannot be read."""
-        key = lease.make_key(run)
-        contents = call_with_timeout(lambda: lease.read(self._endpoint, key), _LEASE_S, "lease")
-        if contents is not None and not {"beat", "host", "pid"} <= contents.keys():
-            raise FleetError("It is not of the kind that runs keep.")
-        return contents
+        return object_cache.read_lease(object_cache.make_lease_key(run))
 
     def close(self, run: str, contents: dict[str, Any]) -> None:
         """Tell workers that still compute for a dead run to give up; its beat stays as it is."""
-        key, closing = lease.make_key(run), {**contents, "closing": True}
-        call_with_timeout(lambda: lease.write(self._endpoint, key, closing), _LEASE_S, "lease")
+        key = object_cache.make_lease_key(run)
+        object_cache.write_lease(key, {**contents, "closing": True})
 
 
 def check_process(pid: int) -> ProcessState:
@@ -129,114 +120,108 @@ class RunScan:
         self._leases = leases
         self._timeouts = timeouts
         self._started_s = timeouts.clock()
-        self._runs = find_runs(snapshot)
         self._statuses: dict[str, ClusterRunStatus] = {}
-        self._first_leases = {run.name: self._read_lease(run) for run in self._runs}
-        #: When a run that has not moved is dead.
-        self._due_s = {run.name: self._started_s + timeouts.lease_s for run in self._runs}
+        self._first_leases: dict[str, dict[str, Any] | None] = {}
+        #: The runs that are not settled, and when each is dead if it has not moved.
+        self._undecided: dict[ClusterRun, float] = {}
         #: The processes of drivers, for users.
         self._locations: dict[str, str] = {}
+        self._runs = find_runs(snapshot)
         for run in self._runs:
-            contents = self._first_leases[run.name]
+            self._undecided[run] = self._started_s + timeouts.lease_s
+            contents = self._first_leases[run.name] = self._read_lease(run)
             if contents is None:
                 continue
-            self._locations[run.name] = f"process {contents['pid']} on {contents['host']}"
-            if contents["host"] != (host or socket.gethostname()):
-                continue
-            process_state = find_process_state(int(contents["pid"]))
+            pid, location = contents["pid"], f"process {contents['pid']} on {contents['host']}"
+            is_local = contents["host"] == (host or socket.gethostname())
+            process_state = find_process_state(int(pid)) if is_local else "doubtful"
             if process_state == "driver":
-                reason = f"its process {contents['pid']} on this machine lives"
-                self._set_status(run, "alive", reason)
+                self._settle_run(run, "alive", f"its process {pid} on this machine lives")
             elif process_state == "gone":
-                self._due_s[run.name] = self._started_s + min(timeouts.gone_s, timeouts.lease_s)
-                self._locations[run.name] += ", which is gone"
+                self._undecided[run] = self._started_s + min(timeouts.gone_s, timeouts.lease_s)
+                location += ", which is gone"
+            self._locations[run.name] = location
 
     def _read_lease(self, run: ClusterRun) -> dict[str, Any] | None:
         try:
             return self._leases.read(run.name)
         except FleetError as error:
-            reason = f"its lease cannot be read: {error.message}"
-            self._statuses[run.name] = ClusterRunStatus(run, "unknown", reason)
+            self._settle_run(run, "unknown", f"its lease cannot be read: {error.message}")
             return None
 
-    def _set_status(self, run: ClusterRun, state: RunState, reason: str) -> None:
-        beat = (self._first_leases[run.name] or {}).get("beat")
+    def _settle_run(self, run: ClusterRun, state: RunState, reason: str) -> None:
+        beat = (self._first_leases.get(run.name) or {}).get("beat")
         self._statuses[run.name] = ClusterRunStatus(run, state, reason, beat)
-
-    def _list_undecided(self) -> list[ClusterRun]:
-        return [run for run in self._runs if run.name not in self._statuses]
+        del self._undecided[run]
 
     def settle(
         self, take_snapshot: Callable[[], ClusterSnapshot], report_progress: Callable[[str], None]
     ) -> list[ClusterRunStatus]:
         """Wait until every live run has shown it, or long enough to say that the rest are dead."""
         self._compare_leases()
-        clock = self._timeouts.clock
-        if undecided := self._list_undecided():
-            longest_s = max(self._due_s[run.name] for run in undecided) - clock()
+        if self._undecided:
+            longest_s = max(self._undecided.values()) - self._timeouts.clock()
             report_progress(
                 f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
-                f"{format_count(len(undecided), 'run')} of rlflame on the cluster still live; "
-                "a live one mostly shows it within 5 s"
+                f"{format_count(len(self._undecided), 'run')} of rlflame on the cluster still "
+                "live; a live one mostly shows it within 5 s"
             )
-        while undecided := self._list_undecided():
-            now_s = clock()
-            if due := [run for run in undecided if self._due_s[run.name] <= now_s]:
-                last = {run.name: run for run in find_runs(take_snapshot())}
-                for run in due:
-                    self._conclude(run, last.get(run.name))
+        while self._undecided:
+            left_s = min(self._undecided.values()) - self._timeouts.clock()
+            if left_s > 0.0:
+                self._timeouts.sleep(min(_POLL_INTERVAL_S, left_s))
+                self._compare_leases()
                 continue
-            next_s = min(self._due_s[run.name] for run in undecided)
-            self._timeouts.sleep(min(_POLL_INTERVAL_S, next_s - now_s))
-            self._compare_leases()
+            last = {run.name: run for run in find_runs(take_snapshot())}
+            for run, due_s in list(self._undecided.items()):
+                if due_s <= self._timeouts.clock():
+                    self._conclude(run, last.get(run.name))
         return [self._statuses[run.name] for run in self._runs]
 
     def _compare_leases(self) -> None:
-        for run in self._list_undecided():
+        for run in list(self._undecided):
             before, now = self._first_leases[run.name], self._read_lease(run)
             if now and (before is None or now["beat"] != before["beat"]):
-                self._set_status(run, "alive", f"its lease moves, beat {now['beat']}")
+                self._settle_run(run, "alive", f"its lease moves, beat {now['beat']}")
 
     def _conclude(self, run: ClusterRun, now: ClusterRun | None) -> None:
         stood_s = self._timeouts.clock() - self._started_s
         if now is None:
-            self._set_status(run, "alive", "it has just ended by itself")
+            self._settle_run(run, "alive", "it has just ended by itself")
         elif location := self._locations.get(run.name):
-            self._set_status(run, "dead", f"no beat for {stood_s:.0f} s; it was {location}")
+            self._settle_run(run, "dead", f"no beat for {stood_s:.0f} s; it was {location}")
         elif [session.counts for session in now.sessions] != [s.counts for s in run.sessions]:
-            self._set_status(run, "unknown", "it has no lease, but its tasks move")
+            self._settle_run(run, "unknown", "it has no lease, but its tasks move")
         elif any(session.running for session in now.sessions):
-            self._set_status(run, "unknown", "it has no lease, but tasks of it run")
+            self._settle_run(run, "unknown", "it has no lease, but tasks of it run")
         else:
-            self._set_status(run, "dead", f"it has no lease, and nothing moved for {stood_s:.0f} s")
+            reason = f"it has no lease, and nothing moved for {stood_s:.0f} s"
+            self._settle_run(run, "dead", reason)
 
 
 def check_sessions(statuses: Sequence[ClusterRunStatus], snapshot: ClusterSnapshot) -> Finding:
     """Whose sessions are open."""
     foreign = find_foreign_sessions(snapshot)
-    check = Check(
-        "sessions",
-        runs=[
-            {
-                "name": status.run.name,
-                "state": status.state,
-                "why": status.reason,
-                "sessions": [session.id for session in status.run.sessions],
-            }
-            for status in statuses
-        ],
-        others=[session.id for session in foreign],
-    )
-    counts = {s: sum(status.state == s for status in statuses) for s in _STATE_NAMES}
-    parts = [f"{format_count(counts[s], _STATE_NAMES[s])} of rlflame" for s in counts if counts[s]]
-    parts += [f"{format_count(len(foreign), 'session')} of others"] if foreign else []
-    notes = [f"{status.run.name} ({status.state}): {status.reason}" for status in statuses]
+    check = Check("sessions", runs=[], others=[session.id for session in foreign])
+    notes = []
+    for status in statuses:
+        name, session_ids = status.run.name, [session.id for session in status.run.sessions]
+        fact = {"name": name, "state": status.state, "why": status.reason}
+        check.facts["runs"].append({**fact, "sessions": session_ids})
+        notes.append(f"{name} ({status.state}): {status.reason}")
     notes += [
         f"{session.id}: {session.pending} waiting, {session.running} running, of others"
         for session in foreign[:_MAX_FOREIGN]
     ]
     if len(foreign) > _MAX_FOREIGN:
         notes.append(f"and {len(foreign) - _MAX_FOREIGN} more of others")
+    counts = Counter(status.state for status in statuses)
+    parts = [
+        f"{format_count(counts[state], noun)} of rlflame"
+        for state, noun in _STATE_NOUNS.items()
+        if counts[state]
+    ]
+    parts += [f"{format_count(len(foreign), 'session')} of others"] if foreign else []
     seen = ", ".join(parts) or "none open"
     if counts["dead"]:
         seen += "; dead ones take their share from others"
@@ -254,15 +239,19 @@ def remove_dead_runs(
     """Remove dead runs, and say of every other why it was left alone."""
     removed, spared, failures = [], [], []
     for status in statuses:
-        name, run = status.run.name, status.run
+        run, name = status.run, status.run.name
         if status.state != "dead":
             spared.append(f"left alone: {name}, {status.reason}")
             continue
         try:
-            problem = _remove_dead_run(client, status, leases, timeouts)
-        except _RunAliveError:
-            spared.append(f"left alone: {name}, its lease moves again")
-            continue
+            contents = leases.read(name)
+            if contents is not None and contents["beat"] != status.beat:
+                spared.append(f"left alone: {name}, its lease moves again")
+                continue
+            if contents is not None:
+                leases.close(name, contents)
+            clock, sleep = timeouts.clock, timeouts.sleep
+            problem = remove_run(client, name, timeouts.closing_s, clock=clock, sleep=sleep)
         except FleetError as error:
             problem = error.message.rstrip(".")
         if problem:
@@ -281,34 +270,9 @@ def remove_dead_runs(
         return check.make_ok(seen, notes=notes)
     return check.make_failure(
         f"{seen}, {format_count(len(failures), 'dead run')} could not be removed",
-        "an executor that never finishes its task keeps a session open: see executors above or "
-        "below, free the node; if objects are not deleted, see the check of the object cache, "
-        f"restart it if it hangs; then {CLEAN_COMMAND}",
+        "an executor that never finishes its task keeps a session open, and an object cache that "
+        f"hangs keeps objects: see their checks, free the node or restart it; then {CLEAN_COMMAND}",
         notes=notes,
-    )
-
-
-class _RunAliveError(Exception):
-    """It has moved after all."""
-
-
-def _remove_dead_run(
-    client: FlameClient, status: ClusterRunStatus, leases: RunLeases, timeouts: CheckTimeouts
-) -> str:
-    run = status.run
-    contents = leases.read(run.name)
-    if contents is not None:
-        if contents["beat"] != status.beat:
-            raise _RunAliveError
-        leases.close(run.name, contents)
-    return remove_run(
-        client,
-        run.name,
-        run.applications,
-        [session.id for session in run.sessions],
-        timeout_s=timeouts.closing_s,
-        clock=timeouts.clock,
-        sleep=timeouts.sleep,
     )
 
 
