@@ -8,7 +8,7 @@ experiments.csv. In a study name, `{env}` stands for several environments, one c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -33,8 +33,8 @@ RESAMPLES = 20_000
 
 
 @cache
-def read_tuning() -> dict[str, tuple[list[Curve], dict[int, float], str]]:
-    """Evaluations in training, final returns and environment, by study."""
+def read_tuning() -> dict[str, tuple[list[Curve], dict[int, float]]]:
+    """The evaluations in training and the final returns of each study."""
     groups: dict[str, list[dict[str, str]]] = {}
     for row in read_records("tuning.csv"):
         groups.setdefault(row["study"], []).append(row)
@@ -42,7 +42,6 @@ def read_tuning() -> dict[str, tuple[list[Curve], dict[int, float], str]]:
         study: (
             group_curves(row for row in rows if row["final"] == "0"),
             {int(row["seed"]): float(row["return_mean"]) for row in rows if row["final"] == "1"},
-            rows[0]["env"],
         )
         for study, rows in groups.items()
     }
@@ -58,15 +57,14 @@ def make_table(name: str) -> str:
     for row in rows:
         study, setting, decision = row["study"], row["setting"], row["decision"]
         if study not in read_tuning():
-            lines.append(["", row["runs"], setting, f"{row['result']}, stopped", "", decision])
+            env, seeds = row["runs"].split(", ")
+            lines.append([env, seeds, setting, f"{row['result']}, stopped", decision])
             continue
-        curves, ends, env = read_tuning()[study]
+        curves, ends = read_tuning()[study]
         returns = [compute_tail_mean(y) for _, y in curves] if name in TAILS else [*ends.values()]
-        worst = format_return(min(returns)) if returns[1:] else ""
-        runs = f"{get_name(env)}, {format_seeds(sorted(ends))}"
-        mean = format_return(np.mean(returns))
-        lines.append([f"`{study}`", runs, setting, mean, worst, decision])
-    head = ("study", "environment, seeds", "setting", "mean", "worst seed", "decision")
+        seeds = format_seeds(sorted(ends))
+        lines.append([f"`{study}`", seeds, setting, format_result(returns), decision])
+    head = ("study", "seeds", "setting", "return", "decision")
     return format_table(head, lines)
 
 
@@ -75,13 +73,13 @@ def make_curve_table(name: str, rows: list[dict[str, str]]) -> str:
     early, last = CURVES[name]
     lines = []
     for row in rows:
-        curves, _, _ = read_tuning()[row["study"]]
+        curves, _ = read_tuning()[row["study"]]
         returns = [find_return(curve, last) for curve in curves]
-        means = (np.mean([find_return(curve, early) for curve in curves]), np.mean(returns))
-        results = [format_return(value) for value in (*means, min(returns))]
+        results = (format_return(np.mean([find_return(curve, early) for curve in curves])),
+                   format_result(returns))  # fmt: skip
         label = row["study"].split("-", 2)[2]
         lines.append([f"`{label}`", row["setting"], *results, row["decision"]])
-    head = ("study", "setting", f"at {early:,}", f"at {last:,}", "worst seed", "decision")
+    head = ("study", "setting", f"at {early:,}", f"at {last:,}", "decision")
     return format_table(head, lines)
 
 
@@ -95,10 +93,10 @@ def make_matrix(name: str, rows: list[dict[str, str]]) -> str:
             if study not in read_tuning():
                 cells.append("")
                 continue
-            curves, ends, _ = read_tuning()[study]
+            curves, ends = read_tuning()[study]
             is_final = name.startswith("default")
             returns = [*ends.values()] if is_final else [float(y[-1]) for _, y in curves]
-            cells.append(f"{format_return(np.mean(returns))} ({format_return(min(returns))})")
+            cells.append(format_result(returns))
         label = row["study"].split("{env}-")[1]
         lines.append([f"`{label}`", row["setting"], *cells, row["decision"]])
     names = [get_name(env) for env in MATRICES[name]]
@@ -135,6 +133,12 @@ def make_walker2d_comparison() -> str:
 
 def compute_tails(record: str, study: str) -> np.ndarray:
     return np.array([compute_tail_mean(y) for _, y in read_study(record, study)[0]])
+
+
+def format_result(returns: Sequence[float]) -> str:
+    """The mean over seeds and, in parentheses, the worst seed."""
+    worst = f" ({format_return(min(returns))})" if len(returns) > 1 else ""
+    return format_return(np.mean(returns)) + worst
 
 
 def find_return(curve: Curve, step: int) -> float:
