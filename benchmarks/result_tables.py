@@ -147,7 +147,7 @@ def list_better_peers() -> tuple[list[str], int]:
                 continue
             total += 1
             if np.mean(compute_tails(group.record, study)) < float(peer["mean"]):
-                higher.append(f"{get_name(study)} ({study.algo.upper()}, {format_steps(study)})")
+                higher.append(f"{get_name(study)} (`{get_preset(group, study)}`)")
     return higher, total
 
 

@@ -288,10 +288,10 @@ def make_published_table() -> str:
     return format_table(head, rows)
 
 
-def make_flame_table() -> str:
-    """What a cluster costs on one machine."""
-    rows = read_records("flame_overhead.csv")
-    return format_table(("what", "measured"), [(row["what"], row["measured"]) for row in rows])
+def make_text_table(record: str) -> str:
+    """A record of texts as it is."""
+    rows = read_records(record)
+    return format_table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def make_card_table() -> str:
