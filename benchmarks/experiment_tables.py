@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from statistics import mean
 
 import numpy as np
 from records import Curve, format_return, format_table, group_curves, read_records, read_study
@@ -75,7 +76,7 @@ def make_curve_table(name: str, rows: list[dict[str, str]]) -> str:
     for row in rows:
         curves, _ = read_tuning()[row["study"]]
         returns = [find_return(curve, last) for curve in curves]
-        results = (format_return(np.mean([find_return(curve, early) for curve in curves])),
+        results = (format_return(mean(find_return(curve, early) for curve in curves)),
                    format_result(returns))  # fmt: skip
         label = row["study"].split("-", 2)[2]
         lines.append([f"`{label}`", row["setting"], *results, row["decision"]])
@@ -138,7 +139,7 @@ def compute_tails(record: str, study: str) -> np.ndarray:
 def format_result(returns: Sequence[float]) -> str:
     """The mean over seeds and, in parentheses, the worst seed."""
     worst = f" ({format_return(min(returns))})" if len(returns) > 1 else ""
-    return format_return(np.mean(returns)) + worst
+    return format_return(mean(returns)) + worst
 
 
 def find_return(curve: Curve, step: int) -> float:

@@ -280,7 +280,10 @@ def compute_time_to_return(env: str) -> tuple[float, int, int, float, float, flo
     study = GROUPS["ppo"].studies[MUJOCO.index(name)]
     theirs = read_control(CONTROLS["ppo"], study)
     ours, _ = read_study("ppo.csv", study.name)
-    their_step, best = find_best_mean(theirs)
+    best_mean = find_best_mean(theirs)
+    if best_mean is None or not ours:
+        raise ValueError(f"{env} has no evaluations on record")
+    their_step, best = best_mean
     step = find_lasting_step(ours, best.mean)
     their_s = interpolate(measure_pairs(env, "sb3_s"), their_step)
     our_s = interpolate(measure_pairs(env, "rlflame_s"), step)

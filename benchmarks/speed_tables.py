@@ -38,9 +38,9 @@ def make_summary() -> str:
         name, peer = f"PPO, 1,000,000 steps of {env}", f"stable-baselines3: {median(theirs):.1f} s"
         rows.append((name, f"{median(ours):.1f} s", peer, format_range(ratios, 1)))
     for env in ("hopper", "halfcheetah"):
-        id, ours, theirs, _ = read_sac_rates(env, "2")
-        rates = (f"{ours:.0f} updates/s", f"stable-baselines3: {theirs:.0f}")
-        rows.append((f"SAC on {id}, 2 threads", *rates, f"{ours / theirs:.1f}"))
+        id, rate, peer_rate, _ = read_sac_rates(env, "2")
+        rates = (f"{rate:.0f} updates/s", f"stable-baselines3: {peer_rate:.0f}")
+        rows.append((f"SAC on {id}, 2 threads", *rates, f"{rate / peer_rate:.1f}"))
     classic, example = (read_reinforce_rates(side)[0] for side in ("reinforce-classic", EXAMPLE))
     ratios = [ours / theirs for ours, theirs in zip(classic, example, strict=True)]
     rows.append(("REINFORCE on Hopper-v5", f"{median(classic):.0f} episodes/s",
@@ -181,17 +181,17 @@ def make_update_table() -> str:
     """A PPO update in microseconds, and alternatives."""
     rows = []
     for row in read_records("ppo_update.csv"):
-        update, products, matmul, autograd = (
-            float(row[part]) for part in ("update_us", "products_us", "matmul_us", "autograd_us")
+        update, products, autograd = (
+            float(row[part]) for part in ("update_us", "products_us", "autograd_us")
         )
         rows.append((
             f"{resolve.resolve_env_id(row['env'])}, {row['minibatch']}",
-            *(f"{time:,.0f}" for time in (update, products, matmul, autograd)),
+            *(f"{time:,.0f}" for time in (update, products, autograd)),
             f"{products / update:.0%}",
             f"{autograd / update:.1f}",
         ))  # fmt: skip
-    head = ("environment, minibatch", "update, µs", "its products", "with `np.matmul`",
-            "torch autograd", "share of the products", "torch / rlflame")  # fmt: skip
+    head = ("environment, minibatch", "update, µs", "its products", "torch autograd",
+            "share of the products", "torch / rlflame")  # fmt: skip
     return format_table(head, rows)
 
 
@@ -276,14 +276,14 @@ def make_published_table() -> str:
         sides = [side["repetitions"] for side in result["cells"]]
         source = "README" if "README" in published.source else "report"
         rows.append((
-            f"{published.environment}, {published.iterations} x "
+            f"{resolve.resolve_env_id(published.environment)}, {published.iterations} x "
             f"{published.episodes_per_iteration} ({source})",
-            f"{published.local.seconds:.1f}, {published.flame.seconds:.1f}",
+            f"{published.local.seconds:,.1f}, {published.flame.seconds:,.1f}",
             f"{published.local.reward:.1f}, {published.flame.reward:.1f}",
             ", ".join(f"{median(run['seconds'] for run in side):.1f}" for side in sides),
             f"{sides[0][0]['final_return']:.1f}",
         ))  # fmt: skip
-    head = ("iterations x episodes", "published: local, Flame", "rewards",
+    head = ("environment, iterations x episodes", "published: local, Flame", "rewards",
             "rlflame: local, Flame", "reward")  # fmt: skip
     return format_table(head, rows)
 
