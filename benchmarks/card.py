@@ -1,12 +1,12 @@
-"""A PPO update on a processor and on a graphics card, by width of the networks and by minibatch.
+"""Times a PPO update on a CPU and on a GPU, by width of the networks and by minibatch.
 
     python benchmarks/card.py --width 64,256,1024 --minibatch 64,1024,8192
     python benchmarks/card.py --threads 16 --csv docs/results/card.csv
 
-The learner of hopper's preset, with two layers of each width, learns from numbers drawn at random:
-by numpy on one thread, by numpy on `--threads` of them, and by torch on the card. What is timed, as
-it passes, is an epoch over four minibatches with values, advantages and shuffling, as a run has
-them; a quarter of that, the least of five, in turn.
+The learner of Hopper's preset, with two layers of each width, learns from random numbers: with
+numpy on one thread, with numpy on `--threads` threads, and with torch on the GPU. A time is a
+quarter of an epoch over four minibatches, with values, advantages and shuffling: the lowest of five
+rounds in turn.
 """
 
 from __future__ import annotations
