@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 #: Returns below this have one decimal.
 SMALL = 100
+#: From this on a time has whole minutes, and below `SHORT_S` hundredths.
+LONG_S, SHORT_S = 20 * 60, 30
 
 #: One row of a CSV file.
 Row = dict[str, str]
@@ -81,3 +83,13 @@ def format_range(values: Sequence[float], places: int) -> str:
     if len(values) == 1:
         return middle
     return f"{middle} [{min(values):.{places}f}, {max(values):.{places}f}]"
+
+
+def format_minutes(seconds: float) -> str:
+    places = 0 if seconds >= LONG_S else 1 if seconds >= SHORT_S else 2
+    return f"{seconds / 60:.{places}f}"
+
+
+def format_list(names: list[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(names[:-1]) + " and " + names[-1] if names[1:] else names[0]

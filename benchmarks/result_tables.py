@@ -17,7 +17,9 @@ from records import (
     Curve,
     Row,
     format_iqm,
+    format_list,
     format_mean,
+    format_minutes,
     format_return,
     format_table,
     group_curves,
@@ -34,8 +36,6 @@ ENV_IDS = {
                "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0",
                "Acrobot-v1", "Reacher-v5", "Pusher-v5", "BipedalWalker-v3")
 }  # fmt: skip
-#: From this on a time has whole minutes, and below `SHORT_S` hundredths.
-LONG_S, SHORT_S = 20 * 60, 30
 #: Runs of stable-baselines3: the record and the name in it.
 CONTROLS = {"ppo": ("ppo_control.csv", "ppo-sb3"), "sac": ("sac_control.csv", "sac-sb3")}
 ZOO_CONTROL = ("ppo_zoo_control.csv", "ppo-zoo-sb3")
@@ -120,7 +120,11 @@ def make_findings() -> str:
     ]
     reached = [compute_time_to_return(get_env(study)) for study in studies]
     steps, sooner = [row[2] for row in reached], [row[-1] for row in reached]
-    clear = [get_name(study) for study in GROUPS["sac"].studies if is_clear_of_control(study)]
+    clear = [
+        get_name(study)
+        for study in GROUPS["sac"].studies
+        if min(read_ends("sac.csv", study)) > max(compute_control(CONTROLS["sac"], study))
+    ]
     higher, total = list_better_peers()
     return "\n".join((
         f"- PPO's return after 1,000,000 steps is {min(ratios):.1f} to {max(ratios):.1f} times the "
@@ -173,7 +177,7 @@ def make_group_table(name: str) -> str:
     head += [*["with zoo settings"] * group.has_zoo, "best published"]
     rows = []
     for study in group.studies:
-        _, ends = read_study(group.record, study.name)
+        ends = read_ends(group.record, study)
         preset = get_preset(group, study)
         zoo = [format_seeds(compute_control(ZOO_CONTROL, study))] if group.has_zoo else []
         minutes = measure_minutes(group, study, preset)
@@ -181,8 +185,8 @@ def make_group_table(name: str) -> str:
         rows.append([
             f"{get_env(study)}, {format_steps(study)}",
             f"`{preset}`",
-            format_iqm(np.array([*ends.values()])),
-            format_return(min(ends.values())),
+            format_iqm(np.array(ends)),
+            format_return(min(ends)),
             format_mean(compute_mean_std(np.array(compute_tails(group.record, study)))),
             *minutes,
             *zoo,
@@ -246,6 +250,11 @@ def compute_tails(record: str, study: Study) -> list[float]:
     return [compute_tail_mean(y) for _, y in read_study(record, study.name)[0]]
 
 
+def read_ends(record: str, study: Study) -> list[float]:
+    """The final return of each seed."""
+    return [*read_study(record, study.name)[1].values()]
+
+
 def read_control(control: tuple[str, str], study: Study) -> list[Curve]:
     """The evaluations of stable-baselines3, run here."""
     record, label = control
@@ -263,12 +272,6 @@ def compute_control(control: tuple[str, str], study: Study) -> list[float]:
 def format_seeds(values: list[float]) -> str:
     """Mean and standard deviation over seeds, and their number."""
     return f"{format_mean(compute_mean_std(np.array(values)))} ({len(values)})"
-
-
-def is_clear_of_control(study: Study) -> bool:
-    """Whether the lowest seed ends above the highest of stable-baselines3."""
-    _, ends = read_study("sac.csv", study.name)
-    return min(ends.values()) > max(compute_control(CONTROLS["sac"], study))
 
 
 def compute_time_to_return(env: str) -> tuple[float, int, int, float, float, float]:
@@ -358,11 +361,6 @@ def extend_minutes(rows: list[Row], side: str, steps: int) -> str:
     return format_minutes(seconds + slope * (steps - longest))
 
 
-def format_minutes(seconds: float) -> str:
-    places = 0 if seconds >= LONG_S else 1 if seconds >= SHORT_S else 2
-    return f"{seconds / 60:.{places}f}"
-
-
 def find_best_peer(study: Study) -> Row | None:
     """The published result with the highest mean; `peers.csv` has all of them."""
     rows = [row for row in read_records("peers.csv") if row["study"] == study.name]
@@ -397,9 +395,5 @@ def get_preset(group: Group, study: Study) -> str:
 
 
 def format_steps(study: Study) -> str:
-    millions, thousands = study.steps // 1_000_000, study.steps // 1000
-    return f"{millions}M" if millions else f"{thousands}k"
-
-
-def format_list(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + " and " + names[-1] if names[1:] else names[0]
+    millions = study.steps // 1_000_000
+    return f"{millions}M" if millions else f"{study.steps // 1000}k"
