@@ -1,13 +1,12 @@
-"""A PPO update on a processor and on a graphics card, by width of the networks and by minibatch.
+"""Times a PPO update on a CPU and on a GPU, by width of the networks and by minibatch.
 
     python benchmarks/card.py --width 64,256,1024 --minibatch 64,1024,8192
     python benchmarks/card.py --threads 16 --csv docs/results/card.csv
-    python benchmarks/card.py --docs                    # the record as a table in the docs
 
-The learner of hopper's preset, with two layers of each width, learns from numbers drawn at random:
-by numpy on one thread, by numpy on `--threads` of them, and by torch on the card. What is timed, as
-it passes, is an epoch over four minibatches with values, advantages and shuffling, as a run has
-them; a quarter of that, the least of five, in turn.
+The learner of Hopper's preset, with two layers of each width, learns from random numbers: with
+numpy on one thread, with numpy on `--threads` threads, and with torch on the GPU. A time is a
+quarter of an epoch over four minibatches, with values, advantages and shuffling: the lowest of five
+rounds in turn.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import csv
 import itertools
 import os
 import time
-from pathlib import Path
 
 from idle import others, processor
 from ppo_update import drawn
-from script import ended, positive, table, write_block
+from script import ended, positive, table
 
 from rlflame.config import resolve
 from rlflame.config.flags import TrainFlags
@@ -31,10 +29,6 @@ from rlflame.learning.factory import make_algorithm
 from rlflame.learning.torch_gradients import is_cuda_available, read_gpu_name
 from rlflame.rollout import blas
 
-ROOT = Path(__file__).parent.parent
-RECORD = ROOT / "docs" / "results" / "card.csv"
-PAGE = ROOT / "docs" / "guides" / "learners.md"
-NAME = "card"
 ROUNDS = 5
 MINIBATCHES = 4
 COLUMNS = ["width", "minibatch", "one_thread_ms", "threads", "threads_ms", "card_ms", "processor",
@@ -47,11 +41,7 @@ def main() -> None:
     parser.add_argument("--minibatch", default="64,1024,8192")
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     parser.add_argument("--csv", type=table, help="a table to write, anew")
-    parser.add_argument("--docs", action="store_true", help="write the table into the docs")
     options = parser.parse_args()
-    if options.docs:
-        write_block(PAGE, NAME, make_table())
-        return
     sizes = [options.width.split(","), options.minibatch.split(",")]
     if not all(size.isdigit() and int(size) for size in itertools.chain(*sizes)):
         parser.error("--width and --minibatch are whole numbers from 1 on, with commas between")
@@ -81,19 +71,6 @@ def main() -> None:
     if options.csv:
         with options.csv.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *found])
-
-
-def make_table() -> str:
-    """The record as a table, in milliseconds."""
-    with RECORD.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    (threads,) = {row["threads"] for row in rows}
-    lines = [f"| width, minibatch | one thread | {threads} threads | GPU |", "|---|--:|--:|--:|"]
-    for row in rows:
-        times = [float(row[name]) for name in ("one_thread_ms", "threads_ms", "card_ms")]
-        cells = [f"{row['width']}, {int(row['minibatch']):,}", *(f"{time:.1f}" for time in times)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]

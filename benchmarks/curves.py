@@ -1,10 +1,10 @@
-"""Learning curves of CSVs in docs/results as one picture, a panel for each environment.
+"""Draws learning curves of CSV files in docs/results, a panel for each environment.
 
     python benchmarks/curves.py docs/results/sac.csv docs/results/sac_control.csv \
         --envs halfcheetah,hopper -o docs/images/sac.svg
 
-A line is a study's seeds together: the interquartile mean of their evaluations and its 95%
-bootstrap interval, of three seeds or more, or one seed as it is.
+A line is the interquartile mean over the seeds of a study. Three seeds or more have its 95%
+bootstrap interval.
 """
 
 from __future__ import annotations

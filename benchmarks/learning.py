@@ -1,4 +1,4 @@
-"""Train presets over several seeds and say what they reached: a CSV, IQM and interval.
+"""Trains presets over several seeds and writes their evaluations into a CSV file.
 
     python benchmarks/learning.py reinforce --csv docs/results/reinforce.csv  # default, classic
     python benchmarks/learning.py sac --seeds 0-4 --csv docs/results/sac.csv
@@ -9,11 +9,10 @@
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
-P4 is the mean of the last twentieth of the evaluations in training, P2 their best mean over seeds
-at any one step; where they are asked for, a study evaluates 20 episodes each 10,000 steps (each
-1,000 where it is short). The seeds of a study are one job, as `rlflame train --seeds` runs them, as
-many side by side as --jobs says. A seed that has finished is in the CSV at once and is not run
-again, so studies can be stopped and taken up later.
+The report has P4, the mean of the last twentieth of the evaluations, and P2, the best mean over
+seeds at one step. Studies with the published plan evaluate 20 episodes every 10,000 steps (every
+1,000 if the study is short). The seeds of a study run as one job, --jobs at a time. A finished seed
+is written at once and not trained again.
 """
 
 from __future__ import annotations

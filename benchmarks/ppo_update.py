@@ -1,14 +1,14 @@
-"""PPO's updates as a share of the matrix products in them, one thread.
+"""Times updates of PPO beside their matrix products, with one thread.
 
     python benchmarks/ppo_update.py --env hopper,ant --minibatch 64,256
     python benchmarks/ppo_update.py --csv docs/results/ppo_update.csv
 
-The learner of the environment's own preset learns from numbers drawn at random, and the moments
-between its optimizer steps are taken. In turn with it the products of one update, of the same
-shapes and in the same order, run without anything around them: what no way of writing numpy can
-go below; then the same updates with `np.matmul` where the learner has `np.dot`, and with torch's
-autograd. All are the tenth percentile, so that a shared machine says nearly the same as an idle
-one; whole iterations, with values, advantages and shuffling, are the least processor time.
+The learner of the environment's preset learns from random numbers. The time of an update is the
+time between two optimizer steps. In turn with the learner run the matrix products of one update
+alone (the lower limit of any implementation in numpy), the updates with `np.matmul` in place of
+`np.dot`, and the updates with torch's autograd. Each time is the tenth percentile, which is nearly
+equal on busy and idle machines. The time of an iteration, with values, advantages and shuffling, is
+the lowest processor time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How the scripts here begin and end.
+"""Arguments, errors and marked blocks of the scripts in this folder.
 
-What would come to nothing afterwards is refused before anything is measured, and Ctrl-C is no
-error. Imports nothing but Python's own, for sides of a comparison that run without rlflame.
+Unusable arguments are refused before anything is measured. Imports only the standard library, for
+sides of a comparison that run without rlflame.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Seconds from Enter to the first rollout of `rlflame train`.
+"""Times the start of `rlflame train`, from Enter to the first rollout.
 
     python benchmarks/start.py --repeat 5 --csv docs/results/start.csv
 
-Starts the command, with nothing but an environment, --local and --json, as often as --repeat says
-and once more before, which does not count; waits until the first iteration is told, and stops it.
-That is told once it has been learned from, so the seconds of learning, which the run itself writes
-down, are taken off: what is left is until all the first iteration's fragments were here. On Linux
-it is also looked whether any of the run's processes has loaded a library of torch by then.
+Each start runs the command with an environment, --local and --json, waits for the first `iteration`
+event and stops the run. A warm-up start does not count. The event comes after the update, so the
+seconds of learning, read from the run's own record, are subtracted. On Linux, the script also
+checks whether a process of the run has loaded a library of torch.
 """
 
 from __future__ import annotations

@@ -1,39 +1,39 @@
-"""The blocks between markers are those that scripts write from the records."""
+"""The blocks between markers are those that `write_tables.py` writes from the records."""
 
 from __future__ import annotations
 
-import runpy
-import sys
+import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize(
-    ("script", "page"),
-    [("readme_table", "README.md"), ("card", "docs/guides/learners.md")],
-)
-def test_a_page_has_the_table_of_its_script(
-    script: str, page: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    module = runpy.run_path(str(ROOT / "benchmarks" / f"{script}.py"))
-    assert module["PAGE"].samefile(ROOT / page)
-    read_block = sys.modules["script"].read_block
-    assert read_block(ROOT / page, module["NAME"]) == module["make_table"]()
+from experiment_tables import list_studies, read_tuning
+from script import read_block, write_block
+from write_tables import BLOCKS
 
 
-def test_a_block_is_replaced_between_its_markers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    module = runpy.run_path(str(ROOT / "benchmarks" / "script.py"))
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_page_has_the_block_of_the_script(name: str) -> None:
+    page, make_block = BLOCKS[name]
+    assert read_block(page, name) == make_block()
+
+
+def test_every_marker_has_its_block() -> None:
+    pages = {page for page, _ in BLOCKS.values()}
+    markers = [
+        name for page in pages for name in re.findall(r"<!-- ([\w-]+):begin -->", page.read_text())
+    ]
+    assert sorted(markers) == sorted(BLOCKS)
+
+
+def test_every_study_is_in_a_table_of_experiments() -> None:
+    assert list_studies() == {*read_tuning()}
+
+
+def test_a_block_is_replaced_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("head\n<!-- a:begin -->\nold\n<!-- a:end -->\ntail\n")
-    module["write_block"](page, "a", "new\nlines")
+    write_block(page, "a", "new\nlines")
     assert page.read_text() == "head\n<!-- a:begin -->\nnew\nlines\n<!-- a:end -->\ntail\n"
-    assert module["read_block"](page, "a") == "new\nlines"
+    assert read_block(page, "a") == "new\nlines"
     with pytest.raises(ValueError, match="b:begin"):
-        module["write_block"](page, "b", "new")
+        write_block(page, "b", "new")

@@ -1,0 +1,175 @@
+"""The tables of docs/experiments.md: what was tried for the presets, and the returns.
+
+`docs/results/experiments.csv` holds a row for each study: its setting and the decision. The returns
+come from `docs/results/tuning.csv`. A study without a name was stopped; its last return stands in
+experiments.csv. In a study name, `{env}` stands for several environments, one column each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from statistics import mean
+
+import numpy as np
+from records import Curve, format_return, format_table, group_curves, read_records, read_study
+from result_tables import ENV_IDS
+
+from rlflame.statistics import compute_tail_mean
+
+#: The environments of each table whose study names have `{env}`.
+MATRICES = {
+    "first": ("hopper", "walker2d", "halfcheetah"),
+    "parts": ("halfcheetah", "hopper"),
+    "default-discrete": ("cartpole", "lunarlander"),
+    "default-continuous": ("pendulum", "hopper", "halfcheetah", "walker2d",
+                           "lunarlandercontinuous"),
+}  # fmt: skip
+#: Tables of evaluations in training: the steps of an early column, and the last step.
+CURVES = {"pendulum": (20_000, 100_000), "mountaincar": (20_000, 100_000)}
+#: Tables of the last evaluations in training instead of the final evaluation.
+TAILS = ("falls",)
+RESAMPLES = 20_000
+
+
+@cache
+def read_tuning() -> dict[str, tuple[list[Curve], dict[int, float]]]:
+    """The evaluations in training and the final returns of each study."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in read_records("tuning.csv"):
+        groups.setdefault(row["study"], []).append(row)
+    return {
+        study: (
+            group_curves(row for row in rows if row["final"] == "0"),
+            {int(row["seed"]): float(row["return_mean"]) for row in rows if row["final"] == "1"},
+        )
+        for study, rows in groups.items()
+    }
+
+
+def make_table(name: str) -> str:
+    rows = [row for row in read_records("experiments.csv") if row["table"] == name]
+    if name in MATRICES:
+        return make_matrix(name, rows)
+    if name in CURVES:
+        return make_curve_table(name, rows)
+    lines = []
+    for row in rows:
+        study, setting, decision = row["study"], row["setting"], row["decision"]
+        if study not in read_tuning():
+            env, seeds = row["runs"].split(", ")
+            lines.append([env, seeds, setting, f"{row['result']}, stopped", decision])
+            continue
+        curves, ends = read_tuning()[study]
+        returns = [compute_tail_mean(y) for _, y in curves] if name in TAILS else [*ends.values()]
+        seeds = format_seeds(sorted(ends))
+        lines.append([f"`{study}`", seeds, setting, format_result(returns), decision])
+    head = ("study", "seeds", "setting", "return", "decision")
+    return format_table(head, lines)
+
+
+def make_curve_table(name: str, rows: list[dict[str, str]]) -> str:
+    """Mean returns at an early step and at the last one."""
+    early, last = CURVES[name]
+    lines = []
+    for row in rows:
+        curves, _ = read_tuning()[row["study"]]
+        returns = [find_return(curve, last) for curve in curves]
+        results = (format_return(mean(find_return(curve, early) for curve in curves)),
+                   format_result(returns))  # fmt: skip
+        label = row["study"].split("-", 2)[2]
+        lines.append([f"`{label}`", row["setting"], *results, row["decision"]])
+    head = ("study", "setting", f"at {early:,}", f"at {last:,}", "decision")
+    return format_table(head, lines)
+
+
+def make_matrix(name: str, rows: list[dict[str, str]]) -> str:
+    """One row for each setting and one column for each environment."""
+    lines = []
+    for row in rows:
+        cells = []
+        for env in MATRICES[name]:
+            study = row["study"].format(env=env)
+            if study not in read_tuning():
+                cells.append("")
+                continue
+            curves, ends = read_tuning()[study]
+            is_final = name.startswith("default")
+            returns = [*ends.values()] if is_final else [float(y[-1]) for _, y in curves]
+            cells.append(format_result(returns))
+        label = row["study"].split("{env}-")[1]
+        lines.append([f"`{label}`", row["setting"], *cells, row["decision"]])
+    names = [get_name(env) for env in MATRICES[name]]
+    return format_table(["study", "setting", *names, "decision"], lines)
+
+
+def make_walker2d_comparison() -> str:
+    """The preset of Walker2d beside the family: twenty seeds, seed by seed."""
+    before, after = (
+        np.concatenate([compute_tails(*study) for study in studies])
+        for studies in (
+            (("ppo_earlier.csv", "ppo-walker2d-1m-steady"), ("tuning.csv", "walker2d-today")),
+            (("ppo.csv", "ppo-walker2d-1m"), ("tuning.csv", "walker2d-late300")),
+        )
+    )
+    count = len(after)
+    resamples = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    measures: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "mean": lambda returns: returns.mean(axis=1),
+        "mean of the worst quarter": lambda y: np.sort(y)[:, : count // 4].mean(axis=1),
+        "standard deviation": lambda returns: returns.std(axis=1, ddof=1),
+    }
+    rows = []
+    for name, compute in measures.items():
+        old, new = (compute(side[None])[0] for side in (before, after))
+        low, high = np.quantile(compute(after[resamples]) - compute(before[resamples]),
+                                (0.025, 0.975))  # fmt: skip
+        interval = f"{new - old:,.0f} [{low:,.0f}, {high:,.0f}]"
+        rows.append((name, format_return(old), format_return(new), interval))
+    head = (f"last evaluations, {count} seeds", "`mujoco-ppo`", "`walker2d-ppo`",
+            "difference [95% interval]")  # fmt: skip
+    return format_table(head, rows)
+
+
+def compute_tails(record: str, study: str) -> np.ndarray:
+    return np.array([compute_tail_mean(y) for _, y in read_study(record, study)[0]])
+
+
+def format_result(returns: Sequence[float]) -> str:
+    """The mean over seeds and, in parentheses, the worst seed."""
+    worst = f" ({format_return(min(returns))})" if len(returns) > 1 else ""
+    return format_return(mean(returns)) + worst
+
+
+def find_return(curve: Curve, step: int) -> float:
+    """The return at the evaluation that is nearest to a step."""
+    steps, returns = curve
+    return float(returns[np.abs(steps - step).argmin()])
+
+
+def get_name(env: str) -> str:
+    """An environment's name without its version."""
+    if env == "lunarlandercontinuous":
+        return "LunarLander, continuous"
+    return ENV_IDS.get(env, env).partition("-")[0]
+
+
+def format_seeds(seeds: list[int]) -> str:
+    """Runs of consecutive seeds, such as 0-2 and 100."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(f"{part[0]}-{part[-1]}" if part[1:] else f"{part[0]}" for part in parts)
+
+
+def list_studies() -> set[str]:
+    """The studies of `tuning.csv` that the tables have."""
+    studies = set()
+    for row in read_records("experiments.csv"):
+        for env in MATRICES.get(row["table"], ("",)):
+            studies.add(re.sub(r"\{env\}", env, row["study"]))
+    return studies & {*read_tuning()}

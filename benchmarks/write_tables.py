@@ -1,0 +1,81 @@
+"""Writes the tables of the documentation from the records in docs/results.
+
+    python benchmarks/write_tables.py                      # print all tables
+    python benchmarks/write_tables.py results-ppo          # print one table
+    python benchmarks/write_tables.py --write              # write all tables into the pages
+
+A page has each table between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import experiment_tables
+import result_tables
+import speed_tables
+from records import ROOT
+from script import read_block, write_block
+
+README = ROOT / "README.md"
+RESULTS = ROOT / "docs" / "results.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+EXPERIMENTS = ROOT / "docs" / "experiments.md"
+LEARNERS = ROOT / "docs" / "guides" / "learners.md"
+
+#: The page and the text of each block.
+BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
+    "readme-table": (README, result_tables.make_readme_table),
+    "results-summary": (RESULTS, result_tables.make_summary),
+    "results-findings": (RESULTS, result_tables.make_findings),
+    **{
+        f"results-{name}": (RESULTS, partial(result_tables.make_group_table, name))
+        for name in ("ppo", "elsewhere", "wide", "sac", "reinforce")
+    },
+    "results-time-to-return": (RESULTS, result_tables.make_time_to_return_table),
+    "results-untuned": (RESULTS, result_tables.make_untuned_table),
+    "results-classic": (RESULTS, result_tables.make_classic_table),
+    "speed-summary": (BENCHMARKS, speed_tables.make_summary),
+    "speed-findings": (BENCHMARKS, speed_tables.make_findings),
+    "speed-ppo": (BENCHMARKS, speed_tables.make_ppo_table),
+    "speed-sac": (BENCHMARKS, speed_tables.make_sac_table),
+    "speed-reinforce": (BENCHMARKS, speed_tables.make_reinforce_table),
+    "speed-update": (BENCHMARKS, speed_tables.make_update_table),
+    "speed-rollouts": (BENCHMARKS, speed_tables.make_rollouts_table),
+    "speed-flame": (BENCHMARKS, partial(speed_tables.make_text_table, "flame_overhead.csv")),
+    "robustness": (BENCHMARKS, partial(speed_tables.make_text_table, "robustness.csv")),
+    "speed-scaling": (BENCHMARKS, speed_tables.make_scaling_table),
+    "speed-scaling-costs": (BENCHMARKS, speed_tables.make_scaling_costs),
+    "speed-published": (BENCHMARKS, speed_tables.make_published_table),
+    **{
+        f"experiments-{name}": (EXPERIMENTS, partial(experiment_tables.make_table, name))
+        for name in ("mujoco", "falls", "first", "parts", "pendulum", "mountaincar", "swimmer",
+                     "sac", "wide", "default-discrete", "default-continuous")
+    },
+    "experiments-walker2d": (EXPERIMENTS, experiment_tables.make_walker2d_comparison),
+    "card": (LEARNERS, speed_tables.make_card_table),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="blocks, by default all")
+    parser.add_argument("--write", action="store_true", help="write the blocks into the pages")
+    options = parser.parse_args()
+    if unknown := {*options.names} - {*BLOCKS}:
+        parser.error(f"no block is named {', '.join(unknown)}; the blocks are {', '.join(BLOCKS)}")
+    for name in options.names or BLOCKS:
+        page, make_block = BLOCKS[name]
+        text = make_block()
+        if not options.write:
+            print(f"{name}\n{text}\n")
+        elif text != read_block(page, name):
+            write_block(page, name, text)
+            print(f"wrote {name} into {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
