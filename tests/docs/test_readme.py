@@ -91,7 +91,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         return small(config), name
 
     def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
-        return extended(found, None if steps is None else found.progress.steps + STEPS, policy)
+        if steps is not None and steps > 10 * STEPS:  # of a page, not of a job of few steps
+            steps = found.progress.steps + STEPS
+        return extended(found, steps, policy)
 
     scale, collect = ScalingBenchmark.__init__, RolloutsBenchmark.__init__
 

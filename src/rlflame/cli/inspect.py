@@ -12,7 +12,6 @@ import typer
 from rlflame.cli.options import Debug, Json, print_pairs
 from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
 from rlflame.errors import ConfigError
-from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
 if TYPE_CHECKING:
     from rlflame.experiment.comparison import ReplayFiles
@@ -51,6 +50,7 @@ def inspect(
     """
     from rlflame.config import toml_io
     from rlflame.experiment import comparison, resume
+    from rlflame.storage.sweep_folder import is_sweep
 
     if recipe and as_json:
         raise ConfigError(
@@ -85,6 +85,8 @@ def inspect(
 
 def _read_seeds(folder: Path, *, with_replay: bool) -> dict[str, _Entry]:
     """The newest checkpoint of each seed of a job."""
+    from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
+
     if not is_sweep(folder):
         raise ConfigError(
             f"{folder} is no folder of seeds, and others here are.",
