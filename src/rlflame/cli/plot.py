@@ -10,7 +10,6 @@ import typer
 from rlflame.cli.options import Debug
 from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
 from rlflame.errors import ConfigError, format_command
-from rlflame.storage.sweep_folder import is_sweep
 
 if TYPE_CHECKING:
     from rlflame.analysis.plots.chart import Plot
@@ -104,6 +103,7 @@ def _draw_runs(
     """The curves, and the file for them unless another is named."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader
+    from rlflame.storage.sweep_folder import is_sweep
 
     runs, notes = run_reader.read_runs(paths)
     for note in notes:
