@@ -28,7 +28,6 @@ from rlflame.console.output import (
 )
 from rlflame.errors import ConfigError, Interruption, RlflameError, format_command
 from rlflame.rollout.blas import limit_threads
-from rlflame.storage.sweep_folder import format_seeds, is_sweep
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
@@ -90,6 +89,7 @@ def resume(
         read_recorded_threads,
         resolve_resumed_runtime,
     )
+    from rlflame.storage.sweep_folder import is_sweep
 
     saved = read_recorded_config(run)
     runtime = resolve_resumed_runtime(run, saved, flags)
@@ -206,6 +206,7 @@ def _print_dry_run(
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.preflight import run_preflight
     from rlflame.rollout.envs.vector_env import describe_stepping
+    from rlflame.storage.sweep_folder import format_seeds
 
     preflight = run_preflight(config.recipe, config.runtime, init_from=init_from, dry_run=True)
     config = RunConfig.from_recipe(preflight.recipe, config.runtime)
