@@ -693,3 +693,30 @@ def test_a_group_without_a_command_shows_its_help_in_lines(words):
     lines = shown.err.splitlines()
     assert lines[0].startswith("Usage: rlflame")
     assert "Commands:" in lines
+
+
+#: Ends with 9 where a command limits the threads of BLAS after numpy has read their number.
+LIMITS_IN_TIME = """
+import sys
+from rlflame.rollout import blas
+limit_threads = blas.limit_threads
+def limit(count):
+    if "numpy" in sys.modules:
+        sys.exit(9)
+    limit_threads(count)
+blas.limit_threads = limit
+from rlflame.__main__ import main
+main()
+"""
+
+
+def test_threads_are_limited_before_numpy_is_loaded(tmp_path: Path) -> None:
+    for words in (
+        ["train", "--env", "cartpole", "--steps", "2048", "--fleet", "inline", "--out", "run"],
+        ["resume", "run", "--steps", "4096"],
+        ["eval", "run/latest.safetensors", "--episodes", "1"],
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-c", LIMITS_IN_TIME, *words], cwd=tmp_path, capture_output=True
+        )
+        assert ended.returncode == 0, ended.stderr

@@ -15,10 +15,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.statistics import MeanStd, SeedSummary
+
+if TYPE_CHECKING:
+    from rlflame.statistics import MeanStd, SeedSummary
 
 SWEEP_FILE = "job.toml"
 #: What to do where it is damaged.
