@@ -710,10 +710,10 @@ main()
 """
 
 
-def test_threads_are_limited_before_numpy_is_loaded(tmp_path: Path) -> None:
+def test_no_command_loads_numpy_before_it_limits_the_threads(tmp_path: Path) -> None:
     for words in (
         ["train", "--env", "cartpole", "--steps", "2048", "--fleet", "inline", "--out", "run"],
-        ["resume", "run", "--steps", "4096"],
+        ["resume", "run"],
         ["eval", "run/latest.safetensors", "--episodes", "1"],
     ):
         ended = subprocess.run(
