@@ -159,6 +159,8 @@ def report_read_errors(path: Path) -> Iterator[None]:
         hint = "rlflame runs lists the runs here"
         if isinstance(error, FileNotFoundError):
             reason = "does not exist"
+        elif isinstance(error, IsADirectoryError):
+            reason = "is a folder"
         elif isinstance(error, OSError):
             reason = f"cannot be read: {error.strerror or error}"
         elif isinstance(error, MemoryError):
@@ -173,6 +175,8 @@ def _format_reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"]))[:200]
+        if first["loc"][-1:] == ("[key]",):
+            return f"damaged: {str(first['loc'][0])[:80]!a} is no name of a tensor"
         if error.title == "Recipe" and first["type"] == "extra_forbidden":
             return f"of another version of rlflame: this one does not know its setting {name}"
         return f"damaged: {error.title} {name}: {first['msg']}"[:300]
