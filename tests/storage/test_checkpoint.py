@@ -886,7 +886,7 @@ def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
     assert "does not exist" in refused(tmp_path / "absent.safetensors")
-    assert "Is a directory" in refused(tmp_path)
+    assert "is a folder" in refused(tmp_path)
     empty = tmp_path / "empty.safetensors"
     empty.touch()
     refused(empty)
