@@ -540,6 +540,11 @@ def test_help_loads_no_rich() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
+def test_settings_are_checked_without_numpy() -> None:
+    code = "import sys, rlflame.experiment.preflight; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 #: Names that only the folders and tables of algorithms and fleets may compare or look up.
 NAMED_IN = {
     "ppo": {"learning.ppo.*", "learning.factory", "config.algorithms", "config.flags"},

@@ -957,3 +957,8 @@ def test_records_are_printed_by_stable_names():
         "returns",
         "lengths",
     ]
+
+
+@pytest.mark.parametrize("name", ["policy", "learner", "envs.x", "other.x"])
+def test_a_tensor_that_no_part_owns_is_refused(forge, name):
+    assert name in refused(forge(tensors={name: np.zeros(1, np.float32)}))

@@ -246,10 +246,10 @@ def test_what_is_advised_makes_a_damaged_record_anew(name, text, whole, tmp_path
     metric = ("--metric", "episode_return", "-x", "episodes") if name == "episodes.csv" else ()
     spoken = rlflame("plot", folder, "-o", "-", *metric)
     assert (spoken.code, "is damaged" in spoken.err) == (1, True)
-    (said,) = re.findall(r"to the same bits again: rlflame (.*)", spoken.err)
-    again = rlflame(*shlex.split(said), "--out", tmp_path / "anew")
+    (command,) = re.findall(r"rlflame (resume .*)", spoken.err)
+    again = rlflame(*shlex.split(command))
     assert again.code == 0, again.err
-    assert (tmp_path / "anew" / name).read_bytes() == (whole / name).read_bytes()
+    assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
 if __name__ == "__main__":

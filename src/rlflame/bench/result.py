@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -187,8 +188,14 @@ class ResultFolder:
         if (file := self._make_path("json")).exists():
             raise ConfigError(f"{file} is there already, and stays as it is.", hint)
         parent = next(folder for folder in (path, *path.parents) if folder.exists())
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise RlflameError(f"{parent} cannot be written.", "another folder: -o DIR")
+        try:
+            with tempfile.TemporaryFile(dir=parent):
+                pass
+        except OSError as error:
+            reason = error.strerror or error
+            raise RlflameError(
+                f"{parent} cannot be written: {reason}.", "another folder: -o DIR"
+            ) from error
 
     def write(self, result: BenchResult) -> list[Path]:
         """Write everything but the picture; returns the files."""

@@ -165,8 +165,11 @@ def resolve_runtime(
     try:
         runtime = validate_config(layers).runtime
     except ConfigError as error:
-        source = f"{file}: " if inherited else ""
-        raise ConfigError(f"{source}{error.message}", error.hint) from error
+        try:
+            validate_config({"stop_at_steps": 1, "runtime": inherited})
+        except ConfigError as saved_error:
+            raise ConfigError(f"{file}: {saved_error.message}", saved_error.hint) from error
+        raise
     if runtime.env_file is not None:
         module_trust.load_env_file(runtime.env_file)
     return runtime

@@ -18,7 +18,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
 from rlflame.storage.available_memory import measure_usable_bytes
 from rlflame.terminal_text import format_count, format_size
-from rlflame.training.critic_helper.helper_client import check_critic_helper
+from rlflame.training.critic_helper.conditions import check_critic_helper
 
 if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays

@@ -120,12 +120,14 @@ def _make_ppo(
     assert isinstance(settings, PpoSettings)
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
-    provider: PpoProvider = NumpyPpo(parameters, network)
+    provider: PpoProvider
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchPpo
 
         device = resolve_device(learning, shards.rank)
         provider = TorchPpo(parameters, network, learning.threads, device)
+    else:
+        provider = NumpyPpo(parameters, network)
     seed, columns = learning.seed, learning.rollout.columns
     return Ppo(settings, network, parameters, provider, shards, seed=seed, columns=columns)
 
@@ -137,12 +139,14 @@ def _make_reinforce(
     assert isinstance(settings, ReinforceSettings)
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _load_start_weights(parameters, start_policy)
-    provider: GradientProvider[Any] = NumpyReinforce(parameters, network)
+    provider: GradientProvider[Any]
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchReinforce
 
         device = resolve_device(learning, shards.rank)
         provider = TorchReinforce(parameters, network, learning.threads, device)
+    else:
+        provider = NumpyReinforce(parameters, network)
     return Reinforce(settings, network, parameters, provider, shards)
 
 

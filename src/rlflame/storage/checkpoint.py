@@ -155,8 +155,13 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
-    groups = ("policy", "learner", "behaviour", "envs")[: 4 if _is_resumable(metadata) else 1]
-    unexpected = [name for name in layouts if name.partition(".")[0] not in groups]
+    resumable = _is_resumable(metadata)
+    prefixes = ("policy.", "learner.", "behaviour.")[: 3 if resumable else 1]
+    unexpected = [
+        name
+        for name in layouts
+        if not name.startswith(prefixes) and not (resumable and name == "envs")
+    ]
     if unexpected:
         raise ValueError(f"unexpected tensors: {_join_names(unexpected)}")
     expected = compute_array_shapes(spec)

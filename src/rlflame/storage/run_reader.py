@@ -381,5 +381,9 @@ def read_machines(path: Path) -> tuple[Line, ...]:
 
 
 def _make_damage_error(path: Path, reason: str) -> CheckpointError:
-    command = format_command("train", "--config", path.parent / "config.toml")
-    return CheckpointError(f"{path} is damaged: {reason}.", f"to the same bits again: {command}")
+    """A checkpoint knows how long the records were when it was written, and resume rewinds them."""
+    checkpoints = sorted((path.parent / "checkpoints").glob("step-*.safetensors"))
+    hint = format_command("train", "--config", path.parent / "config.toml")
+    if checkpoints:
+        hint = f"write it anew: {format_command('resume', checkpoints[0])}"
+    return CheckpointError(f"{path} is damaged: {reason}.", hint)

@@ -253,6 +253,11 @@ def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
             f"{path} is a pickle or zip file, which rlflame never opens.",
             "rlflame reads only its own .safetensors files",
         )
+    if data[8:9] != b"{" and any(data[:8]) and all(byte < 128 for byte in data[:8]):
+        raise CheckpointError(
+            f"{path} is no safetensors file: it begins {data[:8]!r}.",
+            "rlflame reads the .safetensors files of a run, such as its latest.safetensors",
+        )
     (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
     if length < 2 or length > min(_HEADER_LIMIT, size - 8) or data[8:9] != b"{":
         raise CheckpointError(

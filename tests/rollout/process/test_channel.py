@@ -95,6 +95,13 @@ def test_messages_before_bytes_that_are_none_are_received_first(ends: Ends) -> N
         other.receive_all()
 
 
+def test_a_header_that_is_none_is_refused_without_waiting_for_a_payload(ends: Ends) -> None:
+    one, other = ends
+    os.write(one.pipes[1], struct.pack("<BQ", 255, 0))
+    with pytest.raises(ProtocolError):
+        other.receive(timeout_s=60.0)
+
+
 def test_bytes_that_are_no_message_are_refused(ends: Ends) -> None:
     one, other = ends
     one.send_bytes(MessageKind.RESULT, b"no value")

@@ -132,7 +132,7 @@ class Channel:
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Whether `receive` does not have to wait, after at most so long without any movement."""
         while not self._messages and not self._has_ended:
-            if not self._read() and not wait((self,), timeout_s):
+            if not (self._read() or self._has_ended or wait((self,), timeout_s)):
                 return False
         return True
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import ConfigError
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.factory import is_remote
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
@@ -17,6 +16,7 @@ from rlflame.learning.parallel.process_group import to_message
 from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
+from rlflame.training.critic_helper.conditions import explain_refusal
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,
     ConnectionTimeout,
@@ -28,29 +28,6 @@ from rlflame.training.trainer import Progress
 _MIN_SAMPLES = 300_000
 #: For a process that has ended to be seen to have ended.
 _GRACE_S = 1.0
-
-
-def check_critic_helper(learning: LearningSettings, runtime: RuntimeSettings) -> None:
-    """A critic helper that is asked for by name must be possible."""
-    reason = explain_refusal(learning, runtime) if runtime.critic_helper == "on" else ""
-    if reason:
-        raise ConfigError(
-            f"This recipe does not go with a critic helper: {reason}.",
-            "--set runtime.critic_helper=auto, which has one where it can",
-        )
-
-
-def explain_refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str:
-    """Why there cannot be one; empty where there can."""
-    if not learning.traits.splits_update:
-        return f"{learning.algorithm} does not learn in two halves that are independent"
-    if learning.provider != "numpy":
-        return f"the gradients of provider {learning.provider} are not made in halves"
-    if runtime.learners > 1 or learning.gradient_shards > 1:
-        return "its minibatches are cut for several learners"
-    if learning.threads > 1:
-        return f"its {learning.threads} threads have the processors that a critic helper would use"
-    return ""
 
 
 def is_helper_worthwhile(
