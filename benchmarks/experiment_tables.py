@@ -17,6 +17,7 @@ from records import Curve, format_return, format_table, group_curves, read_recor
 from result_tables import ENV_IDS
 
 from rlflame.statistics import compute_tail_mean
+from rlflame.storage.sweep_folder import format_seeds
 
 #: The environments of each table whose study names have `{env}`.
 MATRICES = {
@@ -63,7 +64,7 @@ def make_table(name: str) -> str:
             continue
         curves, ends = read_tuning()[study]
         returns = [compute_tail_mean(y) for _, y in curves] if name in TAILS else [*ends.values()]
-        seeds = format_seeds(sorted(ends))
+        seeds = format_seeds(sorted(ends)).replace(",", ", ")
         lines.append([f"`{study}`", seeds, setting, format_result(returns), decision])
     head = ("study", "seeds", "setting", "return", "decision")
     return format_table(head, lines)
@@ -153,17 +154,6 @@ def get_name(env: str) -> str:
     if env == "lunarlandercontinuous":
         return "LunarLander, continuous"
     return ENV_IDS.get(env, env).partition("-")[0]
-
-
-def format_seeds(seeds: list[int]) -> str:
-    """Runs of consecutive seeds, such as 0-2 and 100."""
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1].append(seed)
-        else:
-            parts.append([seed])
-    return ", ".join(f"{part[0]}-{part[-1]}" if part[1:] else f"{part[0]}" for part in parts)
 
 
 def list_studies() -> set[str]:

@@ -106,7 +106,7 @@ def make_summary() -> str:
             tails = compute_tails(group.record, study)
             row = (get_env(study), f"{study.algo.upper()}, {format_steps(study)}")
             theirs = compute_control(control, study)
-            rows.append((*row, format_seeds(tails), format_seeds(theirs)))
+            rows.append((*row, format_mean_of_seeds(tails), format_mean_of_seeds(theirs)))
     head = ("environment", "algorithm, steps", "rlflame (seeds)", "stable-baselines3 (seeds)")
     return format_table(head, rows)
 
@@ -162,8 +162,8 @@ def make_readme_table() -> str:
     for study in group.studies:
         minutes = measure_minutes(group, study, "")
         tails = compute_tails(group.record, study)
-        theirs = format_seeds(compute_control(CONTROLS["ppo"], study))
-        rows.append((get_env(study), minutes[0], format_seeds(tails), minutes[1], theirs))
+        theirs = format_mean_of_seeds(compute_control(CONTROLS["ppo"], study))
+        rows.append((get_env(study), minutes[0], format_mean_of_seeds(tails), minutes[1], theirs))
     head = ("PPO, 1,000,000 steps", "rlflame, minutes", "return (seeds)",
             "stable-baselines3, minutes", "return (seeds)")  # fmt: skip
     return format_table(head, rows)
@@ -179,7 +179,7 @@ def make_group_table(name: str) -> str:
     for study in group.studies:
         ends = read_ends(group.record, study)
         preset = get_preset(group, study)
-        zoo = [format_seeds(compute_control(ZOO_CONTROL, study))] if group.has_zoo else []
+        zoo = [format_mean_of_seeds(compute_control(ZOO_CONTROL, study))] if group.has_zoo else []
         minutes = measure_minutes(group, study, preset)
         peer = find_best_peer(study)
         rows.append([
@@ -202,7 +202,7 @@ def make_untuned_table() -> str:
     for study in group.studies:
         row = cells.setdefault(f"{get_env(study)}, {format_steps(study)}", {})
         tails = compute_tails(group.record, study)
-        row[str(study.preset)] = format_seeds(tails)
+        row[str(study.preset)] = format_mean_of_seeds(tails)
         if peer := find_best_peer(study):
             row["peer"] = format_peer(peer)
     columns = ("default-ppo", "mujoco-ppo", "peer")
@@ -269,7 +269,7 @@ def compute_control(control: tuple[str, str], study: Study) -> list[float]:
     return [float(y[x > 0.95 * study.steps].mean()) for x, y in curves]
 
 
-def format_seeds(values: list[float]) -> str:
+def format_mean_of_seeds(values: list[float]) -> str:
     """Mean and standard deviation over seeds, and their number."""
     return f"{format_mean(compute_mean_std(np.array(values)))} ({len(values)})"
 

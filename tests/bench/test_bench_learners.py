@@ -69,10 +69,10 @@ def test_learners_are_timed_and_the_files_agree(tmp_path):
     assert alone["exchange_s"] == 0.0 < shared["exchange_s"] < shared["learn_s"]
     assert "All learned the same weights" in spoken.out
     assert spoken.out.strip() == (tmp_path / "new/learners.md").read_text().strip()
-    drawn = rlflame("plot", tmp_path / "new/learners.csv", "-o", "-").out
-    assert "Learners" in drawn
+    text = rlflame("plot", tmp_path / "new/learners.csv", "-o", "-").out
+    assert "Learners" in text
     # Learning and the whole run are each beside their own time with one learner.
-    assert [line.split()[-1] for line in drawn.splitlines() if line.startswith("1 ")] == [
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith("1 ")] == [
         "1.00x"
     ] * 2
 

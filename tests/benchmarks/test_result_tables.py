@@ -87,7 +87,7 @@ def test_a_control_is_the_mean_of_the_last_twentieth_of_the_steps(
     monkeypatch.setattr(tables, "read_records", lambda name: rows)
     (ant,) = tables.select(tables.GROUPS["ppo"].studies, "ppo-ant-1m")
     assert tables.compute_control(("", "x"), ant) == [20.0, 30.0]
-    assert tables.format_seeds([20.0, 30.0]) == "25.0 ± 7.1 (2)"
+    assert tables.format_mean_of_seeds([20.0, 30.0]) == "25.0 ± 7.1 (2)"
 
 
 def test_a_return_is_reached_after_the_last_evaluation_below_it() -> None:

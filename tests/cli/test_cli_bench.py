@@ -436,7 +436,7 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
         running.kill()
     assert spoken.code == 130, spoken.err
     assert "Traceback" not in spoken.err
-    assert f"what was measured is above, and in {tmp_path / 'it'}." in spoken.err
+    assert str(tmp_path / "it") in spoken.err
     assert f"-o {tmp_path / 'it-2'} measures anew" in spoken.err
     facts = json.loads(file.read_text())
     assert not facts["complete"]

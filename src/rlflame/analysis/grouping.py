@@ -39,8 +39,8 @@ class RunGroup:
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
     """In the order in which the runs were named.
 
-    A seed that occurs twice in a recipe is no second sample: such runs are told apart by how they
-    ran, by what they lie in, or each by itself.
+    A seed that occurs twice in a recipe is no second sample: such runs form
+    groups by fleet and workers, then by parent folder, then one group for each run.
     """
     parts = _partition_runs(runs, _make_recipe_key)
     numbers = itertools.count()
@@ -141,8 +141,8 @@ def _format_value(value: Any) -> str:
 
 
 def _find_places(parts: Sequence[Sequence[RunData]]) -> list[str]:
-    """As much of the end of each path as tells it from the others: of a run its folder, of several
-    what they lie in."""
+    """The shortest end of each path that differs from the others: the folder of a single run, the
+    parent folder of several."""
     folders = [part[0].folder.resolve() for part in parts]
     paths = [
         (folder if len(part) == 1 else folder.parent).parts

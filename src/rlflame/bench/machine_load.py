@@ -93,7 +93,7 @@ class LoadMonitor:
 
 
 def _is_busy(processors: float) -> bool:
-    """Whether the machine counts as busy with so many processors at work for other programs."""
+    """Whether other programs use enough processors to disturb a measurement."""
     return processors > max(0.5, _BUSY_SHARE * count_usable_cores())
 
 

@@ -261,7 +261,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
 
 
 def make_collecting_step(order: dict[str, str]) -> Step:
-    """In one of several processes, rounds of its own recipe."""
+    """Collect rounds of a recipe in this process, beside other such processes."""
     recipe = Recipe.model_validate_json(order["recipe"])
     case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
     rounds = RolloutRounds(case, make_inline_fleet(), NullStop(), "sample")

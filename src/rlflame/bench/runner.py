@@ -237,6 +237,6 @@ class BenchRunner:
             path = self._folder.path
             place = f", and in {path if path.name.strip('.') else path.resolve()}"
             hint = f"{format_shell('-o', find_free_name(path))} measures anew"
-        error = Interruption(f"Stopped; what was measured is above{place}.", hint, signal_number)
+        error = Interruption(f"Stopped; the results so far are above{place}.", hint, signal_number)
         mark_documented(error)
         return error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -55,6 +55,15 @@ ExpectRecorded = Annotated[
         help="Run the file's recorded evaluation again; exit 1 unless it comes out the same.",
     ),
 ]
+
+
+class _Outcome(NamedTuple):
+    file: Path
+    source: Checkpoint
+    record: EvaluationRecord
+    checks: list[EvaluationCheck]
+    versus: Path | None
+    other_record: EvaluationRecord | None
 
 
 def evaluate(
@@ -113,8 +122,8 @@ def evaluate(
     checks = comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
-    print_record = _print_json if as_json else _print_lines
-    print_record(file, source, record, checks, versus, other_record)
+    outcome = _Outcome(file, source, record, checks, versus, other_record)
+    (_print_json if as_json else _print_lines)(outcome)
     _exit_unless_passed(checks, debug=debug)
 
 
@@ -126,18 +135,12 @@ def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
             raise typer.Exit(1)
 
 
-def _print_lines(
-    file: Path,
-    source: Checkpoint,
-    record: EvaluationRecord,
-    checks: list[EvaluationCheck],
-    versus: Path | None,
-    other_record: EvaluationRecord | None,
-) -> None:
+def _print_lines(outcome: _Outcome) -> None:
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.experiment import comparison
     from rlflame.training.evaluation import compute_paired_difference
 
+    file, source, record, checks, versus, other_record = outcome
     learning, choice = source.recipe.learning, "sampled" if record.stochastic else "best"
     lines = [
         ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
@@ -162,16 +165,10 @@ def _print_lines(
     print_pairs(lines)
 
 
-def _print_json(
-    file: Path,
-    source: Checkpoint,
-    record: EvaluationRecord,
-    checks: list[EvaluationCheck],
-    versus: Path | None,
-    other_record: EvaluationRecord | None,
-) -> None:
+def _print_json(outcome: _Outcome) -> None:
     from rlflame.training.evaluation import compute_paired_difference
 
+    file, source, record, checks, versus, other_record = outcome
     fields: dict[str, Any] = {
         "policy": str(file),
         "environment": source.recipe.learning.environment.id,

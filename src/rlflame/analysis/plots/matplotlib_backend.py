@@ -167,7 +167,7 @@ def make_figure(plot: Plot) -> Figure:
         axes.set_title(part.title, loc="left", pad=14 + 18.5 * above)
     if isinstance(plot, BarGroups):
         figure.suptitle(plot.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-        for axes in figure.axes:  # what differs from case to case is seen at one height
+        for axes in figure.axes:  # equal heights make cases comparable
             axes.set_ylim(0.0, 1.15 * plot.highest)
     if plot.note:
         note = textwrap.fill(plot.note, _NOTE_LETTERS)

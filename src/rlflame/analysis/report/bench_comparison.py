@@ -185,7 +185,7 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
 def _find_omissions(
     results: BenchmarkResults, other_work: Mapping[str, dict[str, Any]]
 ) -> Iterator[str]:
-    """What the results do not say, and what they alone say."""
+    """Facts that the results lack, and measurements that only one side has."""
     if not results.conditions:
         yield f"{results.name} does not say what it was measured on."
     if not all(measurement.work for measurement in results.measurements):

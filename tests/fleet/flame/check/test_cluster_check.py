@@ -715,9 +715,11 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
     assert broken.status == "failed"
     assert "no room on disk" in broken.seen
     assert broken.fixes == ("look",)
-    silent = answered(problem="No executor answered.", hint="rlflame cluster-check")
+    silent = answered(problem="No executor answered.", hint="rlflame cluster-check", is_silent=True)
     assert silent.keys() >= {"probe"}
     assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
+    not_asked = answered(problem="The cache refuses the lease.", hint="look")["probe"]
+    assert not_asked.fixes == ("look",)
 
 
 def test_executors_that_use_another_cache_than_this_machine():

@@ -68,6 +68,8 @@ class ProbeResult:
     cold_start_s: float | None = None
     reports: list[ExecutorReport] = field(default_factory=list)
     round_trips_s: list[float] = field(default_factory=list)
+    #: Whether executors were asked and none answered.
+    is_silent: bool = False
     #: The error that ended the probe, and its hint.
     problem: str = ""
     hint: str = ""
@@ -123,6 +125,7 @@ class Probe:
             try:
                 flame = starter.start_session(installs=False)
             except FleetError:
+                result.is_silent = True
                 on_silence()
                 raise
             result.cold_start_s = timeouts.clock() - started_at
@@ -229,7 +232,7 @@ def _check_answers(result: ProbeResult) -> Finding:
     check.facts |= {"wanted": result.target, "cold_start_s": result.cold_start_s}
     if result.problem:
         fixes = [result.hint] if result.hint and "cluster-check" not in result.hint else []
-        if not result.reports:
+        if result.is_silent:
             fixes.append(
                 "the checks of nodes, executors and scheduling say why, where they can; else see "
                 "the executor manager's log under FLAME_HOME/logs; its Python must be of the same "
