@@ -417,3 +417,13 @@ def test_every_setting_is_written(tmp_path):
 def test_every_algorithm_has_a_default_preset(algorithm):
     preset = config_resolve.read_preset(config_resolve.choose_preset("Unknown-v0", algorithm))
     assert preset["learning"]["algorithm"] == algorithm
+
+
+def test_a_bad_option_is_not_blamed_on_the_run_s_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    with pytest.raises(ConfigError) as typed:
+        config_resolve.resolve_runtime(RuntimeFlags(workers=-3), {"runtime": {"workers": 2}}, file)
+    assert str(file) not in typed.value.message
+    with pytest.raises(ConfigError) as saved:
+        config_resolve.resolve_runtime(RuntimeFlags(), {"runtime": {"workers": -3}}, file)
+    assert str(file) in saved.value.message
