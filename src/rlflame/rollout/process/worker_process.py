@@ -52,6 +52,7 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._output_tail = b""
         self._exit_code: int | None = None
+        self._poll_lock = threading.Lock()
         if environment is None:
             from .. import blas  # loads numpy, which a process that is started early does without
 
@@ -90,7 +91,9 @@ class WorkerProcess:
 
     @property
     def has_exited(self) -> bool:
-        return self._process.poll() is not None
+        # While another thread polls, `Popen.poll` says of a dead process that it runs.
+        with self._poll_lock:
+            return self._process.poll() is not None
 
     def trim_output(self) -> None:
         """Keep the end of what the process prints, and not all of it."""
