@@ -91,7 +91,12 @@ class Dispatcher:
                 self._jobs.add([job])
                 if was_empty and self._pool.final_error is None:
                     # No other caller's jobs, which Ctrl-C must not take along.
-                    self._pool.dispatch()
+                    try:
+                        self._pool.dispatch()
+                    except BaseException:
+                        # Before the thread replaces the worker and counts that as a failure.
+                        self._jobs.cancel([job])
+                        raise
         with self._lock:
             final_error = self._pool.final_error
             if final_error is not None:
