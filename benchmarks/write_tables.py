@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation from the records in docs/results.
+"""Writes the tables of the documentation from the records in docs/results and from the source.
 
     python benchmarks/write_tables.py                      # print all tables
     python benchmarks/write_tables.py results-ppo          # print one table
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import experiment_tables
+import reference_tables
 import result_tables
 import speed_tables
 from records import ROOT
@@ -24,6 +25,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 EXPERIMENTS = ROOT / "docs" / "experiments.md"
+REFERENCE = ROOT / "docs" / "reference"
 LEARNERS = ROOT / "docs" / "guides" / "learners.md"
 
 #: The page and the text of each block.
@@ -56,6 +58,8 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
                      "sac", "wide", "default-discrete", "default-continuous")
     },
     "experiments-walker2d": (EXPERIMENTS, experiment_tables.make_walker2d_comparison),
+    "reference-settings": (REFERENCE / "settings.md", reference_tables.make_settings),
+    "reference-commands": (REFERENCE / "commands.md", reference_tables.make_commands),
     "card": (LEARNERS, speed_tables.make_card_table),
 }  # fmt: skip
 
