@@ -164,33 +164,41 @@ class GradientProvider(Protocol[MinibatchT]):
         """
 
 
+@dataclass
+class Counter:
+    """A number that is saved. Counting is much faster than in an array."""
+
+    value: int = 0
+
+
 class StateParts:
-    """The arrays that are saved, by name, and filled in place by `load_state`.
+    """What is saved, by name, and filled in place by `load_state`: arrays and counters.
 
     A part that a recipe does without is None. Integers are counts.
     """
 
-    def __init__(self, **parts: Array | StateParts | None) -> None:
-        self._arrays: State = {}
+    def __init__(self, **parts: Array | Counter | StateParts | None) -> None:
+        self._parts: dict[str, Array | Counter] = {}
         for name, part in parts.items():
             if isinstance(part, StateParts):
-                self._arrays |= {f"{name}.{key}": array for key, array in part._arrays.items()}
+                self._parts |= {f"{name}.{key}": value for key, value in part._parts.items()}
             elif part is not None:
-                self._arrays[name] = part
+                self._parts[name] = part
 
     def get_state(self) -> State:
-        return {name: array.copy() for name, array in self._arrays.items()}
+        return {
+            name: np.array(part.value, np.int64) if isinstance(part, Counter) else part.copy()
+            for name, part in self._parts.items()
+        }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        for name, array in self._arrays.items():
-            restore(array, name, state)
-            if array.dtype == np.int64:
-                _check_counts(array, name)
-
-
-def make_counter() -> Int64:
-    """A number that is saved; `+=` counts in place."""
-    return np.zeros((), np.int64)
+        for name, part in self._parts.items():
+            if isinstance(part, Counter):
+                part.value = restore_count(name, state)
+                continue
+            restore(part, name, state)
+            if part.dtype == np.int64:
+                _check_counts(part, name)
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
@@ -207,7 +215,7 @@ def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
 
 def restore_count(name: str, state: Mapping[str, Array]) -> int:
     """A saved counter, of as much as a run can have counted."""
-    count = make_counter()
+    count = np.zeros((), np.int64)
     restore(count, name, state)
     _check_counts(count, name)
     return int(count)

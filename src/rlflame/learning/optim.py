@@ -10,7 +10,7 @@ import numpy as np
 from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float32
 
-from .base import Metrics, StateParts, make_counter
+from .base import Counter, Metrics, StateParts
 from .normalization import TOO_LARGE_REWARDS
 
 _PIECE = 65_536
@@ -37,7 +37,7 @@ class Adam:
     def __init__(self, size: int, epsilon: float) -> None:
         self.first: Float32 = np.zeros(size, np.float32)
         self.second: Float32 = np.zeros(size, np.float32)
-        self.count = make_counter()
+        self.count = Counter()
         self.state = StateParts(first=self.first, second=self.second, count=self.count)
         self._epsilon = epsilon
         self._a: Float32 = np.empty(size, np.float32)
@@ -50,14 +50,14 @@ class Adam:
         learning_rate: float,
         part: slice = slice(None),
     ) -> None:
-        self.count += 1
+        self.count.value += 1
         self.apply(parameters, gradient, learning_rate, part)
 
     def apply(
         self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
     ) -> None:
         """The arithmetic of step `count` for one part; parts are independent of each other."""
-        count = int(self.count)
+        count = self.count.value
         correction = math.sqrt(1.0 - _BETA_2**count)
         epsilon = np.array(self._epsilon * correction, np.float32)
         rate = np.array(learning_rate * correction / (1.0 - _BETA_1**count), np.float32)
@@ -124,7 +124,7 @@ class GradientGuard:
 
     def is_refused(self, norm: float, sums: Metrics, **inputs: Array) -> bool:
         """Whether this norm, or one of the sums that came with it, is not finite."""
-        if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
+        if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
             self.counts[1] = 0
             return False
         self.counts += 1

@@ -152,3 +152,17 @@ def test_who_stays_alone_learns_both_networks_again():
     half.stop_split()
     half.update(second, 0.1)
     assert_same(half.get_state(), alone.get_state())
+
+
+def test_a_sum_that_the_other_half_would_lose_is_refused():
+    """A metric that is in one process only would disappear from the metrics of the update."""
+
+    class WithAnotherSum:
+        def compute_half_gradient(self, name, batch, count):
+            return np.zeros(3, np.float32), {"value_loss": 1.0, "another": 2.0}
+
+    talk = Talk(queue.Queue(), queue.Queue())
+    split = ActorCriticSplit("critic", talk, WithAnotherSum(), {"critic": slice(0, 3)})
+    with pytest.raises(AssertionError, match="lose a sum"):
+        split.compute_gradient(None, 1)
+    assert talk.said == 0

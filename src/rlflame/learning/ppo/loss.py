@@ -46,7 +46,7 @@ class PpoMinibatch:
     entropy_weight: float
 
     def select_rows(self, rows: slice) -> PpoMinibatch:
-        if rows == slice(0, len(self.returns)):
+        if rows.start == 0 and rows.stop == len(self.returns):
             return self
         return PpoMinibatch(
             self.observations[rows],
@@ -173,9 +173,9 @@ class ActorCriticSplit:
     ) -> tuple[Float32, float, Metrics]:
         """The gradient, valid in `span`; the norm of the whole; the sums of both networks."""
         gradient, sums = self._provider.compute_half_gradient(self._name, minibatch, count)
+        assert tuple(sums) == HALVES[self._name], "the peer would lose a sum"
         numbers = self._numbers[self._name]
-        numbers[0] = compute_square_norm(gradient[self.span])
-        numbers[1:] = [sums[name] for name in HALVES[self._name]]
+        numbers[:] = (compute_square_norm(gradient[self.span]), *sums.values())
         self._peer.exchange(numbers, self._peer_numbers)
         squares: list[float] = []
         all_sums: Metrics = {}

@@ -16,7 +16,7 @@ from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, Metrics, State, StateParts, make_counter
+from ..base import Batch, Counter, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_gae
 from ..networks.flat_vector import (
     FlatVector,
@@ -64,7 +64,7 @@ class Ppo:
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
         self._normaliser = make_normaliser(network)
         self._scaler = RewardScaler(columns, settings.discount) if settings.scale_rewards else None
-        self._updates, self._iterations = make_counter(), make_counter()
+        self._updates, self._iterations = Counter(), Counter()
         self._guard = GradientGuard("ppo")
         self._state = StateParts(
             parameters=parameters.data,
@@ -114,7 +114,7 @@ class Ppo:
             "clip_range": clip_range,
             "discount": discount,
             **self._run_epochs(samples, learning_rate, clip_range),
-            **make_training_metrics(self._parameters, learning_rate, int(self._updates)),
+            **make_training_metrics(self._parameters, learning_rate, self._updates.value),
             "refused_minibatches": float(self._guard.counts[0]),
         }
         if split is not None:
@@ -122,7 +122,7 @@ class Ppo:
                 split.fill_from_critic(vector[self._spans["critic"]])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
-        self._iterations += 1
+        self._iterations.value += 1
         self._shards.compare_states()
         return metrics
 
@@ -174,21 +174,24 @@ class Ppo:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
         settings, totals = self._settings, _Totals(self._settings)
         span = slice(None) if self._split is None else self._split.span
+        target = settings.target_kl
+        kl_limit = None if target is None else KL_STOP_FACTOR * target
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
                 self._estimate(samples)
             for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
                 gradient, norm, sums = self._compute_gradient(minibatch, count)
-                inputs = {"returns": minibatch.returns, "observations": minibatch.observations}
-                if self._guard.is_refused(norm, sums, **inputs):
+                if self._guard.is_refused(
+                    norm, sums, returns=minibatch.returns, observations=minibatch.observations
+                ):
                     continue
                 totals.add(count, sums, norm)
-                if self._is_kl_exceeded(sums["approx_kl"] / count):
+                if kl_limit is not None and sums["approx_kl"] / count > kl_limit:
                     return totals.make_metrics(epoch)
                 clip(gradient[span], norm, settings.max_gradient_norm)
                 self._adam.step(self._parameters.data, gradient, learning_rate, span)
-                self._updates += 1
+                self._updates.value += 1
         return totals.make_metrics(settings.epochs)
 
     def _compute_gradient(
@@ -205,16 +208,12 @@ class Ppo:
         squares = [compute_square_norm(gradient[span]) for span in self._spans.values()]
         return gradient, compute_norm(squares), sums
 
-    def _is_kl_exceeded(self, kl: float) -> bool:
-        target = self._settings.target_kl
-        return target is not None and kl > KL_STOP_FACTOR * target
-
     def _make_minibatches(
         self, samples: _Samples, epoch: int, clip_range: float
     ) -> Iterator[PpoMinibatch]:
         """Slices of one shuffled contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
-        generator = make_stream(self._seed, Role.SHUFFLE, int(self._iterations), epoch)
+        generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
         shuffled = PpoMinibatch(
             observations=samples.observations[order],

@@ -18,7 +18,7 @@ import numpy as np
 from rlflame.config.algorithms import ReinforceSettings
 from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, GradientProvider, Metrics, State, StateParts, make_counter
+from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_continued_returns, compute_discounted_returns
 from ..networks.flat_vector import (
     FlatVector,
@@ -82,7 +82,7 @@ class Reinforce:
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
         self._gradient = np.zeros_like(parameters.data)
         self._normaliser = make_normaliser(network)
-        self._updates = make_counter()
+        self._updates = Counter()
         self._guard = GradientGuard("reinforce")
         self._state = StateParts(
             parameters=parameters.data,
@@ -118,7 +118,7 @@ class Reinforce:
             norm, sums, rewards=batch.rewards, observations=normalised.observations
         ):
             self._adam.step(self._parameters.data, gradient, learning_rate)
-            self._updates += 1
+            self._updates.value += 1
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]
             metrics = {
                 "loss": loss / count,
@@ -130,7 +130,7 @@ class Reinforce:
         self._shards.compare_states()
         return {
             **metrics,
-            **make_training_metrics(self._parameters, learning_rate, int(self._updates)),
+            **make_training_metrics(self._parameters, learning_rate, self._updates.value),
             "refused_minibatches": float(self._guard.counts[0]),
         }
 

@@ -21,7 +21,7 @@ from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, PolicyArrays
 
-from ..base import MetricMeans, Metrics, ReplayBatch, State, StateParts, Transitions, make_counter
+from ..base import Counter, MetricMeans, Metrics, ReplayBatch, State, StateParts, Transitions
 from ..networks.flat_vector import normalise_observations
 from ..normalization import make_normaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
@@ -67,7 +67,7 @@ class Sac:
         self._normaliser = make_normaliser(networks.network)
         # Each counts its own in a row: critics that learn do not excuse an actor that never does.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
-        self._updates = make_counter()
+        self._updates = Counter()
         moments = networks.moments
         self._state = StateParts(
             actor=networks.actor.data,
@@ -102,7 +102,7 @@ class Sac:
             **totals.make_metrics(),
             "ent_coef": self._compute_entropy_weight(),
             "learning_rate": rates["actor"],
-            "n_updates": float(self._updates),
+            "n_updates": float(self._updates.value),
             "refused_minibatches": float(self._guard.counts[0] + self._actor_guard.counts[0]),
         }
 
@@ -132,7 +132,7 @@ class Sac:
                 return metrics
             self._step_actor(gradient, rates["actor"])
             metrics["actor_loss"] = sums["actor_loss"] / count
-        self._updates += 1
+        self._updates.value += 1
         return metrics
 
     def _compute_critic_gradient(
@@ -183,7 +183,7 @@ class Sac:
         critics, targets = self._networks.critics.data, self._networks.targets.data
         moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)
-        self._critic_adam.count += 1
+        self._critic_adam.count.value += 1
 
         def run_lane(number: int) -> None:
             part = slice_half(len(critics), number)
@@ -199,7 +199,7 @@ class Sac:
 
     def _step_actor(self, gradient: Float32, learning_rate: float) -> None:
         actor = self._networks.actor.data
-        self._actor_adam.count += 1
+        self._actor_adam.count.value += 1
         self._thread_pair.run(
             lambda lane: self._actor_adam.apply(
                 actor, gradient, learning_rate, slice_half(len(actor), lane)
