@@ -384,9 +384,9 @@ def failed(**kwargs: Any) -> RolloutFailure:
     [
         ("raise", "failed in step: ValueError: the moon is wrong"),
         ("exit", "failed in step: SystemExit: gone fishing"),
-        ("nan", "returned NaN or infinity in its observation"),
-        ("inf", "returned NaN or infinity in its observation"),
-        ("huge", "returned the number 1e+300 in its observation, which does not fit float32"),
+        ("nan", "returned NaN, infinity or"),
+        ("inf", "returned NaN, infinity or"),
+        ("huge", "does not fit float32 in its observation"),
         ("nan_reward", "returned the reward nan"),
         ("shape", "returned an observation of shape (4,)"),
     ],

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from .distributions import NoiseBlock, compute_noise_size, draw_noise
-from .envs.vector_env import EpisodePosition, VectorEnv
+from .envs.vector_env import EpisodePosition, VectorEnv, make_fault
 from .policy import Policy
 from .seeding import Role, make_reset_seed, make_stream
-from .task import Array, EnvironmentFault, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
+from .task import Array, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
 
 #: Steps for which noise is drawn at once, and for which whole episodes have room at first.
 _BLOCK_STEPS = 256
+_INVALID_OBSERVATION = (
+    "returned NaN, infinity or a number that does not fit float32 in its observation"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +230,7 @@ class Rollout:
         if task.unit == "episodes":
             for row, observation in enumerate(task_rows):
                 self._start_episode(row, task.get_episode(row), observation)
-                vector_env.check_finite(row, observation)
+                self._check_finite(row, observation)
             return
         is_restored = self._slot_envs.tokens == tuple(state.token for state in task.states)
         for row, (state, observation) in enumerate(zip(task.states, task_rows, strict=True)):
@@ -235,7 +238,7 @@ class Rollout:
                 observation[:] = state.observation
             else:
                 vector_env.restore(row, state, observation)
-            vector_env.check_finite(row, observation)
+            self._check_finite(row, observation)
 
     def _run_loop(self, padded: Float32, task_rows: Float32) -> int:
         """Step until the task's steps are taken or its episodes have ended; returns the steps."""
@@ -270,7 +273,7 @@ class Rollout:
             # A sum of squares is finite only where all of them are.
             if not math.isfinite(flat.dot(flat)):
                 for row in active:
-                    vector_env.check_finite(row, task_rows[row])
+                    self._check_finite(row, task_rows[row])
             for row in ended:
                 self._finish_episode(row, t, task_rows[row])
             t += 1
@@ -298,7 +301,7 @@ class Rollout:
         if self._task.unit == "steps":
             self._start_episode(row, position.episode + 1, observation)
             if not math.isfinite(observation.dot(observation)):
-                self._vector_env.check_finite(row, observation)
+                self._check_finite(row, observation)
 
     def _start_episode(self, row: int, episode: int, observation: Float32) -> None:
         task = self._task
@@ -308,15 +311,16 @@ class Rollout:
             seed = make_reset_seed(task.seed, Role.RESET, *task.locate(row), episode)
         self._vector_env.reset_row(row, episode, seed, observation)
 
+    def _check_finite(self, row: int, observation: Float32) -> None:
+        if not np.isfinite(observation).all():
+            position = self._vector_env.get_position(row)
+            raise make_fault(self._task.env, position, _INVALID_OBSERVATION)
+
     def _check_actions(self) -> None:
         """Refuse the actions of weights that have diverged: some environments accept NaN."""
         place = self._recorder.find_invalid_action()
         if place is not None:
             t, row = place
-            raise EnvironmentFault(
-                f"environment {self._task.env.id} was given NaN or infinity: "
-                "the policy has diverged",
-                row,
-                self._vector_env.get_position(row).seed,
-                t,
-            )
+            position = self._vector_env.get_position(row)._replace(elapsed=t)
+            message = "was given NaN or infinity: the policy has diverged"
+            raise make_fault(self._task.env, position, message)

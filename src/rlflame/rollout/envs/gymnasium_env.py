@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -26,15 +26,8 @@ from ..task import (
     Float64,
     make_fresh_state,
 )
-from .make import (
-    REPLAY_MISMATCH,
-    explain_invalid_observation,
-    format_error,
-    format_value,
-    is_env_error,
-    make_env,
-)
-from .vector_env import EpisodePosition
+from .make import make_env
+from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, raise_fault
 
 
 def _replace_world(env: Any) -> None:
@@ -57,8 +50,6 @@ _RENEWALS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(_REUSABLE, lambda env: None),
     "gymnasium.envs.box2d.bipedal_walker": _replace_world,
 }
-_STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
-_RESET_VALUES = ("observation", "info")
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -82,8 +73,6 @@ class RestorableEnv:
         self._exact_mujoco = False
         self._saved_physics: Float64 = NO_PHYSICS
         self._last_action: Any = None
-        #: The last observation as the environment returned it.
-        self._last_observation: Any = None
         self._observation_shape: tuple[int, ...] = ()
         self._action_shape: tuple[int, ...] = ()
         self._discrete = spec.action_kind == "discrete"
@@ -91,6 +80,10 @@ class RestorableEnv:
             64 if self._discrete else (64, spec.action_size),
             np.int64 if self._discrete else np.float32,
         )
+
+    @property
+    def position(self) -> EpisodePosition:
+        return EpisodePosition(self.row, self.episode, self.seed, self.episode_return, self.elapsed)
 
     def reset(self, episode: int, seed: int, out: Float32) -> None:
         """Start an episode; on a fresh instance unless reuse is known to be exact."""
@@ -102,12 +95,12 @@ class RestorableEnv:
             else:
                 self._renew(self._env.unwrapped)
             assert self._env is not None
-            result = self._env.reset(seed=seed)
-            self._write_observation(self._unpack_result(result, "reset", _RESET_VALUES)[0], out)
+            observation, _ = self._env.reset(seed=seed)
+            self._write_observation(observation, out)
         except BaseException as error:
             # What a reset left half done is never taken up again.
             self.close()
-            self._fail("failed in reset", error)
+            raise_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         """One transition: the new observation into `out`; reward, terminated, truncated."""
@@ -126,23 +119,13 @@ class RestorableEnv:
                 env_action = action
             else:
                 env_action = action.reshape(self._action_shape)
-            result = self._step(env_action)
-            try:
-                observation, reward, terminated, truncated, _ = result
-            except (TypeError, ValueError):
-                self._unpack_result(result, "step", _STEP_VALUES)
-                raise
-            try:
-                reward = float(reward)
-            except (TypeError, ValueError):
-                raise self._make_fault(
-                    f"returned the reward {format_value(reward)}, no number"
-                ) from None
+            observation, reward, terminated, truncated, _ = self._step(env_action)
+            reward = float(reward)
             terminated, truncated = bool(terminated), bool(truncated)
             truncated = truncated or self.elapsed >= self._limit
             self._write_observation(observation, out)
         except BaseException as error:
-            self._fail("failed in step", error)
+            raise_fault(self.spec, self.position, "failed in step", error)
         if not math.isfinite(reward):
             raise self._make_fault(f"returned the reward {reward}")
         self.episode_return += reward
@@ -191,7 +174,7 @@ class RestorableEnv:
         try:
             return self._env.render()
         except BaseException as error:
-            self._fail("cannot be drawn", error)
+            raise_fault(self.spec, self.position, "cannot be drawn", error)
 
     def close(self) -> None:
         if self._env is not None:
@@ -199,12 +182,6 @@ class RestorableEnv:
             # Its episode is over and its data are safe: a failure to tidy up changes nothing.
             with contextlib.suppress(Exception):
                 env.close()
-
-    def check_finite(self, observation: Float32) -> None:
-        if np.isfinite(observation).all():
-            return
-        exact = np.asarray(self._last_observation, np.float64)
-        raise self._make_fault(explain_invalid_observation(exact))
 
     def _open(self) -> None:
         env = make_env(self.spec, self._render_mode)
@@ -222,18 +199,6 @@ class RestorableEnv:
                 f"observes {size} numbers here, {expected} where it was described"
             )
 
-    def _unpack_result(
-        self, result: Any, method: str, expected: tuple[str, ...]
-    ) -> tuple[Any, ...]:
-        """What a method returned, if it is as many values as Gymnasium's returns."""
-        is_sequence = isinstance(result, tuple | list)
-        if is_sequence and len(result) == len(expected):
-            return tuple(result)
-        description = f"{len(result)} values" if is_sequence else format_value(result)
-        raise self._make_fault(
-            f"returned {description} from {method}, where Gymnasium's returns {', '.join(expected)}"
-        )
-
     def _write_observation(self, observation: Any, out: Float32) -> None:
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
         if shape != self._observation_shape:
@@ -241,7 +206,6 @@ class RestorableEnv:
                 f"returned an observation of shape {shape} where its space says "
                 f"{self._observation_shape}"
             )
-        self._last_observation = observation
         out[:] = observation if len(shape) == 1 else np.ravel(observation)
 
     def _read_physics(self) -> Float64:
@@ -262,16 +226,8 @@ class RestorableEnv:
             raise self._make_fault("cannot take up a state of another MuJoCo model")
         mujoco.mj_setState(env.model, env.data, np.array(state), state_flags)
 
-    def _fail(self, message: str, error: BaseException) -> NoReturn:
-        """Raise the fault of an environment's error; what is none passes as it is."""
-        if isinstance(error, EnvironmentFault) or not is_env_error(error):
-            raise error
-        raise self._make_fault(f"{message}: {format_error(error)}") from error
-
     def _make_fault(self, message: str) -> EnvironmentFault:
-        return EnvironmentFault(
-            f"environment {self.spec.id} {message}", self.row, self.seed, self.elapsed
-        )
+        return make_fault(self.spec, self.position, message)
 
 
 class GymnasiumVectorEnv:
@@ -324,11 +280,7 @@ class GymnasiumVectorEnv:
         return self._envs[row].snapshot(observation)
 
     def get_position(self, row: int) -> EpisodePosition:
-        env = self._envs[row]
-        return EpisodePosition(row, env.episode, env.seed, env.episode_return, env.elapsed)
-
-    def check_finite(self, row: int, observation: Float32) -> None:
-        self._envs[row].check_finite(observation)
+        return self._envs[row].position
 
     def close(self) -> None:
         for env in self._envs:
