@@ -27,18 +27,6 @@ START_DEADLINE_S = 120.0
 _EXIT_GRACE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How many workers there are, and how long and how often a task is tried."""
-
-    workers: int
-    step_deadline_s: float = 60.0
-    max_retries: int = 3
-    show_output: bool = False
-    #: What workers load before there are tasks.
-    environment: str | None = None
-
-
 @dataclass(eq=False)
 class WorkerHandle:
     """A worker process, its job, and the policies that it holds."""
@@ -95,40 +83,45 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """The workers and the queue of their jobs. The dispatcher holds its lock around every call."""
+    """The workers and the queue of their jobs. The fleet holds its lock around every call."""
 
     def __init__(
         self,
-        settings: PoolSettings,
         jobs: JobQueue,
         meter: TrafficMeter,
         clock: Callable[[], float],
+        *,
+        step_deadline_s: float,
+        max_retries: int,
+        show_output: bool,
+        environment: str | None,
     ) -> None:
         self.workers: list[WorkerHandle] = []
         self.final_error: FleetError | None = None
         #: Every worker has said hello, or none will.
         self.all_greeted = threading.Event()
-        self._settings = settings
         self._jobs = jobs
         self._meter = meter
         self._clock = clock
+        self._step_deadline_s, self._max_retries = step_deadline_s, max_retries
+        self._show_output, self._environment = show_output, environment
         #: The policies that workers may keep, and those to be forgotten with the next jobs.
         self.policy_ids: set[str] = set()
         self.dropped_policy_ids: list[str] = []
         self._failed_starts = 0
 
-    def start(self, processes: Sequence[WorkerProcess]) -> None:
+    def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
         """Fill the pool, first with processes that run already."""
         for process in processes:
             self.workers.append(self._start_worker(process))
-        while len(self.workers) < self._settings.workers:
+        while len(self.workers) < count:
             self.workers.append(self._start_worker())
 
     def _start_worker(self, process: WorkerProcess | None = None) -> WorkerHandle:
-        process = process or WorkerProcess(show_output=self._settings.show_output)
+        process = process or WorkerProcess(show_output=self._show_output)
         worker = WorkerHandle(process, self._meter, self._clock())
-        if self._settings.environment is not None:
-            environment = {"id": self._settings.environment}
+        if self._environment is not None:
+            environment = {"id": self._environment}
             self._meter.count_sent(process.channel.send(MessageKind.PREPARE, environment))
         return worker
 
@@ -166,7 +159,7 @@ class WorkerPool:
             silent_s = now - worker.moved_at
             if worker.hello is None and silent_s > START_DEADLINE_S:
                 self._replace_dead(worker, f"did not start within {START_DEADLINE_S:g} s")
-            elif worker.job is not None and silent_s > self._settings.step_deadline_s:
+            elif worker.job is not None and silent_s > self._step_deadline_s:
                 self._replace_hanging(worker, worker.job)
 
     def handle_loss(self, worker: WorkerHandle, error: Exception | None = None) -> None:
@@ -178,7 +171,7 @@ class WorkerPool:
     def _replace_hanging(self, worker: WorkerHandle, job: FleetJob) -> None:
         self._replace(worker)
         printed = worker.process.read_output()
-        error = count_hang(job, worker.position, self._settings.step_deadline_s, printed)
+        error = count_hang(job, worker.position, self._step_deadline_s, printed)
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
@@ -194,8 +187,7 @@ class WorkerPool:
             self.fail_all(FleetError(message, hint, printed))
         self._replace(worker)
         if worker.job is not None:
-            retries = self._settings.max_retries
-            error = count_death(worker.job, worker.position, cause, printed, retries)
+            error = count_death(worker.job, worker.position, cause, printed, self._max_retries)
             self._finish_attempt(worker.job, error, cause)
 
     def _finish_attempt(self, job: FleetJob, error: RlflameError | None, reason: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,15 +22,6 @@ _BLOCK_STEPS = 256
 _INVALID_OBSERVATION = (
     "returned NaN, infinity or a number that does not fit float32 in its observation"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SlotEnvs:
-    """The environments of a task's slots, and the tokens of the states they were left in."""
-
-    vector_env: VectorEnv
-    count: int
-    tokens: tuple[str, ...] = ()
 
 
 class ActionSampler:
@@ -195,15 +185,16 @@ class FragmentRecorder:
 
 
 class Rollout:
-    """One run of one task."""
+    """One run of one task on environments that were left in the states of these tokens."""
 
-    def __init__(self, task: RolloutTask, policy: Policy, slot_envs: SlotEnvs) -> None:
+    def __init__(
+        self, task: RolloutTask, policy: Policy, vector_env: VectorEnv, tokens: tuple[str, ...]
+    ) -> None:
         self._task = task
         self._row_slice = task.row_slice
         self._policy = policy
         self._policy.set_active_slots(range(len(task.slots)))
-        self._slot_envs = slot_envs
-        self._vector_env = slot_envs.vector_env
+        self._vector_env, self._tokens = vector_env, tokens
         self._sampler = ActionSampler(task, policy, self._vector_env)
         self._recorder = FragmentRecorder(task)
 
@@ -232,7 +223,7 @@ class Rollout:
                 self._start_episode(row, task.get_episode(row), observation)
                 self._check_finite(row, observation)
             return
-        is_restored = self._slot_envs.tokens == tuple(state.token for state in task.states)
+        is_restored = self._tokens == tuple(state.token for state in task.states)
         for row, (state, observation) in enumerate(zip(task.states, task_rows, strict=True)):
             if is_restored:
                 observation[:] = state.observation

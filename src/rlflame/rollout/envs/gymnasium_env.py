@@ -29,13 +29,6 @@ from ..task import (
 from .make import make_env
 from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, raise_fault
 
-
-def _replace_world(env: Any) -> None:
-    """Bodies meet in another order in a world in which others were before."""
-    env._destroy()
-    env.world = type(env.world)()
-
-
 #: Gymnasium's MuJoCo environments: their physics can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
 _EXACT_MUJOCO |= {"gymnasium.envs.mujoco.humanoidstandup_v5"}
@@ -44,12 +37,7 @@ _REUSABLE = _EXACT_MUJOCO | {
     f"gymnasium.envs.classic_control.{name}"
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
-_REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
-#: What is done to a used instance before its reset, for it to be as a fresh one.
-_RENEWALS: dict[str, Callable[[Any], None]] = {
-    **dict.fromkeys(_REUSABLE, lambda env: None),
-    "gymnasium.envs.box2d.bipedal_walker": _replace_world,
-}
+_REUSABLE |= {f"gymnasium.envs.box2d.{name}" for name in ("lunar_lander", "bipedal_walker")}
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -68,8 +56,7 @@ class RestorableEnv:
         self._step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
         #: Steps of an episode, where that is not left to Gymnasium's wrapper.
         self._limit: float = math.inf
-        #: What makes a used instance a fresh one; None where nothing is known to.
-        self._renew: Callable[[Any], None] | None = None
+        self._is_reusable = False
         self._exact_mujoco = False
         self._saved_physics: Float64 = NO_PHYSICS
         self._last_action: Any = None
@@ -89,12 +76,14 @@ class RestorableEnv:
         """Start an episode; on a fresh instance unless reuse is known to be exact."""
         self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
         try:
-            if self._env is None or self._renew is None:
+            if self._env is None or not self._is_reusable:
                 self.close()
-                self._open()
-            else:
-                self._renew(self._env.unwrapped)
-            assert self._env is not None
+                self._env = self._open()
+            base_env: Any = self._env.unwrapped
+            if type(base_env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+                # Its bodies meet the ground in another order in a world of others before.
+                base_env._destroy()
+                base_env.world = type(base_env.world)()
             observation, _ = self._env.reset(seed=seed)
             self._write_observation(observation, out)
         except BaseException as error:
@@ -183,21 +172,16 @@ class RestorableEnv:
             with contextlib.suppress(Exception):
                 env.close()
 
-    def _open(self) -> None:
-        env = make_env(self.spec, self._render_mode)
-        self._env = env
+    def _open(self) -> gymnasium.Env[Any, Any]:
+        self._env = env = make_env(self.spec, self._render_mode)
         module = type(env.unwrapped).__module__
         plain = all(type(layer) in KNOWN_WRAPPERS for layer in iterate_wrappers(env))
         self._step, self._limit = _unwrap_step(env)
-        self._renew = _RENEWALS.get(module) if plain else None
+        self._is_reusable = plain and module in _REUSABLE
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._observation_shape = env.observation_space.shape or ()
         self._action_shape = env.action_space.shape or ()
-        size, expected = math.prod(self._observation_shape), self.spec.observation_size
-        if size != expected:
-            raise self._make_fault(
-                f"observes {size} numbers here, {expected} where it was described"
-            )
+        return env
 
     def _write_observation(self, observation: Any, out: Float32) -> None:
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
