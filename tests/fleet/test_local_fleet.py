@@ -762,7 +762,7 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
         with LocalFleet(2, processes=first, environment="Hopper-v5") as fleet:
             assert first[0].pid in fleet.list_pids()
             assert len(set(fleet.list_pids())) == 2
-            hellos = fleet.probe().workers
+            hellos = fleet.probe()
             assert hellos[0] == hellos[1]
             assert [process.has_exited for process in begun] == [False, False]
             early.close()
@@ -893,4 +893,4 @@ def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(mo
 
 def test_an_environment_that_cannot_be_loaded_ahead_is_blamed_when_it_is_made():
     with LocalFleet(1, environment="no_such_module:Odd-v0") as fleet:
-        assert len(fleet.probe().workers) == 1
+        assert len(fleet.probe()) == 1

@@ -468,8 +468,8 @@ def test_environments_are_closed_when_they_are_forgotten() -> None:
     closed: list[int] = []
     worker = RolloutWorker()
     rollouts.run(rollouts.task(rollouts.fake(), rows=2), worker)
-    for held in worker._slots.values():
-        for row in held.vector_env._envs:  # type: ignore[attr-defined]
+    for vector_env, _ in worker._slots.values():
+        for row in vector_env._envs:  # type: ignore[attr-defined]
             row._env.unwrapped.close = lambda: closed.append(1)
     for slot in range(1, 70):
         rollouts.run(rollouts.task(rollouts.fake(), slot=slot, rows=1, steps=1), worker)

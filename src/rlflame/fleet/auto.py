@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
@@ -22,7 +22,6 @@ from .base import (
     ContextManagerMixin,
     Fleet,
     FleetEvent,
-    FleetReport,
     Observer,
     Submission,
     Traffic,
@@ -91,7 +90,7 @@ class AutoFleet(ContextManagerMixin):
         self._rates: Rates = {"home": [], "away": []}
         self._turns = generate_turns(
             lambda: remote.ready,
-            lambda: len(remote.probe().workers) >= remote.capacity,
+            lambda: len(remote.probe()) >= remote.capacity,
             self._rates,
         )
         #: Where evaluations run, and everything after the choice.
@@ -151,7 +150,7 @@ class AutoFleet(ContextManagerMixin):
             finish(0)
             raise
 
-    def probe(self) -> FleetReport:
+    def probe(self) -> list[dict[str, Any]]:
         return self._fleets[self._side].probe()
 
     def read_traffic(self) -> Traffic:

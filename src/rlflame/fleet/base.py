@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -77,15 +77,6 @@ class EventCounter:
         with self._lock:
             counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
         return counts
-
-
-@dataclass(frozen=True, slots=True)
-class FleetReport:
-    """What a fleet's workers run on, by their own report."""
-
-    fleet: str
-    capacity: int
-    workers: tuple[dict[str, str], ...]
 
 
 class Traffic(NamedTuple):
@@ -162,7 +153,8 @@ class Fleet(Protocol):
 
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
 
-    def probe(self) -> FleetReport: ...
+    def probe(self) -> list[dict[str, Any]]:
+        """What the fleet's workers run on, by their own report."""
 
     def read_traffic(self) -> Traffic: ...
 

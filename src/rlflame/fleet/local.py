@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from rlflame.errors import FleetError
 from rlflame.rollout import wire
@@ -23,7 +24,6 @@ from rlflame.rollout.task_batching import merge_tasks
 from .base import (
     ContextManagerMixin,
     FleetEvent,
-    FleetReport,
     Observer,
     Traffic,
     TrafficMeter,
@@ -176,13 +176,12 @@ class LocalFleet(ContextManagerMixin):
             self._jobs.cancel(jobs)
         self._wake_pipe.wake()
 
-    def probe(self) -> FleetReport:
+    def probe(self) -> list[dict[str, Any]]:
         self._pool.all_greeted.wait(timeout=START_DEADLINE_S)
         with self._lock:
             if self._pool.final_error is not None:
                 raise self._pool.final_error
-            hellos = [worker.hello for worker in self._pool.workers if worker.hello is not None]
-        return FleetReport(self.name, self.capacity, tuple(hellos))
+            return [worker.hello for worker in self._pool.workers if worker.hello is not None]
 
     def read_traffic(self) -> Traffic:
         return self._meter.read()

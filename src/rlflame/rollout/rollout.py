@@ -15,7 +15,16 @@ from .distributions import NoiseBlock, compute_noise_size, draw_noise
 from .envs.vector_env import EpisodePosition, VectorEnv, make_fault
 from .policy import Policy
 from .seeding import Role, make_reset_seed, make_stream
-from .task import Array, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
+from .task import (
+    STEP_ENDS,
+    STEP_FIELDS,
+    Array,
+    EnvState,
+    EpisodeStat,
+    Float32,
+    Fragment,
+    RolloutTask,
+)
 
 #: Steps for which noise is drawn at once, and for which whole episodes have room at first.
 _BLOCK_STEPS = 256
@@ -123,10 +132,7 @@ class FragmentRecorder:
         if t < self._capacity:
             return
         self._capacity = min(self._task.steps, 2 * self._capacity)
-        names = ["rewards", "terminated", "truncated"]
-        if self._task.record:
-            names += ["observations", "actions", "log_probs"]
-        for name in names:
+        for name in STEP_FIELDS if self._task.record else STEP_ENDS:
             old: Array = getattr(self, name)
             new = np.zeros((self._capacity, *old.shape[1:]), old.dtype)
             new[: len(old)] = old
@@ -163,15 +169,13 @@ class FragmentRecorder:
         recorded_steps = steps if task.record else 0
         index = np.array([(t, row) for t, row, _ in self._boundaries], np.int64).reshape(-1, 2)
         hidden = [observation for _, _, observation in self._boundaries]
+        arrays: dict[str, Array] = {
+            name: getattr(self, name)[:recorded_steps] for name in STEP_FIELDS
+        }
         return Fragment(
             iteration=task.iteration,
             slot=task.slot,
-            observations=self.observations[:recorded_steps],
-            actions=self.actions[:recorded_steps],
-            log_probs=self.log_probs[:recorded_steps],
-            rewards=self.rewards[:recorded_steps],
-            terminated=self.terminated[:recorded_steps],
-            truncated=self.truncated[:recorded_steps],
+            **arrays,
             lengths=self.lengths,
             last_observations=last_observations.copy(),
             boundary_index=index,

@@ -389,7 +389,7 @@ def test_a_stop_request_is_never_the_environment_s(monkeypatch):
 
 def test_an_environment_that_is_another_one_here_is_refused() -> None:
     env = dataclasses.replace(read_env_spec("CartPole-v1", {}, None), observation_size=9)
-    with pytest.raises(EnvironmentFault, match="observes 4 numbers here, 9 where it was"):
+    with pytest.raises(EnvironmentFault, match="observes 4 numbers here, 9 where it was read"):
         RestorableEnv(env, 0).reset(0, 0, np.zeros(9, np.float32))
 
 

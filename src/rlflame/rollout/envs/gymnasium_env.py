@@ -127,6 +127,12 @@ class RestorableEnv:
         if self._exact_mujoco:
             self._saved_physics = self._read_physics()
 
+    def _read_physics(self) -> Float64:
+        from ..mujoco.simulation import read_state
+
+        base_env: Any = self._env and self._env.unwrapped
+        return read_state(base_env.model, base_env.data)
+
     def snapshot(self, observation: Float32) -> EnvState:
         """Where this row stands, as a value."""
         observation = observation.copy()
@@ -145,7 +151,12 @@ class RestorableEnv:
         if state.kind == "mujoco":
             if not self._exact_mujoco:
                 raise self._make_fault("cannot take up a MuJoCo state")
-            self._set_physics(state.physics)
+            from ..mujoco.simulation import write_state
+
+            if state.physics.shape != self._read_physics().shape:
+                raise self._make_fault("cannot take up a state of another MuJoCo model")
+            base_env: Any = self._env and self._env.unwrapped
+            write_state(base_env.model, base_env.data, np.array(state.physics))
             self.elapsed = state.elapsed - 1
             for layer in iterate_wrappers(self._env):
                 if isinstance(layer, TimeLimit):
@@ -181,6 +192,9 @@ class RestorableEnv:
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._observation_shape = env.observation_space.shape or ()
         self._action_shape = env.action_space.shape or ()
+        size, expected = math.prod(self._observation_shape), self.spec.observation_size
+        if size != expected:
+            raise self._make_fault(f"observes {size} numbers here, {expected} where it was read")
         return env
 
     def _write_observation(self, observation: Any, out: Float32) -> None:
@@ -191,24 +205,6 @@ class RestorableEnv:
                 f"{self._observation_shape}"
             )
         out[:] = observation if len(shape) == 1 else np.ravel(observation)
-
-    def _read_physics(self) -> Float64:
-        import mujoco
-
-        env: Any = self._env.unwrapped  # type: ignore[union-attr]
-        part = mujoco.mjtState.mjSTATE_INTEGRATION
-        state = np.zeros(mujoco.mj_stateSize(env.model, part), np.float64)
-        mujoco.mj_getState(env.model, env.data, state, part)
-        return state
-
-    def _set_physics(self, state: Float64) -> None:
-        import mujoco
-
-        env: Any = self._env.unwrapped  # type: ignore[union-attr]
-        state_flags = mujoco.mjtState.mjSTATE_INTEGRATION
-        if state.shape != (mujoco.mj_stateSize(env.model, state_flags),):
-            raise self._make_fault("cannot take up a state of another MuJoCo model")
-        mujoco.mj_setState(env.model, env.data, np.array(state), state_flags)
 
     def _make_fault(self, message: str) -> EnvironmentFault:
         return make_fault(self.spec, self.position, message)

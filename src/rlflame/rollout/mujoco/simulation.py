@@ -94,7 +94,7 @@ class Simulation:
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(model, data)
         if self._batch is not None:
-            mujoco.mj_getState(model, data, self._batch.state[row], _INTEGRATION)
+            self._batch.state[row] = read_state(model, data)
         for columns, source in self._row_copies[row]:
             columns[...] = source
 
@@ -119,18 +119,14 @@ class Simulation:
         """A copy `[N, numbers]` of all that physics goes on from."""
         if self._batch is not None:
             return np.array(self._batch.state)
-        size = mujoco.mj_stateSize(self._model, _INTEGRATION)
-        states = np.zeros((self.count, size), np.float64)
-        for data, line in zip(self._data, states, strict=True):
-            mujoco.mj_getState(self._model, data, line, _INTEGRATION)
-        return states
+        return np.array([read_state(self._model, data) for data in self._data])
 
     def set_state(self, row: int, state: Float64) -> None:
         """Take up such a line; tables are renewed with the next step."""
         if self._batch is not None:
             self._batch.state[row] = state
         else:
-            mujoco.mj_setState(self._model, self._data[row], state, _INTEGRATION)
+            write_state(self._model, self._data[row], state)
 
     def _step_batch(self, active: Sequence[int]) -> None:
         if active is not self._active:
@@ -143,6 +139,17 @@ class Simulation:
             raise
         for columns, source in self._batch_copies:
             columns[...] = source
+
+
+def read_state(model: Any, data: Any) -> Float64:
+    """All that physics goes on from."""
+    state = np.zeros(mujoco.mj_stateSize(model, _INTEGRATION), np.float64)
+    mujoco.mj_getState(model, data, state, _INTEGRATION)
+    return state
+
+
+def write_state(model: Any, data: Any, state: Float64) -> None:
+    mujoco.mj_setState(model, data, state, _INTEGRATION)
 
 
 def _make_batch(model: Any, count: int) -> Any:
