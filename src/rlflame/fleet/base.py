@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from rlflame.errors import EnvironmentFailure, FleetError
-from rlflame.rollout.task import Fragment, PolicyArrays, RolloutFailure, RolloutTask
+from rlflame.rollout.task import STEP_FIELDS, Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
 TaskEventKind = Literal[
     "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"
@@ -225,12 +225,9 @@ def _is_answer(task: RolloutTask, fragment: Fragment) -> bool:
     steps, boundary_count = len(fragment.rewards), len(fragment.boundary_index)
     is_discrete = policy.action_kind == "discrete"
     expected_shapes = {
+        **dict.fromkeys(STEP_FIELDS, (steps, rows)),
         "observations": (steps, rows, size),
         "actions": (steps, rows) if is_discrete else (steps, rows, policy.action_size),
-        "log_probs": (steps, rows),
-        "rewards": (steps, rows),
-        "terminated": (steps, rows),
-        "truncated": (steps, rows),
         "lengths": (rows,),
         "last_observations": (rows, size),
         "boundary_index": (boundary_count, 2),

@@ -123,7 +123,6 @@ class LocalFleet(ContextManagerMixin):
                 del self._puts[policy_id]
                 self._policies.pop(policy_id, None)
                 self._pool.policy_ids.discard(policy_id)
-                self._pool.dropped_policy_ids.append(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
         answers: AnswerQueue = queue.SimpleQueue()

@@ -57,21 +57,20 @@ class WorkerHandle:
         yield
         self.is_mid_send = False
 
-    def send_job(self, job: FleetJob, now: float) -> bool:
-        """Send a job, and before it the job's policy; whether the policy was new to the worker."""
+    def send_job(self, job: FleetJob, now: float) -> None:
+        """Send a job, and before it the job's policy if the worker does not have it."""
         self.job = job
         self.moved_at, self.position = now, None
         name = job.task.policy_id
-        is_new_policy = name not in self.policies
-        if is_new_policy:
+        if name not in self.policies:
             self.process.channel.send_bytes(MessageKind.POLICY, job.policy)
+            self.meter.count_sent(len(job.policy))
             self.policies.add(name)
         self.process.channel.send_bytes(MessageKind.TASK, job.payload)
-        self.meter.count_sent(len(job.payload) + is_new_policy * len(job.policy))
-        return is_new_policy
+        self.meter.count_sent(len(job.payload))
 
     def forget_policy(self, policy_id: str) -> None:
-        if policy_id in self.policies and not self.is_mid_send:
+        if not self.is_mid_send:
             with self.guard_send():
                 self.policies.discard(policy_id)
                 size = self.process.channel.send(MessageKind.FORGET, {"id": policy_id})
@@ -105,9 +104,8 @@ class WorkerPool:
         self._clock = clock
         self._step_deadline_s, self._max_retries = step_deadline_s, max_retries
         self._show_output, self._environment = show_output, environment
-        #: The policies that workers may keep, and those to be forgotten with the next jobs.
+        #: The policies that workers may keep.
         self.policy_ids: set[str] = set()
-        self.dropped_policy_ids: list[str] = []
         self._failed_starts = 0
 
     def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
@@ -132,14 +130,11 @@ class WorkerPool:
                 with worker.guard_send():
                     job = self._jobs.take(worker)
                     self._jobs.mark_running(job)
-                    is_new_policy = worker.send_job(job, self._clock())
-                    if is_new_policy and job.task.policy_id not in self.policy_ids:
-                        self.dropped_policy_ids.append(job.task.policy_id)
+                    worker.send_job(job, self._clock())
         # Behind the jobs, which are waited for.
-        for name in self.dropped_policy_ids:
-            for worker in self.workers:
+        for worker in self.workers:
+            for name in worker.policies - self.policy_ids:
                 worker.forget_policy(name)
-        self.dropped_policy_ids.clear()
 
     def greet(self, worker: WorkerHandle, hello: dict[str, str]) -> None:
         worker.hello = hello

@@ -118,9 +118,10 @@ def find_episode_limit(id: str) -> int | None:
     """The steps after which the environment of this name ends an episode, as it is registered."""
     if id in _SPACES and _is_gymnasium_env(id):
         return _SPACES[id][3]
-    from ..envs.make import find_step_limit  # loads Gymnasium
+    import gymnasium  # takes long to load
 
-    return find_step_limit(id)
+    registration = gymnasium.registry.get(id.partition(":")[2] or id)
+    return None if registration is None else registration.max_episode_steps
 
 
 def _is_gymnasium_env(id: str) -> bool:
