@@ -27,7 +27,7 @@ from ..task import (
     make_fresh_state,
 )
 from .make import make_env
-from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, raise_fault
+from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
 
 #: Gymnasium's MuJoCo environments: their physics can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
@@ -89,7 +89,7 @@ class RestorableEnv:
         except BaseException as error:
             # What a reset left half done is never taken up again.
             self.close()
-            raise_fault(self.spec, self.position, "failed in reset", error)
+            report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         """One transition: the new observation into `out`; reward, terminated, truncated."""
@@ -114,7 +114,7 @@ class RestorableEnv:
             truncated = truncated or self.elapsed >= self._limit
             self._write_observation(observation, out)
         except BaseException as error:
-            raise_fault(self.spec, self.position, "failed in step", error)
+            report_fault(self.spec, self.position, "failed in step", error)
         if not math.isfinite(reward):
             raise self._make_fault(f"returned the reward {reward}")
         self.episode_return += reward
@@ -174,7 +174,7 @@ class RestorableEnv:
         try:
             return self._env.render()
         except BaseException as error:
-            raise_fault(self.spec, self.position, "cannot be drawn", error)
+            report_fault(self.spec, self.position, "cannot be drawn", error)
 
     def close(self) -> None:
         if self._env is not None:

@@ -126,6 +126,12 @@ def _check_model_file(kwargs: Mapping[str, Any]) -> None:
                 raise OSError(errno.EINVAL, "its model is no regular file", path)
 
 
+def find_step_limit(id: str) -> int | None:
+    """The steps after which an environment ends an episode, where it is registered and does."""
+    registration = gymnasium.registry.get(id.partition(":")[2] or id)
+    return None if registration is None else registration.max_episode_steps
+
+
 def import_env_code(id: str) -> None:
     """Import what an id needs; what is wrong with it is for `gymnasium.make` to say.
 

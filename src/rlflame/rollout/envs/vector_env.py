@@ -79,7 +79,7 @@ def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> Enviro
     return EnvironmentFault(text, position.row, position.seed, position.elapsed)
 
 
-def raise_fault(
+def report_fault(
     spec: EnvSpec, position: EpisodePosition, message: str, error: BaseException
 ) -> NoReturn:
     """Raise the fault of an environment's error; what is none passes as it is."""

@@ -104,7 +104,7 @@ def is_verified(module: str) -> bool:
         digest = hashlib.sha256(_find_file(module).read_bytes()).hexdigest()
     except OSError:
         return False
-    return digest.startswith(SOURCE_HASHES[module])
+    return digest.startswith(SOURCE_HASHES.get(module, "none"))
 
 
 def _find_file(module: str) -> Path:
@@ -118,10 +118,9 @@ def find_episode_limit(id: str) -> int | None:
     """The steps after which the environment of this name ends an episode, as it is registered."""
     if id in _SPACES and _is_gymnasium_env(id):
         return _SPACES[id][3]
-    import gymnasium  # takes long to load
+    from ..envs.make import find_step_limit  # loads Gymnasium
 
-    registration = gymnasium.registry.get(id.partition(":")[2] or id)
-    return None if registration is None else registration.max_episode_steps
+    return find_step_limit(id)
 
 
 def _is_gymnasium_env(id: str) -> bool:

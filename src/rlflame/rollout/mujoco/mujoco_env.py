@@ -21,7 +21,7 @@ from gymnasium.wrappers import TimeLimit
 
 from ..envs.gymnasium_env import KNOWN_WRAPPERS, iterate_wrappers
 from ..envs.make import make_env
-from ..envs.vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, raise_fault
+from ..envs.vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
 from ..seeding import make_reset_stream
 from ..task import Array, EnvSpec, EnvState, Float32, Float64, make_fresh_state
 from .known_spaces import MUJOCO_PACKAGE, is_verified
@@ -57,7 +57,7 @@ class MujocoVectorEnv:
     def __init__(self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any]) -> None:
         self.spec = spec
         base_env: Any = env.unwrapped
-        task = TASKS[type(base_env).__module__]
+        task = TASKS[type(base_env).__name__]
         self._simulation = Simulation(base_env.model, base_env.frame_skip, count, task.reads_forces)
         self._task = task(base_env, self._simulation)
         self._observations = np.zeros((count, spec.observation_size), np.float32)
@@ -91,7 +91,7 @@ class MujocoVectorEnv:
         try:
             self._simulation.reset_row(row, *self._task.draw_start(make_reset_stream(seed)))
         except BaseException as error:
-            raise_fault(self.spec, self.get_position(row), "failed in reset", error)
+            report_fault(self.spec, self.get_position(row), "failed in reset", error)
         self._task.reset_row(row)
         self._task.observe(self._observations)
         out[:] = self._observations[row]
@@ -177,7 +177,7 @@ class MujocoVectorEnv:
         try:
             self._simulation.step(active)
         except BaseException as error:
-            raise_fault(self.spec, self.get_position(self.current_row), "failed in step", error)
+            report_fault(self.spec, self.get_position(self.current_row), "failed in step", error)
 
     def _find_ended_rows(
         self, active: Sequence[int], ended: Array | None, terminated: Array, truncated: Array
@@ -212,7 +212,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
     base_env: Any = env.unwrapped
     kind = type(base_env)
     modules = (*_COMMON_MODULES, kind.__module__)
-    if kind.__module__ not in TASKS or not all(map(is_verified, modules)):
+    if kind.__name__ not in TASKS or not all(map(is_verified, modules)):
         return False
     if any(type(layer) not in KNOWN_WRAPPERS for layer in iterate_wrappers(env)):
         return False

@@ -10,12 +10,11 @@ takes as long as what is done with it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..task import Array, Float32, Float64
-from .known_spaces import MUJOCO_PACKAGE
 from .simulation import POSITIONS, VELOCITIES, DataSlice, Simulation
 
 
@@ -26,6 +25,7 @@ class MujocoTask:
     reads_forces: bool = False
     #: Whether speeds begin off the model's by normal numbers; positions, and others, evenly.
     _normal_speeds: bool = False
+    _observed_state: Float64
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         self._start_qpos, self._start_qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
@@ -48,25 +48,33 @@ class MujocoTask:
 
     def observe(self, out: Array) -> None:
         """What every row sees, after it was rated or has begun."""
-        raise NotImplementedError
+        out[...] = self._observed_state
 
 
 class _Locomotion(MujocoTask):
     """Rewards speed along a column of positions and being healthy, and charges for controls."""
 
     _hidden_positions = 1
+    #: Fields that settings add to what is observed, and where they are read from.
+    _optional_fields: ClassVar[dict[str, int]] = {}
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
         rows = simulation.count
-        self._state = simulation.track(POSITIONS, VELOCITIES, *self._list_observed_parts(base_env))
+        optional = (
+            DataSlice(field, np.s_[first:])
+            for field, first in self._optional_fields.items()
+            if getattr(base_env, f"_include_{field}_in_observation")
+        )
+        self._state = simulation.track(POSITIONS, VELOCITIES, *optional)
         is_hidden = base_env._exclude_current_positions_from_observation
         self._observed_state = self._state[:, self._hidden_positions if is_hidden else 0 :]
         self._place = self._track_place(base_env, simulation)
         self._previous_place = self._place.copy()
         self._dt = np.full(rows, base_env.dt, np.float64)
-        self._forward_weights = _make_weights(base_env._forward_reward_weight, rows, np.float64)
-        self._control_weights = _make_weights(base_env._ctrl_cost_weight, rows, np.float32)
+        self._forward_weights = np.full(rows, base_env._forward_reward_weight, np.float64)
+        self._control_weights = np.full(rows, base_env._ctrl_cost_weight, np.float32)
+        self._is_weighted = base_env._forward_reward_weight != 1
         self._squared_controls = np.zeros((rows, base_env.model.nu), np.float32)
         self._control_costs = np.zeros(rows, np.float32)
         columns, low, high = self._find_healthy_range(base_env)
@@ -84,29 +92,19 @@ class _Locomotion(MujocoTask):
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         np.subtract(self._place, self._previous_place, rewards)
         np.divide(rewards, self._dt, rewards)
-        if self._forward_weights is not None:
+        if self._is_weighted:
             np.multiply(rewards, self._forward_weights, rewards)
         self._previous_place[...] = self._place
         ended = self._add_healthy_rewards(rewards) if self._low.size else None
         np.subtract(rewards, self._compute_costs(actions), rewards)
         return ended
 
-    def observe(self, out: Array) -> None:
-        out[...] = self._observed_state
-
-    def _list_observed_parts(self, base_env: Any) -> list[DataSlice]:
-        """What is observed beside positions and velocities."""
-        del base_env
-        return []
-
     def _track_place(self, base_env: Any, simulation: Simulation) -> Float64:
         """The column of positions whose growth is rewarded."""
-        del base_env, simulation
         return self._state[:, 0]
 
     def _find_healthy_range(self, base_env: Any) -> tuple[slice, Any, Any]:
         """Columns of the state, and the bounds between which each of them is healthy."""
-        del base_env
         return slice(0), 0.0, 0.0
 
     def _add_healthy_rewards(self, rewards: Float64) -> Array | None:
@@ -124,14 +122,7 @@ class _Locomotion(MujocoTask):
         """A weight times the sum of the squared actions, in the actions' own float32."""
         np.square(actions, self._squared_controls)
         np.add.reduce(self._squared_controls, axis=1, out=self._control_costs)
-        if self._control_weights is not None:
-            np.multiply(self._control_costs, self._control_weights, self._control_costs)
-        return self._control_costs
-
-
-def _make_weights(weight: float, rows: int, dtype: type) -> Array | None:
-    """None for a weight that changes nothing."""
-    return None if weight == 1 else np.full(rows, weight, dtype)
+        return np.multiply(self._control_costs, self._control_weights, self._control_costs)
 
 
 class HalfCheetah(_Locomotion):
@@ -154,7 +145,7 @@ class Walker2d(_Locomotion):
     def observe(self, out: Array) -> None:
         np.maximum(self._speeds, self._lowest_speeds, out=self._speeds)
         np.minimum(self._speeds, self._highest_speeds, out=self._speeds)
-        out[...] = self._observed_state
+        super().observe(out)
 
     def _find_healthy_range(self, base_env: Any) -> tuple[slice, Any, Any]:
         ranges = [base_env._healthy_z_range, base_env._healthy_angle_range]
@@ -227,6 +218,7 @@ class Humanoid(_Locomotion):
 
     reads_forces = True
     _hidden_positions = 2
+    _optional_fields: ClassVar = {"cinert": 1, "cvel": 1, "qfrc_actuator": 6, "cfrc_ext": 1}
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
@@ -237,14 +229,6 @@ class Humanoid(_Locomotion):
         self._cost_range = tuple(base_env._contact_cost_range)
         self._contact_weight = base_env._contact_cost_weight
         self._control_weight = base_env._ctrl_cost_weight
-
-    def _list_observed_parts(self, base_env: Any) -> list[DataSlice]:
-        fields = {"cinert": 1, "cvel": 1, "qfrc_actuator": 6, "cfrc_ext": 1}
-        return [
-            DataSlice(field, np.s_[first:])
-            for field, first in fields.items()
-            if getattr(base_env, f"_include_{field}_in_observation")
-        ]
 
     def _track_place(self, base_env: Any, simulation: Simulation) -> Float64:
         body_positions = simulation.track(DataSlice("xipos"))
@@ -280,16 +264,13 @@ class Humanoid(_Locomotion):
 class InvertedPendulum(MujocoTask):
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
-        self._state = simulation.track(POSITIONS, VELOCITIES)
+        self._observed_state = self._state = simulation.track(POSITIONS, VELOCITIES)
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
         ended: Array = ~np.isfinite(self._state).all(axis=1) | (np.abs(self._state[:, 1]) > 0.2)
         np.logical_not(ended, out=rewards)
         return ended if np.count_nonzero(ended) else None
-
-    def observe(self, out: Array) -> None:
-        out[...] = self._state
 
 
 class InvertedDoublePendulum(MujocoTask):
@@ -330,19 +311,18 @@ def _compute_lengths(vectors: Float64) -> Float64:
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 
+def _slice_body(base_env: Any, name: str) -> DataSlice:
+    """The position of a body."""
+    return DataSlice("xpos", base_env.data.body(name).id)
+
+
 class _ReachTask(MujocoTask):
     """Between named bodies."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
-        self._simulation = simulation
-        self._base_env = base_env
         self._control_weight = base_env._reward_control_weight
         self._distance_weight = base_env._reward_dist_weight
-
-    def _track_body(self, body: str) -> Float64:
-        number = self._base_env.data.body(body).id
-        return self._simulation.track(DataSlice("xpos", number))
 
     def _compute_effort(self, actions: Float32) -> Float32:
         effort: Float32 = -np.add.reduce(np.square(actions), 1) * self._control_weight
@@ -352,7 +332,8 @@ class _ReachTask(MujocoTask):
 class Reacher(_ReachTask):
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
-        self._tip, self._target = self._track_body("fingertip"), self._track_body("target")
+        self._tip = simulation.track(_slice_body(base_env, "fingertip"))
+        self._target = simulation.track(_slice_body(base_env, "target"))
         self._angles = simulation.track(DataSlice("qpos", np.s_[:2]))
         self._rest = simulation.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
@@ -385,9 +366,12 @@ class Pusher(_ReachTask):
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
         self._near_weight = base_env._reward_near_weight
-        self._joints = simulation.track(DataSlice("qpos", np.s_[:7]), DataSlice("qvel", np.s_[:7]))
-        self._tip, self._object = self._track_body("tips_arm"), self._track_body("object")
-        self._goal = self._track_body("goal")
+        self._observed_state = simulation.track(
+            DataSlice("qpos", np.s_[:7]),
+            DataSlice("qvel", np.s_[:7]),
+            *(_slice_body(base_env, name) for name in ("tips_arm", "object", "goal")),
+        )
+        _, self._tip, self._object, self._goal = np.split(self._observed_state, (14, 17, 20), 1)
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
         """The arm at rest, and an object that is drawn until it is off its goal."""
@@ -408,21 +392,8 @@ class Pusher(_ReachTask):
         np.add(distance + self._compute_effort(actions), near, rewards)
         return None
 
-    def observe(self, out: Array) -> None:
-        for at, part in ((0, self._joints), (14, self._tip), (17, self._object), (20, self._goal)):
-            out[:, at : at + part.shape[1]] = part
 
-
-#: By Gymnasium's modules.
-TASKS: dict[str, type[MujocoTask]] = {
-    f"{MUJOCO_PACKAGE}ant_v5": Ant,
-    f"{MUJOCO_PACKAGE}half_cheetah_v5": HalfCheetah,
-    f"{MUJOCO_PACKAGE}hopper_v5": Hopper,
-    f"{MUJOCO_PACKAGE}humanoid_v5": Humanoid,
-    f"{MUJOCO_PACKAGE}inverted_double_pendulum_v5": InvertedDoublePendulum,
-    f"{MUJOCO_PACKAGE}inverted_pendulum_v5": InvertedPendulum,
-    f"{MUJOCO_PACKAGE}pusher_v5": Pusher,
-    f"{MUJOCO_PACKAGE}reacher_v5": Reacher,
-    f"{MUJOCO_PACKAGE}swimmer_v5": Swimmer,
-    f"{MUJOCO_PACKAGE}walker2d_v5": Walker2d,
-}
+_ARMS = (InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher)
+_WALKERS = (Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d)
+#: By Gymnasium's classes.
+TASKS: dict[str, type[MujocoTask]] = {f"{task.__name__}Env": task for task in (*_ARMS, *_WALKERS)}

@@ -55,7 +55,7 @@ class WorkerProcess:
             environment = blas.make_child_environment()
         variables = {**os.environ, **environment, "PYTHONPATH": make_child_path()}
         relay_fd, output = os.pipe() if show_output else (-1, os.dup(self._output.fileno()))
-        self._relay = threading.Thread(target=_relay_output, args=(relay_fd,), daemon=True)
+        self._relay = threading.Thread(target=_copy_output, args=(relay_fd,), daemon=True)
         requests, write_fd = os.pipe()
         read_fd, answers = os.pipe()
         self.channel = Channel(read_fd, write_fd)
@@ -135,7 +135,7 @@ class WorkerProcess:
         return f"sent {error}"
 
 
-def _relay_output(pipe: int) -> None:
+def _copy_output(pipe: int) -> None:
     """Write what a process prints, line by line, to this process's sys.stderr.
 
     A process that inherited the descriptor itself would reach the terminal past sys.stderr, which
