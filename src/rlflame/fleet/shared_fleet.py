@@ -18,14 +18,7 @@ from rlflame.errors import FleetError, RlflameError, make_error
 from rlflame.rollout.process.channel import Channel, Message, MessageKind, WakePipe
 from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
-from .base import (
-    ContextManagerMixin,
-    Fleet,
-    Submission,
-    Traffic,
-    check_fragment,
-    make_policy_id,
-)
+from .base import ContextManagerMixin, Fleet, Submission, Traffic, check_fragment, make_policy_id
 
 _PROBE_S = 10.0
 

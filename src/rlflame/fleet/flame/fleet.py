@@ -14,13 +14,7 @@ from typing import Any
 
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, FleetUnreachableError
-from rlflame.fleet.base import (
-    ContextManagerMixin,
-    FleetEvent,
-    Observer,
-    Traffic,
-    ignore_event,
-)
+from rlflame.fleet.base import ContextManagerMixin, FleetEvent, Observer, Traffic, ignore_event
 from rlflame.fleet.job_queue import AnswerQueue, FleetJob, JobSubmission
 from rlflame.rollout import blas, wire
 from rlflame.rollout.machine import read_versions
