@@ -88,7 +88,7 @@ def rampage(fleet: FlameFleet, options: argparse.Namespace, over: threading.Even
             print(f"  bounced: {act}", flush=True)
             subprocess.run(act, shell=True, check=True)
             continue
-        workers = [worker for worker in fleet.probe().workers if "child" in worker]
+        workers = [worker for worker in fleet.probe() if "child" in worker]
         if workers:
             victim = chosen.choice(workers[-2:])
             what = chosen.choice(["child", "child", "pid"])

@@ -184,9 +184,9 @@ def plain_runner(arrays: PolicyArrays) -> list[float]:
 def executors(options: argparse.Namespace) -> None:
     with fleet(20, cpu=0, memory="1m", min_executors=20) as opened:
         deadline = time.monotonic() + 240.0
-        while len(opened.probe().workers) < 20 and time.monotonic() < deadline:
+        while len(opened.probe()) < 20 and time.monotonic() < deadline:
             once(opened, tasks(40, 0.2), 0)
-        print(f"executors: {len(opened.probe().workers)} have answered")
+        print(f"executors: {len(opened.probe())} have answered")
         for milliseconds in (1, 10, 100, 1000):
             count = {1: 400, 10: 400, 100: 320, 1000: 60}[milliseconds]
             once(opened, tasks(40, milliseconds / 1000.0), 1)
@@ -204,8 +204,8 @@ def flat(options: argparse.Namespace) -> None:
         for number in range(options.iterations + 1):
             once(opened, wanted, number)
             if number in (100, options.iterations // 2, options.iterations):
-                workers = {int(worker["pid"]) for worker in opened.probe().workers}
-                children = {int(worker["child"]) for worker in opened.probe().workers}
+                workers = {int(worker["pid"]) for worker in opened.probe()}
+                children = {int(worker["child"]) for worker in opened.probe()}
                 held = sum(map(resident, workers)), sum(map(resident, children))
                 print(f"flat: iteration {number}: driver {resident(os.getpid()):.0f} MB, "
                       f"services {held[0]:.0f} MB, children {held[1]:.0f} MB, "

@@ -74,7 +74,6 @@ GUESTS = {
         "bench.sleeping",
     },
     "mujoco": {
-        "rollout.envs.gymnasium_env",
         "rollout.mujoco.simulation",
         "rendering.process_main",
         "bench.raw_stepping",

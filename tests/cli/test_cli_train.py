@@ -151,7 +151,7 @@ def test_a_dry_run_says_who_steps():
     words = ("train", "--env", "hopper", "--dry-run")
     assert "# rollouts     stepped by rlflame's own MuJoCo loop" in rlflame(*words).out.splitlines()
     shown = json.loads(rlflame(*words, "--env-kwargs", "healthy_reward=true", "--json").out)
-    assert shown["stepped_by"] == "stepped by Gymnasium: healthy_reward is True"
+    assert shown["stepped_by"] == "stepped by Gymnasium"
 
 
 def test_a_dry_run_in_full():
@@ -165,7 +165,7 @@ def test_a_dry_run_in_full():
         "# batch        2 slots x 2 environments x 16 steps",
         "# policy       4-64-64-2 tanh, observations normalised",
         "# learner      numpy, 1 thread",
-        "# rollouts     stepped by Gymnasium: it is none of Gymnasium's MuJoCo environments",
+        "# rollouts     stepped by Gymnasium",
         "# workers      at most 2 can help (learning.rollout.num_slots)",
     ]
     assert tomllib.loads(text)["stop_at_steps"] == 200
@@ -511,9 +511,7 @@ def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):
     """As with a Gymnasium whose source files are not those that the loop was compared with."""
     words = ("train", *TINY, "--env", "hopper", "--steps", "64", "--set", "evaluation.episodes=1")
     assert "Gymnasium" not in rlflame(*words).err
-    monkeypatch.setattr(known_spaces, "_COMPARED_VERSION", "0.1")
-    assert "Gymnasium" not in rlflame(*words).err  # another version of the same files
-    monkeypatch.setitem(known_spaces.SOURCE_HASHES, "gymnasium.core", "another")
+    monkeypatch.setattr(known_spaces, "is_verified", lambda module: module != "gymnasium.core")
     note = f"Gymnasium {gymnasium.__version__} steps the environments"
     assert rlflame(*words).err.count(note) == 1
     assert note not in rlflame("train", *TINY, "--steps", "64").err

@@ -21,7 +21,7 @@ from test_same_bits import run as trained
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import factory
-from rlflame.fleet.auto import AutoFleet, Contest
+from rlflame.fleet.auto import AutoFleet, FleetSide, compute_factor, generate_turns
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
@@ -36,46 +36,35 @@ def course(
     *,
     ready_after: int = 1,
     complete_after: int = 1,
-    alone: bool = True,
-) -> tuple[str, Any]:
-    """Every turn as a letter, large where it counts; and the verdict."""
+) -> tuple[str, float]:
+    """Every turn as a letter, large where it counts; and how many times as fast away is."""
     letters = ""
-    trial = Contest(
-        lambda: len(letters) >= ready_after, lambda: letters.lower().count("a") >= complete_after
-    )
-    rates = {
+    rates: dict[FleetSide, list[float]] = {"home": [], "away": []}
+    values = {
         "home": iter(home if isinstance(home, list) else [home] * 99),
         "away": iter(away if isinstance(away, list) else [away] * 99),
     }
-    while (turn := trial.take_turn()) is not None:
-        letter = turn.side[0]
-        letters += letter.upper() if turn.is_timed else letter
-        if turn.is_timed:
-            trial.add_rate(turn.side, next(rates[turn.side]), exclusive=alone)
+    turns = generate_turns(
+        lambda: len(letters) >= ready_after,
+        lambda: letters.lower().count("a") >= complete_after,
+        rates,
+    )
+    for side, is_timed in turns:
+        letters += side[0].upper() if is_timed else side[0]
+        if is_timed:
+            rates[side].append(next(values[side]))
         assert len(letters) < 200
-    return letters, trial.make_result()
+    return letters, compute_factor(rates)
 
 
 def test_one_look_each_is_enough_where_one_is_twice_as_fast():
-    letters, verdict = course(1000.0, 400.0)
-    assert letters == "haAhH"
-    assert (verdict.winner, verdict.factor) == ("home", 2.5)
-    letters, verdict = course(1000.0, 2100.0)
-    assert letters == "haAhH"
-    assert (verdict.winner, verdict.iterations) == ("away", {"home": 1, "away": 1})
+    assert course(1000.0, 400.0) == ("haAhH", 0.4)
+    assert course(1000.0, 2100.0) == ("haAhH", 2.1)
 
 
 def test_more_looks_and_their_medians_decide_what_is_close():
-    letters, verdict = course([1000.0, 900.0, 100.0], [990.0, 1500.0, 1400.0])
-    assert letters == "haAhHHHaAA"
-    assert verdict.steps_per_s == {"home": 900.0, "away": 1400.0}
-    assert verdict.winner == "away"
-
-
-def test_what_is_no_difference_stays_at_home():
-    _, verdict = course(1000.0, 1040.0)
-    assert verdict.winner == "home"
-    assert verdict.is_tie
+    letters, factor = course([900.0, 1000.0, 100.0], [990.0, 1500.0, 1350.0])
+    assert (letters, factor) == ("haAhHaAAhHH", 1.5)
 
 
 def test_home_works_until_the_other_side_is_ready_and_all_of_it_is_there():
@@ -85,10 +74,8 @@ def test_home_works_until_the_other_side_is_ready_and_all_of_it_is_there():
     assert letters == "haaaaAhH"
 
 
-def test_what_never_runs_alone_is_compared_all_the_same():
-    letters, verdict = course(1000.0, 100.0, alone=False)
-    assert verdict.winner == "home"
-    assert letters == "haAAAhHHH"
+def test_without_a_rate_of_each_side_nothing_is_faster():
+    assert compute_factor({"home": [1.0], "away": []}) == 1.0
 
 
 # Over two fleets.
@@ -178,13 +165,10 @@ def test_the_loser_is_closed_while_the_winner_goes_on():
         assert fleet.candidates == ()
         assert eventually(lambda: both.home.closed)
         assert not both.away.closed
-        assert both.notes == [
-            "auto: timed in turn, local with 1 comes to 80 steps/s and flame with 1 to 800 "
-            "(medians of 1 and 1 iterations, starts apart): flame is 10.0 times as fast, and goes "
-            "on alone"
-        ]
+        (note,) = both.notes
+        assert "local with 1 comes to 64 steps/s and flame with 1 comes to 640" in note
+        assert note.endswith("flame goes on alone")
     assert both.away.closed
-    # The iterations beside which there was an evaluation did not count.
     times = [side.purposes.count("train") for side in (both.home, both.away)]
     assert sum(times) == 9
     assert times[0] <= 4
@@ -198,7 +182,7 @@ def test_who_is_no_faster_is_let_go():
         trained(scenario("CartPole-v1", iterations=18), fleet, Diary())
         assert fleet.name == "local"
         assert eventually(lambda: both.away.closed)
-        assert "no difference to speak of, and local needs nobody else" in both.notes[0]
+        assert both.notes[0].endswith("local goes on alone")
         # What is shown of executors at work is over.
         assert FleetEvent.of_workers(0) in both.events
 
@@ -226,7 +210,7 @@ def test_evaluations_run_where_training_does():
     with both.fleet as fleet:
         # One at every second iteration.
         trained(scenario("CartPole-v1", iterations=10), fleet, Diary())
-    assert both.home.purposes == ["train", "train", "evaluate", "train"][: len(both.home.purposes)]
+    assert both.home.purposes.count("train") == 3
     assert "evaluate" in both.away.purposes
     assert fleet.name == "flame"
 
@@ -243,7 +227,7 @@ def test_a_stop_in_the_middle_leaves_nothing_open():
         assert both.home.held == both.away.held == 0
     assert both.home.closed
     assert both.away.closed
-    assert both.notes == ["auto: the run was over before both sides had been timed"]
+    assert both.notes == []
 
 
 class Failing(Paced):
@@ -255,16 +239,12 @@ class Failing(Paced):
         return super().submit(tasks)
 
 
-def test_a_cluster_that_fails_while_it_is_timed_is_an_error_and_said_aloud():
+def test_a_cluster_that_fails_while_it_is_timed_is_an_error():
     both = Both(1.0, 1.0)
     both.away = Failing("flame", both.pace, 1.0)
     fleet = AutoFleet(both.home, both.away, observer=both.events.append, clock=both.pace)
     with fleet, pytest.raises(FleetError, match="The cluster is gone"):
         trained(scenario("CartPole-v1", iterations=12), fleet, Diary())
-    assert both.notes == [
-        "auto: flame failed while it was being timed; local can go on without it, with the same "
-        "bits"
-    ]
     assert both.home.closed
     assert both.away.closed
 
@@ -347,8 +327,7 @@ def test_train_times_both_sides_and_says_so(stub, tmp_path, monkeypatch):
     (entry,) = json.loads((tmp_path / "both" / "machines.json").read_text())
     notes = [e["text"] for e in both.events() if e["event"] == "note" and "auto:" in e["text"]]
     # Which of them is the faster is not for a test to say; nor whether the cluster was up in time.
-    assert len(notes) == 1
-    assert ("goes on alone" in notes[0]) == (entry["fleet"] != "auto")
+    assert len(notes) == (entry["fleet"] != "auto")
 
 
 def test_the_first_line_says_where_it_begins(stub, tmp_path, monkeypatch):

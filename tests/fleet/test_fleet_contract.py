@@ -268,7 +268,7 @@ def test_an_observer_may_ask_the_fleet_in_turn(kind: str) -> None:
     def curious(event: FleetEvent) -> None:
         if not event.purpose:  # told of the fleet, perhaps while it is still being made
             return
-        asked[event.kind] += len(fleet.probe().workers) > 0
+        asked[event.kind] += len(fleet.probe()) > 0
         fleet.release(fleet.put({"actor.0.bias": np.zeros(3, np.float32)}))
 
     with FLEETS[kind](curious) as fleet:
@@ -334,8 +334,8 @@ def test_weights_that_are_no_numbers_are_not_sent(watched: Watched, bad: float) 
     [
         ("print_and_raise", "failed in step: ValueError: the moon is wrong"),
         ("exit", "failed in step: SystemExit: gone fishing"),
-        ("nan", "returned NaN or infinity in its observation"),
-        ("inf", "returned NaN or infinity in its observation"),
+        ("nan", "returned NaN, infinity or"),
+        ("inf", "returned NaN, infinity or"),
         ("nan_reward", "returned the reward nan"),
         ("shape", "returned an observation of shape (4,) where its space says (3,)"),
     ],
@@ -402,13 +402,12 @@ def test_a_fleet_says_what_it_runs_on(watched: Watched) -> None:
         if watched.fleet.name != "auto":
             break
     report = watched.fleet.probe()
-    assert (report.fleet, report.capacity) == (watched.fleet.name, watched.fleet.capacity)
     if watched.fleet.name == "flame":  # executors come when there is work for them
-        assert 1 <= len(report.workers) <= report.capacity
+        assert 1 <= len(report) <= watched.fleet.capacity
     else:
-        assert len(report.workers) == report.capacity
-    assert len({worker["numpy"] for worker in report.workers}) == 1
-    assert len({worker["core"] for worker in report.workers}) == 1
+        assert len(report) == watched.fleet.capacity
+    assert len({worker["numpy"] for worker in report}) == 1
+    assert len({worker["core"] for worker in report}) == 1
 
 
 def test_a_closed_fleet_is_closed(own: Watched) -> None:
@@ -494,5 +493,5 @@ def test_choices_outside_the_action_space_are_not_believed() -> None:
     for bad in (-1, 2):
         actions = right.actions.copy()
         actions[3, 1] = bad
-        with pytest.raises(FleetError, match="actions"):
+        with pytest.raises(FleetError, match="not its fragment"):
             check_fragment(task, dataclasses.replace(right, actions=actions))

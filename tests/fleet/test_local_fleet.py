@@ -28,7 +28,6 @@ from rlflame.cli.app import app
 from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import prestart as early_module
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.dispatcher import Dispatcher
 from rlflame.fleet.job_queue import FleetJob, JobQueue
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import PrestartPool
@@ -86,7 +85,7 @@ class Bench:
         return [event.text for event in self.events if event.kind == kind]
 
     def children(self) -> list[Any]:
-        return list(self.fleet._dispatcher._pool.workers)
+        return list(self.fleet._pool.workers)
 
     def stands_at(self, step: int) -> bool:
         return any(child.position and child.position[3] == step for child in self.children())
@@ -275,7 +274,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
         return interrupt
 
     # As if the fleet's thread were always first: it must know that nobody waits for the task.
-    dispatcher = bench.fleet._dispatcher
+    dispatcher = bench.fleet
     cancel = dispatcher.cancel
 
     def cancel_late(jobs: Any) -> None:
@@ -407,7 +406,7 @@ def test_workers_forget_weights_that_nobody_holds_any_more(two: Bench) -> None:
     ("fault", "sentence"),
     [
         ("damage", "sent a damaged answer"),
-        ("lie", "something that is not its fragment (wrong: "),
+        ("lie", "something that is not its fragment"),
         ("garble", "sent a frame of unknown kind 255"),
     ],
 )
@@ -532,7 +531,7 @@ if __name__ == "__main__":
     fleet.probe()
     submission = fleet.submit([dataclasses.replace(task, policy_id=name)])
     if sys.argv[1]:
-        while not any(child.position for child in fleet._dispatcher._pool.workers):
+        while not any(child.position for child in fleet._pool.workers):
             time.sleep(0.01)
     else:
         list(submission)
@@ -763,7 +762,7 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
         with LocalFleet(2, processes=first, environment="Hopper-v5") as fleet:
             assert first[0].pid in fleet.list_pids()
             assert len(set(fleet.list_pids())) == 2
-            hellos = fleet.probe().workers
+            hellos = fleet.probe()
             assert hellos[0] == hellos[1]
             assert [process.has_exited for process in begun] == [False, False]
             early.close()
@@ -806,7 +805,7 @@ def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
 
 def test_children_are_retired_only_when_the_thread_is_over(monkeypatch):
     held, seen = threading.Event(), []
-    serve, dispose = Dispatcher._serve_until_closed, Dispatcher._dispose
+    serve, dispose = LocalFleet._serve_until_closed, LocalFleet._dispose
     start = threading.Thread.start
 
     def slowly(self):
@@ -823,10 +822,10 @@ def test_children_are_retired_only_when_the_thread_is_over(monkeypatch):
             threading.Timer(0.2, held.set).start()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Dispatcher, "_serve_until_closed", slowly)
-    monkeypatch.setattr(Dispatcher, "_dispose", disposing)
+    monkeypatch.setattr(LocalFleet, "_serve_until_closed", slowly)
+    monkeypatch.setattr(LocalFleet, "_dispose", disposing)
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPT_WAIT_S", 60.0)
+    monkeypatch.setattr("rlflame.fleet.local._INTERRUPT_WAIT_S", 60.0)
     with pytest.raises(KeyboardInterrupt):
         LocalFleet(1)
     assert seen == [True]
@@ -838,7 +837,7 @@ def test_a_thread_that_cannot_begin_is_a_sentence_and_not_waited_for(monkeypatch
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
     began = time.monotonic()
-    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPT_WAIT_S", 60.0)
+    monkeypatch.setattr("rlflame.fleet.local._INTERRUPT_WAIT_S", 60.0)
     with pytest.raises(FleetError, match="could not be started: can't start new thread"):
         LocalFleet(1)
     assert time.monotonic() - began < 60.0
@@ -850,7 +849,7 @@ def test_ctrl_c_before_the_thread_begins_is_not_waited_for_long(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPT_WAIT_S", 0.01)
+    monkeypatch.setattr("rlflame.fleet.local._INTERRUPT_WAIT_S", 0.01)
     with pytest.raises(KeyboardInterrupt):
         LocalFleet(1)
 
@@ -894,4 +893,4 @@ def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(mo
 
 def test_an_environment_that_cannot_be_loaded_ahead_is_blamed_when_it_is_made():
     with LocalFleet(1, environment="no_such_module:Odd-v0") as fleet:
-        assert len(fleet.probe().workers) == 1
+        assert len(fleet.probe()) == 1

@@ -384,9 +384,9 @@ def failed(**kwargs: Any) -> RolloutFailure:
     [
         ("raise", "failed in step: ValueError: the moon is wrong"),
         ("exit", "failed in step: SystemExit: gone fishing"),
-        ("nan", "returned NaN or infinity in its observation"),
-        ("inf", "returned NaN or infinity in its observation"),
-        ("huge", "returned the number 1e+300 in its observation, which does not fit float32"),
+        ("nan", "returned NaN, infinity or"),
+        ("inf", "returned NaN, infinity or"),
+        ("huge", "does not fit float32 in its observation"),
         ("nan_reward", "returned the reward nan"),
         ("shape", "returned an observation of shape (4,)"),
     ],
@@ -468,8 +468,8 @@ def test_environments_are_closed_when_they_are_forgotten() -> None:
     closed: list[int] = []
     worker = RolloutWorker()
     rollouts.run(rollouts.task(rollouts.fake(), rows=2), worker)
-    for held in worker._slots.values():
-        for row in held.vector_env._envs:  # type: ignore[attr-defined]
+    for vector_env, _ in worker._slots.values():
+        for row in vector_env._envs:  # type: ignore[attr-defined]
             row._env.unwrapped.close = lambda: closed.append(1)
     for slot in range(1, 70):
         rollouts.run(rollouts.task(rollouts.fake(), slot=slot, rows=1, steps=1), worker)

@@ -245,7 +245,7 @@ def warm_up(
     run_case(short, fleet, stop, Stopwatch(clock))
     while (
         wait_for_all
-        and len(fleet.probe().workers) < min(fleet.capacity, case.tasks)
+        and len(fleet.probe()) < min(fleet.capacity, case.tasks)
         and clock() - start_s <= _COMPLETE_S
     ):
         run_case(short, fleet, stop, Stopwatch(clock))

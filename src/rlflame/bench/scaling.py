@@ -75,7 +75,7 @@ class ScalingBenchmark:
                 case.name,
                 # How many tasks the fleet can run at one moment, and workers that have answered.
                 capacity=entry.fleet.capacity,
-                answered=len(entry.fleet.probe().workers),
+                answered=len(entry.fleet.probe()),
                 start_s=entry.start_s if case is self.cases[0] else None,
             )
             for entry in opened

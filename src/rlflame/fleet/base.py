@@ -10,12 +10,12 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from rlflame.errors import EnvironmentFailure, FleetError
-from rlflame.rollout.task import Fragment, PolicyArrays, RolloutFailure, RolloutTask
+from rlflame.rollout.task import STEP_FIELDS, Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
 TaskEventKind = Literal[
     "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"
@@ -79,15 +79,6 @@ class EventCounter:
         return counts
 
 
-@dataclass(frozen=True, slots=True)
-class FleetReport:
-    """What a fleet's workers run on, by their own report."""
-
-    fleet: str
-    capacity: int
-    workers: tuple[dict[str, str], ...]
-
-
 class Traffic(NamedTuple):
     """Bytes of payloads that went to workers and came back since the fleet was started."""
 
@@ -100,19 +91,21 @@ class TrafficMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent = self._received = 0
+        self._traffic = Traffic()
 
     def count_sent(self, size: int) -> None:
-        with self._lock:
-            self._sent += size
+        self._add(size, 0)
 
     def count_received(self, size: int) -> None:
+        self._add(0, size)
+
+    def _add(self, bytes_out: int, bytes_in: int) -> None:
         with self._lock:
-            self._received += size
+            sent, received = self._traffic
+            self._traffic = Traffic(sent + bytes_out, received + bytes_in)
 
     def read(self) -> Traffic:
-        with self._lock:
-            return Traffic(self._sent, self._received)
+        return self._traffic
 
 
 class TrafficCounter:
@@ -124,8 +117,10 @@ class TrafficCounter:
 
     def take(self) -> dict[str, int]:
         before, self._before = self._before, self._fleet.read_traffic()
-        changes = [now - old for now, old in zip(self._before, before, strict=True)]
-        return dict(zip(Traffic._fields, changes, strict=True))
+        return {
+            "bytes_out": self._before.bytes_out - before.bytes_out,
+            "bytes_in": self._before.bytes_in - before.bytes_in,
+        }
 
 
 class Submission(Protocol):
@@ -158,7 +153,8 @@ class Fleet(Protocol):
 
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
 
-    def probe(self) -> FleetReport: ...
+    def probe(self) -> list[dict[str, Any]]:
+        """What the fleet's workers run on, by their own report."""
 
     def read_traffic(self) -> Traffic: ...
 
@@ -214,58 +210,44 @@ def make_environment_failure(
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
     """The fragment, if it can be the answer to the task. Workers are not trusted."""
-    differences = _find_differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
-    if differences or not isinstance(fragment, Fragment):
+    if not isinstance(fragment, Fragment) or not _is_answer(task, fragment):
         raise FleetError(
             f"A worker answered slot {task.slot} of iteration {task.iteration} with something "
-            f"that is not its fragment (wrong: {', '.join(differences)}).",
+            "that is not its fragment.",
             "check that every worker runs the same version of rlflame",
         )
     return fragment
 
 
-def _find_differences(task: RolloutTask, fragment: Fragment) -> list[str]:
-    """The parts of a fragment that cannot belong to the task."""
+def _is_answer(task: RolloutTask, fragment: Fragment) -> bool:
     policy, by_episodes = task.policy, task.unit == "episodes"
     rows, size = task.columns, policy.observation_size
     steps, boundary_count = len(fragment.rewards), len(fragment.boundary_index)
     is_discrete = policy.action_kind == "discrete"
-    action = () if is_discrete else (policy.action_size,)
-    expected = {
+    expected_shapes = {
+        **dict.fromkeys(STEP_FIELDS, (steps, rows)),
         "observations": (steps, rows, size),
-        "actions": (steps, rows, *action),
-        "log_probs": (steps, rows),
-        "rewards": (steps, rows),
-        "terminated": (steps, rows),
-        "truncated": (steps, rows),
+        "actions": (steps, rows) if is_discrete else (steps, rows, policy.action_size),
         "lengths": (rows,),
         "last_observations": (rows, size),
         "boundary_index": (boundary_count, 2),
         "boundary_observations": (boundary_count, size),
     }
-    wrong_shapes = [
-        name for name, shape in expected.items() if getattr(fragment, name).shape != shape
-    ]
-    if wrong_shapes:
-        return wrong_shapes
-    longest = int(fragment.lengths.max(initial=0))
-    recorded_steps = longest if task.record else 0
-    checks = {
-        "identity": (fragment.iteration, fragment.slot) == (task.iteration, task.slot)
-        and fragment.extra_slots == task.extra_slots,
-        "steps": steps == recorded_steps,
-        "lengths": bool((fragment.lengths >= 1).all())
-        and (
-            longest <= task.steps if by_episodes else bool((fragment.lengths == task.steps).all())
-        ),
-        "actions": fragment.actions.dtype == (np.int64 if is_discrete else np.float32)
-        and not (is_discrete and (fragment.actions // policy.action_size).any()),
-        "boundary_index": bool(
-            ((fragment.boundary_index >= 0) & (fragment.boundary_index < (steps, rows))).all()
-        ),
-        "episodes": all(0 <= episode.row < rows for episode in fragment.episodes)
-        and (not by_episodes or len(fragment.episodes) == rows),
-        "states": [len(state.observation) for state in fragment.states]
-        == ([] if by_episodes else [size] * rows),
-    }
-    return [name for name, passed in checks.items() if not passed]
+    if any(getattr(fragment, name).shape != shape for name, shape in expected_shapes.items()):
+        return False
+    lengths, boundaries, episodes = fragment.lengths, fragment.boundary_index, fragment.episodes
+    longest = int(lengths.max(initial=0))
+    shortest = 1 if by_episodes else task.steps
+    return bool(
+        (fragment.iteration, fragment.slot) == (task.iteration, task.slot)
+        and fragment.extra_slots == task.extra_slots
+        and steps == (longest if task.record else 0)
+        and ((lengths >= shortest) & (lengths <= task.steps)).all()
+        and fragment.actions.dtype == (np.int64 if is_discrete else np.float32)
+        and not (is_discrete and (fragment.actions // policy.action_size).any())
+        and ((boundaries >= 0) & (boundaries < (steps, rows))).all()
+        and all(0 <= episode.row < rows for episode in episodes)
+        and (not by_episodes or len(episodes) == rows)
+        and [len(state.observation) for state in fragment.states]
+        == ([] if by_episodes else [size] * rows)
+    )

@@ -84,20 +84,22 @@ def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
 
 def is_remote(name: object) -> bool:
     """Whether a fleet of this name has its workers on other machines."""
-    kind = FLEETS.get(str(name))
-    return kind is not None and kind.is_remote
+    return _get_kind(name).is_remote
 
 
 def has_workers(name: object) -> bool:
     """Whether a fleet of this name has workers beside this process."""
-    kind = FLEETS.get(str(name))
-    return kind is None or kind.has_workers
+    return _get_kind(name).has_workers
 
 
 def get_worker_noun(name: object) -> str:
     """The word for a worker of a fleet of this name."""
-    kind = FLEETS.get(str(name))
-    return "worker" if kind is None else kind.worker_noun
+    return _get_kind(name).worker_noun
+
+
+def _get_kind(name: object) -> FleetKind:
+    """What is known of a fleet; of an unknown name as of the local one."""
+    return FLEETS.get(str(name), FLEETS["local"])
 
 
 def is_local_fallback(runtime: RuntimeSettings) -> bool:

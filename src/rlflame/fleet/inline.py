@@ -24,7 +24,6 @@ from .base import (
     ContextManagerMixin,
     EventKind,
     FleetEvent,
-    FleetReport,
     Observer,
     Traffic,
     check_fragment,
@@ -72,9 +71,14 @@ class InlineFleet(ContextManagerMixin):
     def submit(self, tasks: Sequence[RolloutTask]) -> _InlineSubmission:
         # Weights are bound now: releasing a policy never pulls it from under a submission.
         weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
-        for task in tasks:
-            self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        return _InlineSubmission(self, merge_tasks(tasks, self.capacity), weights, self._observer)
+        submission = _InlineSubmission(self, merge_tasks(tasks, self.capacity), weights)
+        for task in submission.tasks:
+            self.notify("submitted", task)
+        return submission
+
+    def notify(self, kind: EventKind, task: RolloutTask) -> None:
+        for slot in task.slots:
+            self._observer(FleetEvent(kind, task.purpose, slot))
 
     def run(self, task: RolloutTask, weights: PolicyArrays) -> Iterator[Fragment]:
         if self._closed:
@@ -91,8 +95,8 @@ class InlineFleet(ContextManagerMixin):
             raise make_environment_failure(task, result)
         return split_fragment(check_fragment(task, result))
 
-    def probe(self) -> FleetReport:
-        return FleetReport(self.name, self.capacity, (read_versions(),))
+    def probe(self) -> list[dict[str, Any]]:
+        return [read_versions()]
 
     def read_traffic(self) -> Traffic:
         return Traffic()  # nothing leaves this process
@@ -123,25 +127,20 @@ class _InlineSubmission:
     fleet: InlineFleet
     tasks: list[RolloutTask]
     weights: dict[str, PolicyArrays]
-    observer: Observer
 
     def __iter__(self) -> Iterator[Fragment]:
         while self.tasks:
             task = self.tasks.pop(0)
-            self._notify("running", task)
+            self.fleet.notify("running", task)
             try:
                 fragments = self.fleet.run(task, self.weights[task.policy_id])
             except RlflameError:
-                self._notify("lost", task)
+                self.fleet.notify("lost", task)
                 self.cancel()
                 raise
-            self._notify("done", task)
+            self.fleet.notify("done", task)
             yield from fragments
 
     def cancel(self) -> None:
         while self.tasks:
-            self._notify("cancelled", self.tasks.pop(0))
-
-    def _notify(self, kind: EventKind, task: RolloutTask) -> None:
-        for slot in task.slots:
-            self.observer(FleetEvent(kind, task.purpose, slot))
+            self.fleet.notify("cancelled", self.tasks.pop(0))

@@ -129,6 +129,4 @@ def make_broken_worker_error(task: RolloutTask, trace: str, printed: str) -> Rlf
 
 
 def _format_slots(task: RolloutTask) -> str:
-    if not task.extra_slots:
-        return f"slot {task.slot}"
-    return f"slots {', '.join(map(str, task.slots[:-1]))} and {task.slots[-1]}"
+    return f"slot {', '.join(map(str, task.slots))}"

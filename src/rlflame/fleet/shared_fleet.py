@@ -10,26 +10,17 @@ import itertools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError, make_error
 from rlflame.rollout.process.channel import Channel, Message, MessageKind, WakePipe
 from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
-from .base import (
-    ContextManagerMixin,
-    Fleet,
-    FleetReport,
-    Submission,
-    Traffic,
-    check_fragment,
-    make_policy_id,
-)
+from .base import ContextManagerMixin, Fleet, Submission, Traffic, check_fragment, make_policy_id
 
 _PROBE_S = 10.0
-AnswerQueue = queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]
 
 
 class FleetClient(ContextManagerMixin):
@@ -42,9 +33,8 @@ class FleetClient(ContextManagerMixin):
         self.name = name
         self.capacity = capacity
         self._channel = channel
-        self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._answer_queues: dict[int, AnswerQueue] = {}
+        self._submissions: dict[int, _RemoteSubmission] = {}
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._closed = False
 
@@ -59,39 +49,33 @@ class FleetClient(ContextManagerMixin):
     def submit(self, tasks: Sequence[RolloutTask]) -> _RemoteSubmission:
         if self._closed:
             raise FleetError("The fleet was closed.")
-        answers: AnswerQueue = queue.SimpleQueue()
-        with self._lock:
-            number = next(self._numbers)
-            self._answer_queues[number] = answers
+        number = next(self._numbers)
+        submission = _RemoteSubmission(self, number, {task.slot: task for task in tasks})
+        self._submissions[number] = submission
         self._channel.send(MessageKind.TASK, {"number": number, "tasks": list(tasks)})
-        return _RemoteSubmission(self, number, {task.slot: task for task in tasks}, answers)
+        return submission
 
     def cancel(self, number: int) -> None:
         if self.forget(number):
             self._channel.send(MessageKind.CANCEL, {"number": number})
 
     def forget(self, number: int) -> bool:
-        with self._lock:
-            return self._answer_queues.pop(number, None) is not None
+        return self._submissions.pop(number, None) is not None
 
     def receive(self, message: Message) -> None:
         """An answer of the sweep; called by the thread that listens."""
         value = message.value
         if message.kind is MessageKind.HELLO:
             self._reports.put(value)
-            return
-        with self._lock:
-            answers = self._answer_queues.get(value["number"])
-        if answers is not None:
-            answers.put((message.kind, value))
+        elif (submission := self._submissions.get(value["number"])) is not None:
+            submission.answers.put((message.kind, value))
 
-    def probe(self) -> FleetReport:
+    def probe(self) -> list[dict[str, Any]]:
         self._channel.send(MessageKind.PROBE)
         try:
-            report = self._reports.get(timeout=_PROBE_S)
+            return [*self._reports.get(timeout=_PROBE_S)["workers"]]
         except queue.Empty:
             raise FleetError("The fleet does not say what it runs on.") from None
-        return FleetReport(self.name, self.capacity, tuple(report["workers"]))
 
     def read_traffic(self) -> Traffic:
         """None: the fleet counts the traffic of all seeds together."""
@@ -99,9 +83,7 @@ class FleetClient(ContextManagerMixin):
 
     def close(self) -> None:
         self._closed = True
-        with self._lock:
-            numbers = list(self._answer_queues)
-        for number in numbers:
+        for number in [*self._submissions]:
             self.cancel(number)
 
 
@@ -112,7 +94,9 @@ class _RemoteSubmission:
     fleet: FleetClient
     number: int
     tasks: dict[int, RolloutTask]
-    answers: AnswerQueue
+    answers: queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]] = field(
+        default_factory=queue.SimpleQueue
+    )
 
     def __iter__(self) -> Iterator[Fragment]:
         while self.tasks:
@@ -148,10 +132,8 @@ class FleetServer:
         self._wake_pipe = wake_pipe
         self._requests: queue.SimpleQueue[tuple[MessageKind, Any] | None] = queue.SimpleQueue()
         self._policy_uses: Counter[str] = Counter()
-        self._lock = threading.Lock()
         self._submissions: dict[int, Submission] = {}
-        self._thread = threading.Thread(target=self._serve, name="rlflame-lending", daemon=True)
-        self._thread.start()
+        self._start_thread(self._serve)
 
     def receive(self, kind: MessageKind, value: Any) -> None:
         self._requests.put((kind, value))
@@ -160,12 +142,13 @@ class FleetServer:
         """Cancel and release what the seed had, without waiting for it."""
         self._requests.put(None)
 
+    def _start_thread(self, target: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=target, args=arguments, name="rlflame-lending", daemon=True).start()
+
     def _serve(self) -> None:
         while (request := self._requests.get()) is not None:
             self._handle(*request)
-        with self._lock:
-            submissions, self._submissions = [*self._submissions.values()], {}
-        for submission in submissions:
+        for submission in self._submissions.copy().values():
             with contextlib.suppress(Exception):
                 submission.cancel()
         for name in self._policy_uses.elements():
@@ -184,24 +167,19 @@ class FleetServer:
         elif kind is MessageKind.TASK:
             self._submit(value["number"], list(value["tasks"]))
         elif kind is MessageKind.CANCEL:
-            with self._lock:
-                submission = self._submissions.pop(value["number"], None)
+            submission = self._submissions.pop(value["number"], None)
             if submission is not None:
                 submission.cancel()
         elif kind is MessageKind.PROBE:
-            threading.Thread(target=self._probe, daemon=True).start()
+            self._start_thread(self._probe)
 
     def _submit(self, number: int, tasks: list[RolloutTask]) -> None:
         try:
-            submission = self._fleet.submit(tasks)
+            submission = self._submissions[number] = self._fleet.submit(tasks)
         except RlflameError as error:
             self._send_error(number, error)
-            return
-        with self._lock:
-            self._submissions[number] = submission
-        threading.Thread(
-            target=self._collect, args=(number, submission), name="rlflame-lent", daemon=True
-        ).start()
+        else:
+            self._start_thread(self._collect, number, submission)
 
     def _collect(self, number: int, submission: Submission) -> None:
         try:
@@ -210,16 +188,14 @@ class FleetServer:
         except RlflameError as error:
             self._send_error(number, error)
         finally:
-            with self._lock:
-                self._submissions.pop(number, None)
+            self._submissions.pop(number, None)
 
     def _send_error(self, number: int, error: RlflameError) -> None:
         self._send(MessageKind.FAILED, {"number": number, **error.as_dict()})
 
     def _probe(self) -> None:
         with contextlib.suppress(Exception):
-            workers = list(self._fleet.probe().workers)
-            self._send(MessageKind.HELLO, {"workers": workers})
+            self._send(MessageKind.HELLO, {"workers": self._fleet.probe()})
 
     def _send(self, kind: MessageKind, value: Any) -> None:
         self._channel.send(kind, value)

@@ -27,18 +27,6 @@ START_DEADLINE_S = 120.0
 _EXIT_GRACE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How many workers there are, and how long and how often a task is tried."""
-
-    workers: int
-    step_deadline_s: float = 60.0
-    max_retries: int = 3
-    show_output: bool = False
-    #: What workers load before there are tasks.
-    environment: str | None = None
-
-
 @dataclass(eq=False)
 class WorkerHandle:
     """A worker process, its job, and the policies that it holds."""
@@ -69,21 +57,20 @@ class WorkerHandle:
         yield
         self.is_mid_send = False
 
-    def send_job(self, job: FleetJob, now: float) -> bool:
-        """Send a job, and before it the job's policy; whether the policy was new to the worker."""
+    def send_job(self, job: FleetJob, now: float) -> None:
+        """Send a job, and before it the job's policy if the worker does not have it."""
         self.job = job
         self.moved_at, self.position = now, None
         name = job.task.policy_id
-        is_new_policy = name not in self.policies
-        if is_new_policy:
+        if name not in self.policies:
             self.process.channel.send_bytes(MessageKind.POLICY, job.policy)
+            self.meter.count_sent(len(job.policy))
             self.policies.add(name)
         self.process.channel.send_bytes(MessageKind.TASK, job.payload)
-        self.meter.count_sent(len(job.payload) + is_new_policy * len(job.policy))
-        return is_new_policy
+        self.meter.count_sent(len(job.payload))
 
     def forget_policy(self, policy_id: str) -> None:
-        if policy_id in self.policies and not self.is_mid_send:
+        if not self.is_mid_send:
             with self.guard_send():
                 self.policies.discard(policy_id)
                 size = self.process.channel.send(MessageKind.FORGET, {"id": policy_id})
@@ -95,40 +82,44 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """The workers and the queue of their jobs. The dispatcher holds its lock around every call."""
+    """The workers and the queue of their jobs. The fleet holds its lock around every call."""
 
     def __init__(
         self,
-        settings: PoolSettings,
         jobs: JobQueue,
         meter: TrafficMeter,
         clock: Callable[[], float],
+        *,
+        step_deadline_s: float,
+        max_retries: int,
+        show_output: bool,
+        environment: str | None,
     ) -> None:
         self.workers: list[WorkerHandle] = []
         self.final_error: FleetError | None = None
         #: Every worker has said hello, or none will.
         self.all_greeted = threading.Event()
-        self._settings = settings
         self._jobs = jobs
         self._meter = meter
         self._clock = clock
-        #: The policies that workers may keep, and those to be forgotten with the next jobs.
+        self._step_deadline_s, self._max_retries = step_deadline_s, max_retries
+        self._show_output, self._environment = show_output, environment
+        #: The policies that workers may keep.
         self.policy_ids: set[str] = set()
-        self.dropped_policy_ids: list[str] = []
         self._failed_starts = 0
 
-    def start(self, processes: Sequence[WorkerProcess]) -> None:
+    def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
         """Fill the pool, first with processes that run already."""
         for process in processes:
             self.workers.append(self._start_worker(process))
-        while len(self.workers) < self._settings.workers:
+        while len(self.workers) < count:
             self.workers.append(self._start_worker())
 
     def _start_worker(self, process: WorkerProcess | None = None) -> WorkerHandle:
-        process = process or WorkerProcess(show_output=self._settings.show_output)
+        process = process or WorkerProcess(show_output=self._show_output)
         worker = WorkerHandle(process, self._meter, self._clock())
-        if self._settings.environment is not None:
-            environment = {"id": self._settings.environment}
+        if self._environment is not None:
+            environment = {"id": self._environment}
             self._meter.count_sent(process.channel.send(MessageKind.PREPARE, environment))
         return worker
 
@@ -139,14 +130,11 @@ class WorkerPool:
                 with worker.guard_send():
                     job = self._jobs.take(worker)
                     self._jobs.mark_running(job)
-                    is_new_policy = worker.send_job(job, self._clock())
-                    if is_new_policy and job.task.policy_id not in self.policy_ids:
-                        self.dropped_policy_ids.append(job.task.policy_id)
+                    worker.send_job(job, self._clock())
         # Behind the jobs, which are waited for.
-        for name in self.dropped_policy_ids:
-            for worker in self.workers:
+        for worker in self.workers:
+            for name in worker.policies - self.policy_ids:
                 worker.forget_policy(name)
-        self.dropped_policy_ids.clear()
 
     def greet(self, worker: WorkerHandle, hello: dict[str, str]) -> None:
         worker.hello = hello
@@ -166,7 +154,7 @@ class WorkerPool:
             silent_s = now - worker.moved_at
             if worker.hello is None and silent_s > START_DEADLINE_S:
                 self._replace_dead(worker, f"did not start within {START_DEADLINE_S:g} s")
-            elif worker.job is not None and silent_s > self._settings.step_deadline_s:
+            elif worker.job is not None and silent_s > self._step_deadline_s:
                 self._replace_hanging(worker, worker.job)
 
     def handle_loss(self, worker: WorkerHandle, error: Exception | None = None) -> None:
@@ -178,7 +166,7 @@ class WorkerPool:
     def _replace_hanging(self, worker: WorkerHandle, job: FleetJob) -> None:
         self._replace(worker)
         printed = worker.process.read_output()
-        error = count_hang(job, worker.position, self._settings.step_deadline_s, printed)
+        error = count_hang(job, worker.position, self._step_deadline_s, printed)
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
@@ -194,8 +182,7 @@ class WorkerPool:
             self.fail_all(FleetError(message, hint, printed))
         self._replace(worker)
         if worker.job is not None:
-            retries = self._settings.max_retries
-            error = count_death(worker.job, worker.position, cause, printed, retries)
+            error = count_death(worker.job, worker.position, cause, printed, self._max_retries)
             self._finish_attempt(worker.job, error, cause)
 
     def _finish_attempt(self, job: FleetJob, error: RlflameError | None, reason: str) -> None:

@@ -7,6 +7,7 @@ by the functions that need them, because thread variables must be set before num
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Iterator
@@ -49,12 +50,9 @@ def _load_library() -> ctypes.CDLL | None:
 
 def _find_symbol(name: str) -> ctypes._NamedFuncPointer | None:
     library = _load_library()
-    for prefix in _PREFIXES:
-        for suffix in _SUFFIXES:
-            try:
-                return library[f"{prefix}_{name}{suffix}"] if library else None
-            except AttributeError:
-                continue
+    for prefix, suffix in itertools.product(_PREFIXES, _SUFFIXES):
+        if hasattr(library, symbol := f"{prefix}_{name}{suffix}"):
+            return getattr(library, symbol)  # type: ignore[no-any-return]
     return None
 
 
@@ -67,18 +65,13 @@ def read_core_name() -> str:
     if function is None:
         return f"{platform.machine()}-unknown-blas"
     function.restype = ctypes.c_char_p
-    name = function()
-    return name.decode("ascii", "replace") if name else "unknown"
+    return str(function().decode("ascii", "replace"))
 
 
 def set_threads(count: int) -> None:
     """Pin the thread count in this process, where numpy may be loaded already."""
-    import ctypes
-
     function = _find_symbol("set_num_threads")
     if function is not None:
-        function.argtypes = [ctypes.c_int]
-        function.restype = None
         function(count)
 
 
@@ -89,14 +82,8 @@ def can_set_threads() -> bool:
 @contextmanager
 def limit_to_one_thread() -> Iterator[None]:
     """Inside, products are computed as a worker process computes them."""
-    import ctypes
-
     function = _find_symbol("get_num_threads")
-    if function is None:
-        yield
-        return
-    function.restype = ctypes.c_int
-    previous_count = function()
+    previous_count = function() if function is not None else 1
     set_threads(1)
     try:
         yield
@@ -114,43 +101,41 @@ def limit_threads(count: int) -> None:
     os.environ.update(make_thread_variables(count))
 
 
-def make_child_environment(threads: int = 1) -> dict[str, str]:
-    """Variables that give a child process the same kernels as this one, on `threads` threads."""
+def make_child_environment(threads: int = 1, core: str | None = None) -> dict[str, str]:
+    """Variables that give a child process the same kernels as this one, on `threads` threads.
+
+    With a `core` those of another machine, where this one can run them.
+    """
     variables = make_thread_variables(threads)
-    if _find_symbol("get_corename") is not None:
-        variables[CORE_VARIABLE] = read_core_name()
+    if _find_symbol("get_corename") is not None and (core is None or can_run(core)):
+        variables[CORE_VARIABLE] = core or read_core_name()
     return variables
 
 
-def make_environment_like(core: str, threads: int = 1) -> dict[str, str]:
-    """Variables that give a child here the kernels of another machine, where it can run them."""
-    variables = make_thread_variables(threads)
-    if _find_symbol("get_corename") is not None and can_run(core, _read_processor_flags()):
-        variables[CORE_VARIABLE] = core
-    return variables
-
-
-#: What kernels made for a processor type ask of the one they run on.
+#: The flag, in Linux's words, that kernels made for a processor type ask of the one they run on.
 _REQUIRED_FLAGS = {
     "avx512f": ("skylakex", "cooperlake", "sapphirerapids"),
     "avx2": ("haswell", "zen", "excavator"),
     "avx": ("sandybridge", "bulldozer", "piledriver", "steamroller"),
-    "sse3": ("prescott", "core2", "penryn", "dunnington", "nehalem", "atom", "barcelona"),
+    "pni": ("prescott", "core2", "penryn", "dunnington", "nehalem", "atom", "barcelona"),
 }
 
 
-def can_run(core: str, flags: frozenset[str]) -> bool:
-    """Whether a processor with these flags can run kernels made for that type."""
-    required_flags = [flag for flag, cores in _REQUIRED_FLAGS.items() if core.lower() in cores]
-    linux_flags = {"pni" if flag == "sse3" else flag for flag in required_flags}
-    return core == read_core_name() or (bool(required_flags) and linux_flags <= flags)
+def can_run(core: str) -> bool:
+    """Whether this processor can run kernels made for that type."""
+    flags = read_cpu_field("flags").split()
+    return core == read_core_name() or any(
+        core.lower() in cores and flag in flags for flag, cores in _REQUIRED_FLAGS.items()
+    )
 
 
-def _read_processor_flags() -> frozenset[str]:
+def read_cpu_field(name: str) -> str:
+    """What Linux says of the processor; elsewhere its type, whatever is asked for."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.split(":")[1].split())
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith(name):
+                    return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return frozenset()
+    return platform.processor() or platform.machine()

@@ -6,7 +6,6 @@ Every array is `[width, ...]`, one row an environment, and a row's result depend
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 
@@ -25,27 +24,41 @@ VARIANCE_FLOOR = 1e-6
 NoiseBlock = tuple[Float32, ...]
 
 
-class Distribution(Protocol):
+def repeat_row(row: Array, width: int) -> Float32:
+    """The same for every row: two arrays of one shape are added faster than a row to each."""
+    return np.tile(np.asarray(row, np.float32), (width, 1))
+
+
+def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
+    """Random numbers that a row's action is drawn with."""
+    if spec.action_kind == "discrete":
+        return 1
+    is_matrix = acting == "sample" and spec.exploration == "gsde"
+    return spec.hidden[-1] * spec.action_size if is_matrix else spec.action_size
+
+
+def draw_noise(
+    spec: PolicySpec, acting: ActionMode, generator: np.random.Generator, steps: int
+) -> Float32:
+    """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
+    shape = (steps, compute_noise_size(spec, acting))
+    if acting == "sample" and spec.action_kind == "continuous":
+        return generator.standard_normal(shape, dtype=np.float32)
+    return generator.random(shape, dtype=np.float32)
+
+
+class Distribution:
     """The meaning of the outputs of a policy's network.
 
     A new one is a class here and a row of `_CONTINUOUS`.
     """
 
-    #: Whether samples are drawn with normal numbers. Others are drawn with numbers in [0, 1).
-    uses_normal_noise: bool = True
-    #: The bounds of continuous actions.
-    _low: Float32
-    _high: Float32
-
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         """`latent` is where the last hidden layer's units of each pass stand."""
+        self._size = spec.action_size
+        #: The bounds of continuous actions.
         self._low = np.asarray(spec.action_low, np.float32)
         self._high = np.asarray(spec.action_high, np.float32)
-
-    @staticmethod
-    def compute_noise_size(spec: PolicySpec) -> int:
-        """Random numbers that a row's sample is drawn with."""
-        return spec.action_size
 
     def prepare_noise(self, noise: Float32) -> NoiseBlock:
         """Noise `[steps, width, ...]`, made ready for `sample`."""
@@ -56,51 +69,27 @@ class Distribution(Protocol):
 
         `out` may be overwritten, and so may what is returned by the next pass.
         """
+        raise NotImplementedError
 
     def mode(self, out: Float32) -> Array:
         """The deterministic action of each row."""
+        raise NotImplementedError
 
     def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
         """Actions spread evenly over all there are, from numbers in [0, 1)."""
+        raise NotImplementedError
 
     def to_environment(self, actions: Array) -> Array:
         """The actions that environments receive for recorded actions."""
-
-
-def repeat_row(row: Array, width: int) -> Float32:
-    """The same for every row: two arrays of one shape are added faster than a row to each."""
-    return np.tile(np.asarray(row, np.float32), (width, 1))
-
-
-def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
-    """Random numbers that a row's action is drawn with."""
-    if acting == "sample":
-        return find_distribution(spec).compute_noise_size(spec)
-    return 1 if spec.action_kind == "discrete" else spec.action_size
-
-
-def draw_noise(
-    spec: PolicySpec, acting: ActionMode, generator: np.random.Generator, steps: int
-) -> Float32:
-    """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
-    shape = (steps, compute_noise_size(spec, acting))
-    if acting == "sample" and find_distribution(spec).uses_normal_noise:
-        return generator.standard_normal(shape, dtype=np.float32)
-    return generator.random(shape, dtype=np.float32)
+        return actions
 
 
 class Categorical(Distribution):
     """A softmax over choices."""
 
-    uses_normal_noise = False
-
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
-        self._choice_count = spec.action_size
+        super().__init__(spec, arrays, latent)
         self._rows = np.arange(spec.width)
-
-    @staticmethod
-    def compute_noise_size(spec: PolicySpec) -> int:
-        return 1
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         log_softmax = out - np.maximum.reduce(out, axis=1, keepdims=True)
@@ -108,7 +97,7 @@ class Categorical(Distribution):
         cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
         # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
         choices = np.add.reduce(cumulative <= block[0][step], axis=1, dtype=np.int64)
-        if np.maximum.reduce(choices) == self._choice_count:
+        if np.maximum.reduce(choices) == self._size:
             # Nor may one beyond the sum, which rounding can leave below 1.
             last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
             np.minimum(choices, last_likely, out=choices)
@@ -119,12 +108,9 @@ class Categorical(Distribution):
         return choices
 
     def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        choices = (noise[:, 0] * self._choice_count).astype(np.int64)
-        np.minimum(choices, self._choice_count - 1, out=choices)
-        return choices, np.full(len(choices), -math.log(self._choice_count), np.float32)
-
-    def to_environment(self, actions: Array) -> Array:
-        return actions
+        choices = (noise[:, 0] * self._size).astype(np.int64)
+        np.minimum(choices, self._size - 1, out=choices)
+        return choices, np.full(len(choices), -math.log(self._size), np.float32)
 
 
 class _ClippedDistribution(Distribution):
@@ -154,7 +140,6 @@ class _SquashedDistribution(Distribution):
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
-        self._size = spec.action_size
         # Halved first: the distance between float32's own bounds is no float32.
         low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
         self._middle, self._half_range = low + high, high - low
@@ -228,10 +213,6 @@ class _StateDependentNoise(Distribution):
         self._variances = self._std * self._std
         self._latent = latent
         self._matrices = np.zeros((len(latent), *self._std.shape), np.float32)
-
-    @staticmethod
-    def compute_noise_size(spec: PolicySpec) -> int:
-        return spec.hidden[-1] * spec.action_size
 
     def _sample_offsets(self, noise: Float32) -> tuple[Float32, Float32]:
         """What is added to each mean, and the log-density of that."""

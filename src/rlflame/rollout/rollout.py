@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .distributions import NoiseBlock, compute_noise_size, draw_noise
-from .envs.vector_env import EpisodePosition, VectorEnv
+from .envs.vector_env import EpisodePosition, VectorEnv, make_fault
 from .policy import Policy
 from .seeding import Role, make_reset_seed, make_stream
-from .task import Array, EnvironmentFault, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
+from .task import (
+    STEP_ENDS,
+    STEP_FIELDS,
+    Array,
+    EnvState,
+    EpisodeStat,
+    Float32,
+    Fragment,
+    RolloutTask,
+)
 
 #: Steps for which noise is drawn at once, and for which whole episodes have room at first.
 _BLOCK_STEPS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SlotEnvs:
-    """The environments of a task's slots, and the tokens of the states they were left in."""
-
-    vector_env: VectorEnv
-    count: int
-    tokens: tuple[str, ...] = ()
+_INVALID_OBSERVATION = (
+    "returned NaN, infinity or a number that does not fit float32 in its observation"
+)
 
 
 class ActionSampler:
@@ -130,10 +132,7 @@ class FragmentRecorder:
         if t < self._capacity:
             return
         self._capacity = min(self._task.steps, 2 * self._capacity)
-        names = ["rewards", "terminated", "truncated"]
-        if self._task.record:
-            names += ["observations", "actions", "log_probs"]
-        for name in names:
+        for name in STEP_FIELDS if self._task.record else STEP_ENDS:
             old: Array = getattr(self, name)
             new = np.zeros((self._capacity, *old.shape[1:]), old.dtype)
             new[: len(old)] = old
@@ -170,15 +169,13 @@ class FragmentRecorder:
         recorded_steps = steps if task.record else 0
         index = np.array([(t, row) for t, row, _ in self._boundaries], np.int64).reshape(-1, 2)
         hidden = [observation for _, _, observation in self._boundaries]
+        arrays: dict[str, Array] = {
+            name: getattr(self, name)[:recorded_steps] for name in STEP_FIELDS
+        }
         return Fragment(
             iteration=task.iteration,
             slot=task.slot,
-            observations=self.observations[:recorded_steps],
-            actions=self.actions[:recorded_steps],
-            log_probs=self.log_probs[:recorded_steps],
-            rewards=self.rewards[:recorded_steps],
-            terminated=self.terminated[:recorded_steps],
-            truncated=self.truncated[:recorded_steps],
+            **arrays,
             lengths=self.lengths,
             last_observations=last_observations.copy(),
             boundary_index=index,
@@ -192,15 +189,16 @@ class FragmentRecorder:
 
 
 class Rollout:
-    """One run of one task."""
+    """One run of one task on environments that were left in the states of these tokens."""
 
-    def __init__(self, task: RolloutTask, policy: Policy, slot_envs: SlotEnvs) -> None:
+    def __init__(
+        self, task: RolloutTask, policy: Policy, vector_env: VectorEnv, tokens: tuple[str, ...]
+    ) -> None:
         self._task = task
         self._row_slice = task.row_slice
         self._policy = policy
         self._policy.set_active_slots(range(len(task.slots)))
-        self._slot_envs = slot_envs
-        self._vector_env = slot_envs.vector_env
+        self._vector_env, self._tokens = vector_env, tokens
         self._sampler = ActionSampler(task, policy, self._vector_env)
         self._recorder = FragmentRecorder(task)
 
@@ -227,15 +225,15 @@ class Rollout:
         if task.unit == "episodes":
             for row, observation in enumerate(task_rows):
                 self._start_episode(row, task.get_episode(row), observation)
-                vector_env.check_finite(row, observation)
+                self._check_finite(row, observation)
             return
-        is_restored = self._slot_envs.tokens == tuple(state.token for state in task.states)
+        is_restored = self._tokens == tuple(state.token for state in task.states)
         for row, (state, observation) in enumerate(zip(task.states, task_rows, strict=True)):
             if is_restored:
                 observation[:] = state.observation
             else:
                 vector_env.restore(row, state, observation)
-            vector_env.check_finite(row, observation)
+            self._check_finite(row, observation)
 
     def _run_loop(self, padded: Float32, task_rows: Float32) -> int:
         """Step until the task's steps are taken or its episodes have ended; returns the steps."""
@@ -270,7 +268,7 @@ class Rollout:
             # A sum of squares is finite only where all of them are.
             if not math.isfinite(flat.dot(flat)):
                 for row in active:
-                    vector_env.check_finite(row, task_rows[row])
+                    self._check_finite(row, task_rows[row])
             for row in ended:
                 self._finish_episode(row, t, task_rows[row])
             t += 1
@@ -298,7 +296,7 @@ class Rollout:
         if self._task.unit == "steps":
             self._start_episode(row, position.episode + 1, observation)
             if not math.isfinite(observation.dot(observation)):
-                self._vector_env.check_finite(row, observation)
+                self._check_finite(row, observation)
 
     def _start_episode(self, row: int, episode: int, observation: Float32) -> None:
         task = self._task
@@ -308,15 +306,16 @@ class Rollout:
             seed = make_reset_seed(task.seed, Role.RESET, *task.locate(row), episode)
         self._vector_env.reset_row(row, episode, seed, observation)
 
+    def _check_finite(self, row: int, observation: Float32) -> None:
+        if not np.isfinite(observation).all():
+            position = self._vector_env.get_position(row)
+            raise make_fault(self._task.env, position, _INVALID_OBSERVATION)
+
     def _check_actions(self) -> None:
         """Refuse the actions of weights that have diverged: some environments accept NaN."""
         place = self._recorder.find_invalid_action()
         if place is not None:
             t, row = place
-            raise EnvironmentFault(
-                f"environment {self._task.env.id} was given NaN or infinity: "
-                "the policy has diverged",
-                row,
-                self._vector_env.get_position(row).seed,
-                t,
-            )
+            position = self._vector_env.get_position(row)._replace(elapsed=t)
+            message = "was given NaN or infinity: the policy has diverged"
+            raise make_fault(self._task.env, position, message)

@@ -209,6 +209,11 @@ class EpisodeStat:
     end: int
 
 
+#: The arrays of a fragment that have a row for each step; all tasks fill those of STEP_ENDS.
+STEP_ENDS = ("rewards", "terminated", "truncated")
+STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """What a task brought back. Arrays are `[T, N, ...]`; rows past `lengths` are idle.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .mujoco import known_spaces
-from .task import Fragment, RolloutTask
+from .task import STEP_FIELDS, Fragment, RolloutTask
 
 #: Rows that are stepped together; more gain little.
 _MAX_ROWS = 32
@@ -88,7 +88,7 @@ def _extract_slot(fragment: Fragment, slot: int, slot_columns: slice) -> Fragmen
     # In memory as if it had come alone, so that whoever adds up adds in the same order.
     arrays: dict[str, Any] = {
         name: np.ascontiguousarray(getattr(fragment, name)[:steps, slot_columns])
-        for name in ("observations", "actions", "log_probs", "rewards", "terminated", "truncated")
+        for name in STEP_FIELDS
     }
     columns = fragment.boundary_index[:, 1]
     in_slot = (columns >= first) & (columns < last)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 
 from .envs.vector_env import VectorEnv, make_vector_env
 from .policy import Policy
-from .rollout import Rollout, SlotEnvs
+from .rollout import Rollout
 from .task import (
     EnvironmentFault,
     EnvSpec,
@@ -25,6 +24,8 @@ from .task import (
     TaskPosition,
 )
 
+#: The run, the number of environments, and the slots, which whole episodes are the same for.
+SlotKey = tuple[str, int, tuple[int, ...]]
 #: Of one version there is one for each size of a group of slots, and evaluations have another.
 _MAX_POLICIES = 8
 _MAX_SLOTS = 64
@@ -41,7 +42,7 @@ class RolloutWorker:
         self._active: tuple[RolloutTask, VectorEnv] | None = None
         self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
         #: Environments by their slots, with the tokens of the states they were left in.
-        self._slots: OrderedDict[tuple[str, tuple[int, ...]], SlotEnvs] = OrderedDict()
+        self._slots: OrderedDict[SlotKey, tuple[VectorEnv, tuple[str, ...]]] = OrderedDict()
 
     @property
     def position(self) -> TaskPosition | None:
@@ -57,13 +58,19 @@ class RolloutWorker:
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
         """The fragment of a task; an environment's misbehaviour comes back as a value."""
-        slot_envs = self._take_envs(task)
-        self._active = task, slot_envs.vector_env
+        key = (task.run, task.columns, task.slots if task.unit == "steps" else ())
+        # Out of the cache while they move.
+        vector_env, tokens = self._slots.pop(key, (None, ()))
+        if vector_env is None or vector_env.spec != task.env:
+            if vector_env is not None:
+                vector_env.close()
+            vector_env, tokens = self._env_factory(task.env, task.columns), ()
+        self._active = task, vector_env
         try:
             policy = self._get_policy(task, weights)
-            fragment = Rollout(task, policy, slot_envs).collect()
+            fragment = Rollout(task, policy, vector_env, tokens).collect()
         except EnvironmentFault as fault:
-            slot_envs.vector_env.close()
+            vector_env.close()
             cause = fault.__cause__
             text = "".join(traceback.format_exception(cause)) if cause is not None else ""
             slot, row = task.locate(fault.row)
@@ -73,25 +80,15 @@ class RolloutWorker:
         finally:
             self._active = None
         # Where the environments stand, so that the next task need not restore them.
-        tokens = tuple(state.token for state in fragment.states)
-        self._slots[_make_cache_key(task)] = replace(slot_envs, tokens=tokens)
+        self._slots[key] = vector_env, tuple(state.token for state in fragment.states)
         while len(self._slots) > _MAX_SLOTS:
-            self._slots.popitem(last=False)[1].vector_env.close()
+            self._slots.popitem(last=False)[1][0].close()
         return fragment
 
     def close(self) -> None:
-        for slot_envs in self._slots.values():
-            slot_envs.vector_env.close()
+        for vector_env, _ in self._slots.values():
+            vector_env.close()
         self._slots.clear()
-
-    def _take_envs(self, task: RolloutTask) -> SlotEnvs:
-        """The slot's environments and where they stand; out of the cache while they move."""
-        slot_envs = self._slots.pop(_make_cache_key(task), None)
-        if slot_envs is not None:
-            if (slot_envs.vector_env.spec, slot_envs.count) == (task.env, task.columns):
-                return slot_envs
-            slot_envs.vector_env.close()
-        return SlotEnvs(self._env_factory(task.env, task.columns), task.columns)
 
     def _get_policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
         key = (task.policy_id, task.policy, len(task.slots))
@@ -101,8 +98,3 @@ class RolloutWorker:
         while len(self._policies) > _MAX_POLICIES:
             self._policies.popitem(last=False)
         return policy
-
-
-def _make_cache_key(task: RolloutTask) -> tuple[str, tuple[int, ...]]:
-    """Where a task's environments are kept: whole episodes share theirs, whatever their slot."""
-    return task.run, task.slots if task.unit == "steps" else (-1 - task.columns,)

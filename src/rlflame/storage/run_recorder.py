@@ -391,7 +391,7 @@ class MachineLog:
 def _group_workers(fleet: Fleet) -> list[dict[str, Any]]:
     """The facts of the workers; equal ones together with their number."""
     groups: dict[str, dict[str, Any]] = {}
-    for worker in fleet.probe().workers:
+    for worker in fleet.probe():
         facts = {name: value for name, value in worker.items() if name not in ("name", "pid")}
         group = groups.setdefault(json.dumps(facts, sort_keys=True), {"number": 0, **facts})
         group["number"] += 1

@@ -162,10 +162,10 @@ def test_an_environment_that_hangs_is_named_with_its_place(bench: Bench) -> None
 def test_a_service_that_is_killed_takes_its_session_up_again(bench: Bench) -> None:
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(2)) == expected(slots(2))
-        (before,) = fleet.probe().workers
+        (before,) = fleet.probe()
         os.kill(int(before["pid"]), signal.SIGKILL)
         assert run(fleet, slots(6)) == expected(slots(6))
-        after = [worker for worker in fleet.probe().workers if worker["name"] != before["name"]]
+        after = [worker for worker in fleet.probe() if worker["name"] != before["name"]]
         assert {worker["pid"] for worker in after} != {before["pid"]}
         # The same executor, and the same processes around it.
         assert len(bench.stub.executors()) == 1
@@ -381,7 +381,7 @@ def test_a_straggler_is_given_to_a_second_executor(bench: Bench, tmp_path: Path)
 def test_processes_of_workers_end_with_the_fleet(bench: Bench) -> None:
     with bench.fleet() as fleet:
         run(fleet, slots(4))
-        children = [worker["child"] for worker in fleet.probe().workers]
+        children = [worker["child"] for worker in fleet.probe()]
     assert children
     assert eventually(lambda: not any(_alive(int(pid)) for pid in children))
 

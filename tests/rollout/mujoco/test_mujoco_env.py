@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -24,9 +23,9 @@ from rlflame.rollout import wire
 from rlflame.rollout.envs.gymnasium_env import GymnasiumVectorEnv
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.envs.vector_env import describe_stepping, make_vector_env
-from rlflame.rollout.mujoco import mujoco_env
+from rlflame.rollout.mujoco import known_spaces, mujoco_env
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.task import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
+from rlflame.rollout.task import EnvSpec, Fragment, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 
 WRITTEN = [name for name in rollouts.MUJOCO if name != "HumanoidStandup-v5"]
@@ -180,7 +179,7 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
         world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
         expected.append(bool(world.is_healthy))
     earned = np.zeros(400)
-    ended = rows._task._healthy_reward.add(earned)  # type: ignore[attr-defined]
+    ended = rows._task._add_healthy_rewards(earned)  # type: ignore[attr-defined]
     assert list(earned == 1.0) == expected == list(~ended)
     assert 20 < sum(expected) < 380
 
@@ -212,25 +211,25 @@ gymnasium.register(
 
 
 @pytest.mark.parametrize(
-    ("id", "kwargs", "reason"),
+    ("id", "kwargs"),
     [
-        ("CartPole-v1", {}, "it is none of Gymnasium's MuJoCo environments"),
-        ("Child-v0", {}, "it is none of Gymnasium's MuJoCo environments"),
-        ("fakes:Fake-v0", {}, "it is none of Gymnasium's MuJoCo environments"),
-        ("Wrapped-v0", {}, "it is wrapped in Wrapped"),
-        ("HumanoidStandup-v5", {}, "its rewards are not written here"),
-        ("Hopper-v5", {"xml_file": "walker2d_v5.xml"}, "it has a model file of its own"),
-        ("Hopper-v5", {"healthy_reward": True}, "healthy_reward is True"),
-        ("Hopper-v5", {"healthy_reward": 2**60}, "healthy_reward is 1152921504606846976"),
-        ("Hopper-v5", {"healthy_z_range": (0.7,)}, "healthy_z_range is [0.7]"),
-        ("Hopper-v5", {"terminate_when_unhealthy": 1}, "terminate_when_unhealthy is 1"),
-        ("Hopper-v5", {"weight": 1}, "it could not be made"),
+        ("CartPole-v1", {}),
+        ("Child-v0", {}),
+        ("fakes:Fake-v0", {}),
+        ("Wrapped-v0", {}),
+        ("HumanoidStandup-v5", {}),
+        ("Hopper-v5", {"xml_file": "walker2d_v5.xml"}),
+        ("Hopper-v5", {"healthy_reward": True}),
+        ("Hopper-v5", {"healthy_reward": 2**60}),
+        ("Hopper-v5", {"healthy_z_range": (0.7,)}),
+        ("Hopper-v5", {"terminate_when_unhealthy": 1}),
+        ("Hopper-v5", {"weight": 1}),
     ],
 )
-def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: str) -> None:
+def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any) -> None:
     """(A description of what cannot be made is made by hand.)"""
     spec = dataclasses.replace(read_env_spec("Hopper-v5", {}, None), id=id, kwargs=kwargs)
-    assert describe_stepping(spec) == f"stepped by Gymnasium: {reason}"
+    assert describe_stepping(spec) == "stepped by Gymnasium"
     assert isinstance(make_vector_env(spec, 2), GymnasiumVectorEnv)
 
 
@@ -243,17 +242,19 @@ def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: st
     ],
 )
 def test_another_gymnasium_steps_itself(module: str, monkeypatch: Any, tmp_path: Any) -> None:
-    file, changed = mujoco_env._find_file, tmp_path / "changed.py"
-    changed.write_bytes(Path(file(module)).read_bytes() + b"\n")
+    find_file, changed = known_spaces._find_file, tmp_path / "changed.py"
+    changed.write_bytes(find_file(module).read_bytes() + b"\n")
     hopper = read_env_spec("Hopper-v5", {}, None)
     assert describe_stepping(hopper) == "stepped by rlflame's own MuJoCo loop"
-    mujoco_env._is_verified.cache_clear()
+    assert known_spaces.find_unverified_version("Hopper-v5") is None
+    known_spaces.is_verified.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(
-            mujoco_env, "_find_file", lambda m: str(changed) if m == module else file(m)
+            known_spaces, "_find_file", lambda m: changed if m == module else find_file(m)
         )
-        assert "not the version it was compared with" in describe_stepping(hopper)
-        mujoco_env._is_verified.cache_clear()
+        assert describe_stepping(hopper) == "stepped by Gymnasium"
+        assert known_spaces.find_unverified_version("Hopper-v5") == gymnasium.__version__
+        known_spaces.is_verified.cache_clear()
 
 
 def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch: Any) -> None:
@@ -261,9 +262,7 @@ def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch
         return 0.0
 
     monkeypatch.setattr(HopperEnv, "control_cost", control_cost)
-    assert "HopperEnv.control_cost was changed" in describe_stepping(
-        read_env_spec("Hopper-v5", {}, None)
-    )
+    assert describe_stepping(read_env_spec("Hopper-v5", {}, None)) == "stepped by Gymnasium"
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "HalfCheetah-v5", "InvertedDoublePendulum-v5"])
@@ -316,7 +315,7 @@ def test_a_fragment_does_not_tell_who_stepped(name: str, unit: Any) -> None:
     [
         ("Hopper-v5", {"healthy_reward": INFINITY}, "returned the reward inf"),
         ("Hopper-v5", {"healthy_reward": 1e308}, "rewards that add up to infinity"),
-        ("HalfCheetah-v5", {"reset_noise_scale": 1e39}, "which does not fit float32"),
+        ("HalfCheetah-v5", {"reset_noise_scale": 1e39}, "does not fit float32"),
         ("HalfCheetah-v5", {"reset_noise_scale": INFINITY}, "failed in reset: OverflowError"),
         ("HalfCheetah-v5", {"forward_reward_weight": float("nan")}, "returned the reward nan"),
         ("Hopper-v5", {"weight": 1}, "failed in reset: TypeError"),
@@ -330,21 +329,6 @@ def test_faults_are_told_in_the_same_words(name: str, kwargs: Any, words: str) -
     assert isinstance(ours, RolloutFailure)
     assert words in ours.message
     assert dataclasses.replace(ours, traceback="") == dataclasses.replace(theirs, traceback="")
-
-
-def test_a_number_that_does_not_fit_is_told_from_one_that_is_none() -> None:
-    rows = make_vector_env(read_env_spec("HalfCheetah-v5", {}, None), 2)
-    seen = np.zeros((2, 17), np.float32)
-    for row in range(2):
-        rows.reset_row(row, 0, 40 + row, seen[row])
-    rows.check_finite(1, seen[1])
-    for value, words in ((1e60, "returned the number 1e+60"), (np.nan, "returned NaN or infinity")):
-        rows._task._state[1, 3] = value  # type: ignore[attr-defined]
-        seen[1, 2] = np.inf
-        with pytest.raises(EnvironmentFault, match="in its observation") as caught:
-            rows.check_finite(1, seen[1])
-        assert words in str(caught.value)
-        assert (caught.value.row, caught.value.seed) == (1, 41)
 
 
 @pytest.mark.parametrize("env", ["Hopper-v5", "Ant-v5"])

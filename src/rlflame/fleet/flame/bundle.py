@@ -80,8 +80,8 @@ class Loader:
         from rlflame.rollout.machine import describe_host
 
         time.sleep(wait_s)
-        answer = json.dumps({**describe_host(), "pid": os.getpid(), "clock": time.time()})
-        return self._make_array(answer.encode())
+        place = {"pid": os.getpid(), "folder": os.getcwd(), "clock": time.time()}
+        return self._make_array(json.dumps({**describe_host(), **place}).encode())
 
     def ping(self) -> Any:
         """No bytes, to see how long that takes."""

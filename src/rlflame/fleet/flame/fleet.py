@@ -14,14 +14,7 @@ from typing import Any
 
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, FleetUnreachableError
-from rlflame.fleet.base import (
-    ContextManagerMixin,
-    FleetEvent,
-    FleetReport,
-    Observer,
-    Traffic,
-    ignore_event,
-)
+from rlflame.fleet.base import ContextManagerMixin, FleetEvent, Observer, Traffic, ignore_event
 from rlflame.fleet.job_queue import AnswerQueue, FleetJob, JobSubmission
 from rlflame.rollout import blas, wire
 from rlflame.rollout.machine import read_versions
@@ -125,7 +118,7 @@ class FlameFleet(ContextManagerMixin):
         """Between this process and the cluster, without the executors' fetching of weights."""
         return self._client.meter.read()
 
-    def probe(self) -> FleetReport:
+    def probe(self) -> list[dict[str, Any]]:
         """The workers that have answered; executors come and go."""
         if threading.current_thread() is not self._starter.thread:  # whose observers cannot wait
             self._starter.wait()
@@ -134,7 +127,7 @@ class FlameFleet(ContextManagerMixin):
             greeting = self._starter.session.greeting
             machine = {name: greeting[name] for name in ("host", "python", "libc")}
             workers = [{**greeting["packages"], **machine}]
-        return FleetReport(self.name, self.capacity, tuple(workers))
+        return workers
 
     def _note(self, text: str) -> None:
         self._observer(FleetEvent("note", "", 0, text))

@@ -52,7 +52,7 @@ class Service:
         env_file: str | None = None,
         delay_release_s: float = 0.0,
     ) -> None:
-        self._environment = blas.make_environment_like(core)
+        self._environment = blas.make_child_environment(core=core)
         if env_file is not None:  # it lies beside the package that was unpacked with it
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
             self._environment[user_code.FILE_VARIABLE] = os.path.join(root, env_file)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -26,22 +26,8 @@ from ..task import (
     Float64,
     make_fresh_state,
 )
-from .make import (
-    REPLAY_MISMATCH,
-    explain_invalid_observation,
-    format_error,
-    format_value,
-    is_env_error,
-    make_env,
-)
-from .vector_env import EpisodePosition
-
-
-def _replace_world(env: Any) -> None:
-    """Bodies meet in another order in a world in which others were before."""
-    env._destroy()
-    env.world = type(env.world)()
-
+from .make import make_env
+from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
 
 #: Gymnasium's MuJoCo environments: their physics can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
@@ -51,14 +37,7 @@ _REUSABLE = _EXACT_MUJOCO | {
     f"gymnasium.envs.classic_control.{name}"
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
-_REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
-#: What is done to a used instance before its reset, for it to be as a fresh one.
-_RENEWALS: dict[str, Callable[[Any], None]] = {
-    **dict.fromkeys(_REUSABLE, lambda env: None),
-    "gymnasium.envs.box2d.bipedal_walker": _replace_world,
-}
-_STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
-_RESET_VALUES = ("observation", "info")
+_REUSABLE |= {f"gymnasium.envs.box2d.{name}" for name in ("lunar_lander", "bipedal_walker")}
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -77,13 +56,10 @@ class RestorableEnv:
         self._step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
         #: Steps of an episode, where that is not left to Gymnasium's wrapper.
         self._limit: float = math.inf
-        #: What makes a used instance a fresh one; None where nothing is known to.
-        self._renew: Callable[[Any], None] | None = None
+        self._is_reusable = False
         self._exact_mujoco = False
         self._saved_physics: Float64 = NO_PHYSICS
         self._last_action: Any = None
-        #: The last observation as the environment returned it.
-        self._last_observation: Any = None
         self._observation_shape: tuple[int, ...] = ()
         self._action_shape: tuple[int, ...] = ()
         self._discrete = spec.action_kind == "discrete"
@@ -92,22 +68,28 @@ class RestorableEnv:
             np.int64 if self._discrete else np.float32,
         )
 
+    @property
+    def position(self) -> EpisodePosition:
+        return EpisodePosition(self.row, self.episode, self.seed, self.episode_return, self.elapsed)
+
     def reset(self, episode: int, seed: int, out: Float32) -> None:
         """Start an episode; on a fresh instance unless reuse is known to be exact."""
         self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
         try:
-            if self._env is None or self._renew is None:
+            if self._env is None or not self._is_reusable:
                 self.close()
-                self._open()
-            else:
-                self._renew(self._env.unwrapped)
-            assert self._env is not None
-            result = self._env.reset(seed=seed)
-            self._write_observation(self._unpack_result(result, "reset", _RESET_VALUES)[0], out)
+                self._env = self._open()
+            base_env: Any = self._env.unwrapped
+            if type(base_env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+                # Its bodies meet the ground in another order in a world of others before.
+                base_env._destroy()
+                base_env.world = type(base_env.world)()
+            observation, _ = self._env.reset(seed=seed)
+            self._write_observation(observation, out)
         except BaseException as error:
             # What a reset left half done is never taken up again.
             self.close()
-            self._fail("failed in reset", error)
+            report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         """One transition: the new observation into `out`; reward, terminated, truncated."""
@@ -126,23 +108,13 @@ class RestorableEnv:
                 env_action = action
             else:
                 env_action = action.reshape(self._action_shape)
-            result = self._step(env_action)
-            try:
-                observation, reward, terminated, truncated, _ = result
-            except (TypeError, ValueError):
-                self._unpack_result(result, "step", _STEP_VALUES)
-                raise
-            try:
-                reward = float(reward)
-            except (TypeError, ValueError):
-                raise self._make_fault(
-                    f"returned the reward {format_value(reward)}, no number"
-                ) from None
+            observation, reward, terminated, truncated, _ = self._step(env_action)
+            reward = float(reward)
             terminated, truncated = bool(terminated), bool(truncated)
             truncated = truncated or self.elapsed >= self._limit
             self._write_observation(observation, out)
         except BaseException as error:
-            self._fail("failed in step", error)
+            report_fault(self.spec, self.position, "failed in step", error)
         if not math.isfinite(reward):
             raise self._make_fault(f"returned the reward {reward}")
         self.episode_return += reward
@@ -154,6 +126,12 @@ class RestorableEnv:
         """Called before a fragment's last step: a MuJoCo snapshot needs the state before it."""
         if self._exact_mujoco:
             self._saved_physics = self._read_physics()
+
+    def _read_physics(self) -> Float64:
+        from ..mujoco.simulation import read_state
+
+        base_env: Any = self._env and self._env.unwrapped
+        return read_state(base_env.model, base_env.data)
 
     def snapshot(self, observation: Float32) -> EnvState:
         """Where this row stands, as a value."""
@@ -173,7 +151,12 @@ class RestorableEnv:
         if state.kind == "mujoco":
             if not self._exact_mujoco:
                 raise self._make_fault("cannot take up a MuJoCo state")
-            self._set_physics(state.physics)
+            from ..mujoco.simulation import write_state
+
+            if state.physics.shape != self._read_physics().shape:
+                raise self._make_fault("cannot take up a state of another MuJoCo model")
+            base_env: Any = self._env and self._env.unwrapped
+            write_state(base_env.model, base_env.data, np.array(state.physics))
             self.elapsed = state.elapsed - 1
             for layer in iterate_wrappers(self._env):
                 if isinstance(layer, TimeLimit):
@@ -191,7 +174,7 @@ class RestorableEnv:
         try:
             return self._env.render()
         except BaseException as error:
-            self._fail("cannot be drawn", error)
+            report_fault(self.spec, self.position, "cannot be drawn", error)
 
     def close(self) -> None:
         if self._env is not None:
@@ -200,39 +183,19 @@ class RestorableEnv:
             with contextlib.suppress(Exception):
                 env.close()
 
-    def check_finite(self, observation: Float32) -> None:
-        if np.isfinite(observation).all():
-            return
-        exact = np.asarray(self._last_observation, np.float64)
-        raise self._make_fault(explain_invalid_observation(exact))
-
-    def _open(self) -> None:
-        env = make_env(self.spec, self._render_mode)
-        self._env = env
+    def _open(self) -> gymnasium.Env[Any, Any]:
+        self._env = env = make_env(self.spec, self._render_mode)
         module = type(env.unwrapped).__module__
         plain = all(type(layer) in KNOWN_WRAPPERS for layer in iterate_wrappers(env))
         self._step, self._limit = _unwrap_step(env)
-        self._renew = _RENEWALS.get(module) if plain else None
+        self._is_reusable = plain and module in _REUSABLE
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._observation_shape = env.observation_space.shape or ()
         self._action_shape = env.action_space.shape or ()
         size, expected = math.prod(self._observation_shape), self.spec.observation_size
         if size != expected:
-            raise self._make_fault(
-                f"observes {size} numbers here, {expected} where it was described"
-            )
-
-    def _unpack_result(
-        self, result: Any, method: str, expected: tuple[str, ...]
-    ) -> tuple[Any, ...]:
-        """What a method returned, if it is as many values as Gymnasium's returns."""
-        is_sequence = isinstance(result, tuple | list)
-        if is_sequence and len(result) == len(expected):
-            return tuple(result)
-        description = f"{len(result)} values" if is_sequence else format_value(result)
-        raise self._make_fault(
-            f"returned {description} from {method}, where Gymnasium's returns {', '.join(expected)}"
-        )
+            raise self._make_fault(f"observes {size} numbers here, {expected} where it was read")
+        return env
 
     def _write_observation(self, observation: Any, out: Float32) -> None:
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
@@ -241,37 +204,10 @@ class RestorableEnv:
                 f"returned an observation of shape {shape} where its space says "
                 f"{self._observation_shape}"
             )
-        self._last_observation = observation
         out[:] = observation if len(shape) == 1 else np.ravel(observation)
 
-    def _read_physics(self) -> Float64:
-        import mujoco
-
-        env: Any = self._env.unwrapped  # type: ignore[union-attr]
-        part = mujoco.mjtState.mjSTATE_INTEGRATION
-        state = np.zeros(mujoco.mj_stateSize(env.model, part), np.float64)
-        mujoco.mj_getState(env.model, env.data, state, part)
-        return state
-
-    def _set_physics(self, state: Float64) -> None:
-        import mujoco
-
-        env: Any = self._env.unwrapped  # type: ignore[union-attr]
-        state_flags = mujoco.mjtState.mjSTATE_INTEGRATION
-        if state.shape != (mujoco.mj_stateSize(env.model, state_flags),):
-            raise self._make_fault("cannot take up a state of another MuJoCo model")
-        mujoco.mj_setState(env.model, env.data, np.array(state), state_flags)
-
-    def _fail(self, message: str, error: BaseException) -> NoReturn:
-        """Raise the fault of an environment's error; what is none passes as it is."""
-        if isinstance(error, EnvironmentFault) or not is_env_error(error):
-            raise error
-        raise self._make_fault(f"{message}: {format_error(error)}") from error
-
     def _make_fault(self, message: str) -> EnvironmentFault:
-        return EnvironmentFault(
-            f"environment {self.spec.id} {message}", self.row, self.seed, self.elapsed
-        )
+        return make_fault(self.spec, self.position, message)
 
 
 class GymnasiumVectorEnv:
@@ -324,11 +260,7 @@ class GymnasiumVectorEnv:
         return self._envs[row].snapshot(observation)
 
     def get_position(self, row: int) -> EpisodePosition:
-        env = self._envs[row]
-        return EpisodePosition(row, env.episode, env.seed, env.episode_return, env.elapsed)
-
-    def check_finite(self, row: int, observation: Float32) -> None:
-        self._envs[row].check_finite(observation)
+        return self._envs[row].position
 
     def close(self) -> None:
         for env in self._envs:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib.util
 import io
+import math
 import os
 import signal
 import stat
@@ -22,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ..task import EnvSpec, Float64
+from ..task import EnvSpec
 from .user_code import check_allowed
 
 _LOADING_LOCK = threading.RLock()
@@ -90,14 +91,6 @@ def is_env_error(error: BaseException) -> bool:
     """
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return ignored or not isinstance(error, KeyboardInterrupt)
-
-
-#: Of an episode that is taken up again; which of the two it is cannot be seen from here.
-REPLAY_MISMATCH = (
-    "led to another observation by the same seed and actions than before: put its code back if "
-    "that has changed since, or else it is not deterministic, its episodes cannot be moved or "
-    "resumed half-way, and a new run of it needs --set rollout.unit=episodes"
-)
 
 
 class UnsupportedSpace(ValueError):
@@ -179,46 +172,19 @@ def read_env_spec(
     # What a constructor prints here would stand between the user's own results.
     with contextlib.redirect_stdout(io.StringIO()):
         env = make_env(blank_spec)
-    try:
-        observation_space, action_space = env.observation_space, env.action_space
-        if not isinstance(observation_space, spaces.Box):
-            raise UnsupportedSpace(f"observations of type {type(observation_space).__name__}")
-        if observation_space.dtype == np.uint8 and len(observation_space.shape) >= 2:
-            raise UnsupportedSpace(f"image observations of shape {observation_space.shape}")
-        size = int(np.prod(observation_space.shape, dtype=np.int64))
-        if size == 0:
-            raise UnsupportedSpace(f"empty observations of shape {observation_space.shape}")
-        make_spec = partial(EnvSpec, id, kwargs, max_episode_steps, size, modules=modules)
-        if isinstance(action_space, spaces.Discrete):
-            return make_spec("discrete", int(action_space.n), int(action_space.start), (), (), ())
-        if (
-            isinstance(action_space, spaces.Box)
-            and action_space.dtype is not None
-            and action_space.dtype.kind == "f"
-        ):
-            if action_space.low.size == 0:
-                raise UnsupportedSpace(f"empty actions of shape {action_space.shape}")
-            low = tuple(float(x) for x in action_space.low.ravel())
-            high = tuple(float(x) for x in action_space.high.ravel())
-            shape = tuple(int(length) for length in action_space.shape)
-            return make_spec("continuous", len(low), 0, low, high, shape)
-        dtype = f" of {action_space.dtype}" if isinstance(action_space, spaces.Box) else ""
-        raise UnsupportedSpace(f"actions of type {type(action_space).__name__}{dtype}")
-    finally:
-        env.close()
-
-
-def explain_invalid_observation(observation: Float64) -> str:
-    """Why an observation is not finite in float32."""
-    if np.isfinite(observation).all():
-        largest = np.abs(observation).max()
-        return f"returned the number {largest:.3g} in its observation, which does not fit float32"
-    return "returned NaN or infinity in its observation"
-
-
-def format_value(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else text[:80] + " ..."
+    with contextlib.closing(env):
+        observations, actions = env.observation_space, env.action_space
+    size = math.prod(observations.shape or ())
+    is_image = observations.dtype == np.uint8 and len(observations.shape or ()) >= 2
+    if not isinstance(observations, spaces.Box) or is_image or size == 0:
+        raise UnsupportedSpace(f"observations in {observations}")
+    make_spec = partial(EnvSpec, id, kwargs, max_episode_steps, size, modules=modules)
+    if isinstance(actions, spaces.Discrete):
+        return make_spec("discrete", int(actions.n), int(actions.start), (), (), ())
+    if not isinstance(actions, spaces.Box) or actions.dtype.kind != "f" or actions.low.size == 0:
+        raise UnsupportedSpace(f"actions in {actions}")
+    low, high = actions.low.ravel().tolist(), actions.high.ravel().tolist()
+    return make_spec("continuous", len(low), 0, tuple(low), tuple(high), actions.shape)
 
 
 def format_error(error: BaseException) -> str:

@@ -6,12 +6,20 @@ rlflame's own MuJoCo loop and Gymnasium's instances have the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import gymnasium
 
-from ..task import Array, EnvSpec, EnvState, Float32, Float64
-from .make import import_env_code, is_env_error
+from ..mujoco.known_spaces import MUJOCO_PACKAGE
+from ..task import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
+from .make import format_error, import_env_code, is_env_error
+
+#: Of an episode that is taken up again; which of the two it is cannot be seen from here.
+REPLAY_MISMATCH = (
+    "led to another observation by the same seed and actions than before: put its code back if "
+    "that has changed since, or else it is not deterministic, its episodes cannot be moved or "
+    "resumed half-way, and a new run of it needs --set rollout.unit=episodes"
+)
 
 
 class EpisodePosition(NamedTuple):
@@ -62,17 +70,29 @@ class VectorEnv(Protocol):
 
     def get_position(self, row: int) -> EpisodePosition: ...
 
-    def check_finite(self, row: int, observation: Float32) -> None: ...
-
     def close(self) -> None: ...
+
+
+def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> EnvironmentFault:
+    """An environment has misbehaved at this position; the message follows its name."""
+    text = f"environment {spec.id} {message}"
+    return EnvironmentFault(text, position.row, position.seed, position.elapsed)
+
+
+def report_fault(
+    spec: EnvSpec, position: EpisodePosition, message: str, error: BaseException
+) -> NoReturn:
+    """Raise the fault of an environment's error; what is none passes as it is."""
+    if isinstance(error, EnvironmentFault) or not is_env_error(error):
+        raise error
+    raise make_fault(spec, position, f"{message}: {format_error(error)}") from error
 
 
 def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
     """The fastest implementation for an environment; all have the same bits."""
     from .gymnasium_env import GymnasiumVectorEnv
 
-    env_or_reason = _make_mujoco_vector_env(spec, count)
-    return GymnasiumVectorEnv(spec, count) if isinstance(env_or_reason, str) else env_or_reason
+    return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)
 
 
 def preload_env(id: str) -> None:
@@ -90,24 +110,20 @@ def preload_env(id: str) -> None:
 
 
 def describe_stepping(spec: EnvSpec) -> str:
-    """Which implementation steps an environment, and why not the faster one."""
-    env_or_reason = _make_mujoco_vector_env(spec, 1)
-    if isinstance(env_or_reason, str):
-        return f"stepped by Gymnasium: {env_or_reason}"
-    env_or_reason.close()
-    return "stepped by rlflame's own MuJoCo loop"
+    """Which implementation steps an environment."""
+    is_ours = _make_mujoco_vector_env(spec, 1) is not None
+    return "stepped by rlflame's own MuJoCo loop" if is_ours else "stepped by Gymnasium"
 
 
 def _is_gymnasium_mujoco(id: str) -> bool:
-    registration: Any = gymnasium.registry.get(id)
-    entry = getattr(registration, "entry_point", None)
-    return isinstance(entry, str) and entry.startswith("gymnasium.envs.mujoco.")
+    entry = getattr(gymnasium.registry.get(id), "entry_point", None)
+    return isinstance(entry, str) and entry.startswith(MUJOCO_PACKAGE)
 
 
-def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | str:
-    """The environments in `mujoco/mujoco_env.py`, or the reason why there are none."""
+def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
+    """The environments in `mujoco/mujoco_env.py`; None where they cannot or must not be these."""
     if not _is_gymnasium_mujoco(spec.id):
-        return "it is none of Gymnasium's MuJoCo environments"
+        return None
     try:
         from ..mujoco import mujoco_env
 
@@ -115,5 +131,4 @@ def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | str:
     except BaseException as error:
         if not is_env_error(error):
             raise
-        # The same error is raised and reported in the first reset.
-        return "it could not be made"
+        return None  # the same error is raised and reported in the first reset

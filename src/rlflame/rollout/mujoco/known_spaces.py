@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ _SPACES: Mapping[str, tuple[int, int, float, int]] = {
     "Walker2d-v5": (17, 6, 1.0, 1000),
 }
 MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
-#: The version of Gymnasium that rlflame's own MuJoCo loop was compared with.
-_COMPARED_VERSION = "1.4.0"
-#: Beginnings of the SHA-256 of the files that were compared: those of Gymnasium 1.4.0.
+#: Beginnings of the SHA-256 of the files that rlflame's own MuJoCo loop was compared with: those of
+#: Gymnasium 1.4.0.
 SOURCE_HASHES: Mapping[str, str] = {
     "gymnasium.core": "2a7a1bef059c8be0",
     "gymnasium.utils.seeding": "eb2a223b92604b7d",
@@ -79,33 +79,39 @@ def find_known_spec(
         kwargs,
         max_episode_steps,
         observation_size,
-        "continuous",
-        action_size,
-        0,
-        low,
-        high,
-        (action_size,),
+        action_kind="continuous",
+        action_size=action_size,
+        action_start=0,
+        action_low=low,
+        action_high=high,
+        action_shape=(action_size,),
     )
 
 
 def find_unverified_version(id: str) -> str | None:
     """The version of Gymnasium, where the MuJoCo loop was not compared with its source files."""
+    if id not in _SPACES or importlib.util.find_spec("gymnasium") is None:
+        return None
+    if not _is_gymnasium_env(id) or all(map(is_verified, SOURCE_HASHES)):
+        return None
+    return importlib.metadata.version("gymnasium")
+
+
+@cache
+def is_verified(module: str) -> bool:
+    """Whether a module of Gymnasium's is word for word the one that was compared with."""
+    try:
+        digest = hashlib.sha256(_find_file(module).read_bytes()).hexdigest()
+    except OSError:
+        return False
+    return digest.startswith(SOURCE_HASHES.get(module, "none"))
+
+
+def _find_file(module: str) -> Path:
+    """The source of a module of Gymnasium's, without loading it."""
     package = importlib.util.find_spec("gymnasium")
-    if id not in _SPACES or package is None or package.origin is None:
-        return None
-    version = importlib.metadata.version("gymnasium")
-    if version == _COMPARED_VERSION or not _is_gymnasium_env(id):
-        return None
-    folder = Path(package.origin).parents[1]
-    for module, expected in SOURCE_HASHES.items():
-        path = folder.joinpath(*module.split(".")).with_suffix(".py")
-        if not path.is_file() or not hash_file(path).startswith(expected):
-            return version
-    return None
-
-
-def hash_file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    folder = Path(str(package and package.origin)).parents[1]
+    return folder.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def find_episode_limit(id: str) -> int | None:

@@ -1,7 +1,7 @@
 """Gymnasium's v5 MuJoCo environments straight on MuJoCo, the rows of a slot together.
 
-The work of Gymnasium between two calls of MuJoCo is done for all rows at once (`locomotion.py` and
-`pendulums_and_arms.py`, on `simulation.py`), and its resets are repeated draw by draw. The bits are
+The work of Gymnasium between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, on
+`simulation.py`), and its resets are repeated draw by draw. The bits are
 Gymnasium's: environments are refused unless everything down to the text of their source files is
 what was compared.
 """
@@ -11,65 +11,42 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from ..envs.gymnasium_env import KNOWN_WRAPPERS, iterate_wrappers
-from ..envs.make import (
-    REPLAY_MISMATCH,
-    explain_invalid_observation,
-    format_error,
-    is_env_error,
-    make_env,
-)
-from ..envs.vector_env import EpisodePosition
+from ..envs.make import make_env
+from ..envs.vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
 from ..seeding import make_reset_stream
-from ..task import (
-    Array,
-    EnvironmentFault,
-    EnvSpec,
-    EnvState,
-    Float32,
-    Float64,
-    make_fresh_state,
-)
-from .known_spaces import MUJOCO_PACKAGE as _PACKAGE
-from .known_spaces import SOURCE_HASHES, hash_file
-from .locomotion import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
-from .pendulums_and_arms import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
-from .simulation import MujocoTask, make_simulation
+from ..task import Array, EnvSpec, EnvState, Float32, Float64, make_fresh_state
+from .known_spaces import MUJOCO_PACKAGE, is_verified
+from .mujoco_task import TASKS
+from .simulation import Simulation
 
-#: By module and class of Gymnasium's.
-_TASKS: dict[str, type[MujocoTask]] = {
-    "ant_v5.AntEnv": Ant,
-    "half_cheetah_v5.HalfCheetahEnv": HalfCheetah,
-    "hopper_v5.HopperEnv": Hopper,
-    "humanoid_v5.HumanoidEnv": Humanoid,
-    "inverted_double_pendulum_v5.InvertedDoublePendulumEnv": InvertedDoublePendulum,
-    "inverted_pendulum_v5.InvertedPendulumEnv": InvertedPendulum,
-    "pusher_v5.PusherEnv": Pusher,
-    "reacher_v5.ReacherEnv": Reacher,
-    "swimmer_v5.SwimmerEnv": Swimmer,
-    "walker2d_v5.Walker2dEnv": Walker2d,
-}
 #: Where resets and wrappers are; every class depends on them.
-_COMMON_MODULES = ("gymnasium.core", "gymnasium.utils.seeding", "gymnasium.wrappers.common")
+_COMMON_MODULES = (
+    "gymnasium.core",
+    "gymnasium.utils.seeding",
+    "gymnasium.wrappers.common",
+    f"{MUJOCO_PACKAGE}mujoco_env",
+)
 #: Up to here an integer and its float are the same number.
 _EXACT_INTEGER = 2**53
 
 
-def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | str:
-    """Rows of this environment, or why it is left to Gymnasium; raises what making it raises."""
+def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
+    """Rows of this environment, or None where the bits might not be Gymnasium's.
+
+    Raises what making the environment raises.
+    """
     env = make_env(spec)
     try:
-        task = find_verified_task(env)
-        return task if isinstance(task, str) else MujocoVectorEnv(spec, count, env, task)
+        return MujocoVectorEnv(spec, count, env) if _is_known(env) else None
     finally:
         env.close()
 
@@ -77,14 +54,11 @@ def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | str:
 class MujocoVectorEnv:
     """The contract of `envs/vector_env.py` for one known environment."""
 
-    def __init__(
-        self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any], task: type[MujocoTask]
-    ) -> None:
+    def __init__(self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any]) -> None:
         self.spec = spec
         base_env: Any = env.unwrapped
-        self._simulation = make_simulation(
-            base_env.model, base_env.frame_skip, count, task.reads_forces
-        )
+        task = TASKS[type(base_env).__name__]
+        self._simulation = Simulation(base_env.model, base_env.frame_skip, count, task.reads_forces)
         self._task = task(base_env, self._simulation)
         self._observations = np.zeros((count, spec.observation_size), np.float32)
         limits = (
@@ -117,7 +91,7 @@ class MujocoVectorEnv:
         try:
             self._simulation.reset_row(row, *self._task.draw_start(make_reset_stream(seed)))
         except BaseException as error:
-            self._fail("failed in reset", error)
+            report_fault(self.spec, self.get_position(row), "failed in reset", error)
         self._task.reset_row(row)
         self._task.observe(self._observations)
         out[:] = self._observations[row]
@@ -127,7 +101,11 @@ class MujocoVectorEnv:
         steps_before = state.elapsed - len(state.actions)
         if state.kind == "mujoco":
             if state.physics.shape != self._simulation.copy_states().shape[1:]:
-                raise self._make_fault(row, "cannot take up a state of another MuJoCo model")
+                raise make_fault(
+                    self.spec,
+                    self.get_position(row),
+                    "cannot take up a state of another MuJoCo model",
+                )
             self._simulation.set_state(row, state.physics)
         for count, action in enumerate(state.actions, steps_before + 1):
             self._start_clocks[row] = self._clock - count
@@ -140,7 +118,7 @@ class MujocoVectorEnv:
         self._returns[row] = state.episode_return
         self._steps_to_limit = 0
         if state.observation.size and not np.array_equal(state.observation, out):
-            raise self._make_fault(row, REPLAY_MISMATCH)
+            raise make_fault(self.spec, self.get_position(row), REPLAY_MISMATCH)
 
     def step(
         self,
@@ -192,13 +170,6 @@ class MujocoVectorEnv:
             self._clock - self._start_clocks[row],
         )
 
-    def check_finite(self, row: int, observation: Float32) -> None:
-        if np.isfinite(observation).all():
-            return
-        exact = np.zeros((self._simulation.count, len(observation)), np.float64)
-        self._task.observe(exact)
-        raise self._make_fault(row, explain_invalid_observation(exact[row]))
-
     def close(self) -> None:
         """Nothing is open."""
 
@@ -206,18 +177,13 @@ class MujocoVectorEnv:
         try:
             self._simulation.step(active)
         except BaseException as error:
-            self._fail("failed in step", error)
+            report_fault(self.spec, self.get_position(self.current_row), "failed in step", error)
 
     def _find_ended_rows(
         self, active: Sequence[int], ended: Array | None, terminated: Array, truncated: Array
     ) -> Sequence[int]:
         """Mark the rows whose episode is over, and count the steps until a limit anew."""
         ended_rows: list[int] = []
-        if ended is not None and self._steps_to_limit > 0:
-            flags = ended.tolist()
-            ended_rows = [row for row in active if flags[row]]
-            terminated[ended_rows] = True
-            return ended_rows
         self._steps_to_limit = self._limit
         for row in active:
             steps_left = self._limit - (self._clock - self._start_clocks[row])
@@ -232,91 +198,50 @@ class MujocoVectorEnv:
     def _check_returns(self, active: Sequence[int], rewards: Float64) -> None:
         for row in active:
             if not math.isfinite(rewards[row]):
-                raise self._make_fault(row, f"returned the reward {float(rewards[row])}")
+                raise make_fault(
+                    self.spec, self.get_position(row), f"returned the reward {float(rewards[row])}"
+                )
             if not math.isfinite(self._returns[row]):
-                raise self._make_fault(row, "returned rewards that add up to infinity")
-
-    def _fail(self, message: str, error: BaseException) -> NoReturn:
-        """Raise the fault of an environment's error; what is none passes as it is."""
-        if not is_env_error(error):
-            raise error
-        raise self._make_fault(self.current_row, f"{message}: {format_error(error)}") from error
-
-    def _make_fault(self, row: int, message: str) -> EnvironmentFault:
-        position = self.get_position(row)
-        return EnvironmentFault(
-            f"environment {self.spec.id} {message}", row, position.seed, position.elapsed
-        )
+                raise make_fault(
+                    self.spec, self.get_position(row), "returned rewards that add up to infinity"
+                )
 
 
-def find_verified_task(env: gymnasium.Env[Any, Any]) -> type[MujocoTask] | str:
-    """The task that repeats this environment, or why none does."""
-    kind = type(env.unwrapped)
-    name = f"{kind.__module__.removeprefix(_PACKAGE)}.{kind.__qualname__}"
-    task = _TASKS.get(name) if kind.__module__.startswith(_PACKAGE) else None
-    if task is None:
-        return "its rewards are not written here"
-    return _explain_refusal(env) or task
-
-
-def _explain_refusal(env: gymnasium.Env[Any, Any]) -> str | None:
-    """Why the bits might not be Gymnasium's."""
+def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether everything down to the text of the source files is what was compared."""
     base_env: Any = env.unwrapped
-    for layer in iterate_wrappers(env):
-        if type(layer) not in KNOWN_WRAPPERS:
-            return f"it is wrapped in {type(layer).__name__}"
-    for module in (*_COMMON_MODULES, f"{_PACKAGE}mujoco_env", type(base_env).__module__):
-        if not _is_verified(module):
-            return f"Gymnasium {gymnasium.__version__} is not the version it was compared with"
-    for kind in type(base_env).__mro__[:2]:
-        for name, part in vars(kind).items():
-            code = getattr(getattr(part, "fget", part), "__code__", None)
-            if code is not None and code.co_filename != _find_file(kind.__module__):
-                return f"{kind.__name__}.{name} was changed"
-    settings = inspect.signature(type(base_env).__init__).parameters
-    assets = Path(_find_file(f"{_PACKAGE}mujoco_env")).parent / "assets"
-    if Path(base_env.fullpath) != assets / settings["xml_file"].default:
-        return "it has a model file of its own"
-    if base_env.render_mode is not None:
-        return "it is drawn"
-    if type(base_env.frame_skip) is not int or base_env.frame_skip < 1:
-        return f"frame_skip is {base_env.frame_skip!r}"
-    for name, parameter in settings.items():
-        fits = _SETTING_CHECKS.get(type(parameter.default))
-        if fits is not None and name not in ("frame_skip", "main_body"):
-            value = getattr(base_env, f"_{name}")
-            if not fits(value):
-                return f"{name} is {value!r}"
-    return None
-
-
-@cache
-def _is_verified(module: str) -> bool:
-    """Whether a module of Gymnasium's is word for word the one that was compared with."""
-    try:
-        return hash_file(Path(_find_file(module))).startswith(SOURCE_HASHES[module])
-    except OSError:
+    kind = type(base_env)
+    modules = (*_COMMON_MODULES, kind.__module__)
+    if kind.__name__ not in TASKS or not all(map(is_verified, modules)):
         return False
+    if any(type(layer) not in KNOWN_WRAPPERS for layer in iterate_wrappers(env)):
+        return False
+    for owner in kind.__mro__[:2]:
+        for part in vars(owner).values():
+            code = getattr(getattr(part, "fget", part), "__code__", None)
+            if code is not None and code.co_filename != sys.modules[owner.__module__].__file__:
+                return False  # it was replaced while this process ran
+    settings = inspect.signature(kind.__init__).parameters
+    assets = Path(inspect.getfile(kind)).parent / "assets"
+    return (
+        Path(base_env.fullpath) == assets / settings["xml_file"].default
+        and base_env.render_mode is None
+        and type(base_env.frame_skip) is int
+        and base_env.frame_skip >= 1
+        and all(
+            _is_plain(getattr(base_env, f"_{name}"), parameter.default)
+            for name, parameter in settings.items()
+            if isinstance(parameter.default, bool | int | float | tuple)
+            and name not in ("frame_skip", "main_body")
+        )
+    )
 
 
-def _find_file(module: str) -> str:
-    return str(sys.modules[module].__file__)
-
-
-def _is_number(value: Any) -> bool:
-    if type(value) is int:
-        return abs(value) <= _EXACT_INTEGER
-    return type(value) is float
-
-
-def _is_range(value: Any) -> bool:
-    return type(value) in (list, tuple) and len(value) == 2 and all(map(_is_number, value))
-
-
-#: Whether a setting is of the type that was compared, by the type of its default.
-_SETTING_CHECKS: dict[type, Callable[[Any], bool]] = {
-    bool: lambda value: type(value) is bool,
-    int: _is_number,
-    float: _is_number,
-    tuple: _is_range,
-}
+def _is_plain(value: Any, default: Any) -> bool:
+    """Whether a setting is of the type that was compared."""
+    if isinstance(default, tuple):
+        is_range = type(value) in (list, tuple) and len(value) == 2
+        return is_range and all(_is_plain(bound, 0.0) for bound in value)
+    if isinstance(default, bool):
+        return type(value) is bool
+    return type(value) is float or (type(value) is int and abs(value) <= _EXACT_INTEGER)

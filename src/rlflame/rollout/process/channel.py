@@ -125,9 +125,17 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()  # without a reader, `receive` raises
+                self._drop_unsent()
                 return
-            remove_bytes(self._unsent, count)
+            # Remove what was written.
+            while self._unsent and count >= len(self._unsent[0]):
+                count -= len(self._unsent.pop(0))
+            if count:
+                self._unsent[0] = self._unsent[0][count:]
+
+    def _drop_unsent(self) -> None:
+        """Nobody reads any more, so that `receive` raises."""
+        self._unsent.clear()
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
         """Whether `receive` does not have to wait, after at most so long without any movement."""
@@ -266,14 +274,6 @@ def wait(
     for channel in ready:
         channel.flush()
     return [*ready]
-
-
-def remove_bytes(buffers: list[memoryview], count: int) -> None:
-    """Remove the first bytes, which were written."""
-    while buffers and count >= len(buffers[0]):
-        count -= len(buffers.pop(0))
-    if count:
-        buffers[0] = buffers[0][count:]
 
 
 def _enlarge_pipe(pipe: int) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .channel import HEADER, Channel, Message, MessageKind, remove_bytes
+from .channel import Channel, Message, MessageKind
 
 BEAT_S = 0.5
 #: Of linux/prctl.h.
@@ -39,14 +39,8 @@ class ParentChannel(Channel):
         super().__init__(read_fd, write_fd)
         os.set_blocking(write_fd, True)
 
-    def send_bytes(self, kind: MessageKind, payload: bytes | memoryview) -> None:
-        try:
-            with self._lock:
-                buffers = [memoryview(HEADER.pack(kind, len(payload))), memoryview(payload)]
-                while buffers:
-                    remove_bytes(buffers, os.writev(self._write_fd, buffers))
-        except OSError:
-            exit_with_group()
+    def _drop_unsent(self) -> None:
+        exit_with_group()
 
     def receive_order(self) -> Any:
         """The value of the first message. Without a parent to send one, this process ends."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -20,10 +19,7 @@ from ..search_path import make_child_path
 from .channel import Channel, ProtocolError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from typing import Any
-
-    CallQueue = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -58,8 +54,8 @@ class WorkerProcess:
 
             environment = blas.make_child_environment()
         variables = {**os.environ, **environment, "PYTHONPATH": make_child_path()}
-        self._relay = OutputRelay() if show_output else None
-        output = self._relay.descriptor if self._relay is not None else self._output
+        relay_fd, output = os.pipe() if show_output else (-1, os.dup(self._output.fileno()))
+        self._relay = threading.Thread(target=_copy_output, args=(relay_fd,), daemon=True)
         requests, write_fd = os.pipe()
         read_fd, answers = os.pipe()
         self.channel = Channel(read_fd, write_fd)
@@ -82,7 +78,8 @@ class WorkerProcess:
         finally:
             os.close(requests)
             os.close(answers)
-            if self._relay is not None:
+            os.close(output)
+            if show_output:
                 self._relay.start()
 
     @property
@@ -123,7 +120,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._exit_code = self._process.wait()
-        if self._relay is not None:
+        if self._relay.ident is not None:
             self._relay.join(_RELAY_TIMEOUT_S)
         self._output_tail = self._read_tail()
         self._output.close()
@@ -138,28 +135,17 @@ class WorkerProcess:
         return f"sent {error}"
 
 
-class OutputRelay(threading.Thread):
-    """Lines that a process prints, written to this process's sys.stderr.
+def _copy_output(pipe: int) -> None:
+    """Write what a process prints, line by line, to this process's sys.stderr.
 
     A process that inherited the descriptor itself would reach the terminal past sys.stderr, which
     escapes control characters.
     """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._read, self.descriptor = os.pipe()
-
-    def start(self) -> None:
-        """Begin; the descriptor is the other process's from here on."""
-        os.close(self.descriptor)
-        super().start()
-
-    def run(self) -> None:
-        with open(self._read, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
-            for line in lines:
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+    with open(pipe, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
+        for line in lines:
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(line)
+                sys.stderr.flush()
 
 
 def describe_exit(code: int) -> str:
@@ -178,44 +164,30 @@ def format_exit_clause(code: int) -> str:
     return description if code >= 0 else f"was {description}"
 
 
-_starter_lock = threading.Lock()
-_starter: threading.Thread | None = None
-_call_queue: CallQueue
+_executor_lock = threading.Lock()
+_executor: ThreadPoolExecutor | None = None
 
 
 def run_in_lasting_thread(call: Callable[[], T]) -> T:
-    """The result of a call that starts a process, made in a thread that never ends.
+    """The result of a call that starts a process, made in a thread that lasts as this process.
 
     Linux sends the parent-death signal when the *thread* ends that started the child. A worker
     that a short-lived thread has started would be killed in the middle of its work.
     """
     if threading.current_thread() is threading.main_thread():
         return call()
-    from concurrent.futures import Future  # loads logging, which the main thread does without
+    from concurrent.futures import ThreadPoolExecutor  # loads logging
 
-    future: Future[T] = Future()
-    _get_call_queue().put((future, call))
-    return future.result()
-
-
-def _get_call_queue() -> CallQueue:
-    global _starter, _call_queue
-    with _starter_lock:
-        # A forked process has the object, and not the thread.
-        if _starter is None or not _starter.is_alive():
-            _call_queue = queue.SimpleQueue()
-            _starter = threading.Thread(
-                target=_run_calls, args=(_call_queue,), name="rlflame-starter", daemon=True
-            )
-            _starter.start()
-        return _call_queue
+    global _executor
+    with _executor_lock:
+        _executor = _executor or ThreadPoolExecutor(1, "rlflame-starter")
+    return _executor.submit(call).result()
 
 
-def _run_calls(calls: CallQueue) -> None:
-    while True:
-        future, call = calls.get()
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-        del future, call  # while it waits for the next, it keeps nothing alive
+def _forget_executor() -> None:
+    global _executor, _executor_lock
+    _executor, _executor_lock = None, threading.Lock()
+
+
+# A forked process has the object, and not its thread.
+os.register_at_fork(after_in_child=_forget_executor)

@@ -641,7 +641,6 @@ HERE = {
     "libc": "glibc-2.36",
     "processor": "A processor",
     "folder": "/somewhere",
-    "graphics": ["egl"],
     "pid": 1,
     "clock": 50.0,
 }
@@ -658,7 +657,6 @@ def test_executors_like_this_machine_are_fine():
     found = answered({}, {"host": "there"})
     assert {one.status for one in found.values()} == {"ok"}
     assert "2 executors on 2 hosts answered, the first after 1.5 s" in found["probe"].seen
-    assert "renderers: egl" in found["workers"].notes[0]
 
 
 def test_packages_that_differ_and_packages_that_are_absent():
