@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import shlex
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,12 +89,26 @@ _REMEDIES = {
 }
 
 
-def from_os_error(error: OSError) -> RlflameError:
-    """What the system said and nobody below has made a sentence of."""
-    reason = error.strerror or str(error)
-    file_text = f" ({error.filename})" if error.filename is not None else ""
-    remedy = _REMEDIES.get(error.errno or 0, "the same with --debug shows where")
-    return RlflameError(f"The system said: {reason}{file_text}.", remedy)
+def from_exception(error: BaseException) -> RlflameError:
+    """The sentence for whatever ended a command; a bug is the cause of its sentence."""
+    if isinstance(error, RlflameError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interruption("Interrupted.", "type the same again", signal.SIGINT)
+    if isinstance(error, MemoryError):
+        hint = "a smaller rollout.steps, rollout.num_slots or buffer_size; of --seeds, --workers 1"
+        return RlflameError("Memory ran out.", hint)
+    if isinstance(error, OSError):
+        file_text = f" ({error.filename})" if error.filename is not None else ""
+        remedy = _REMEDIES.get(error.errno or 0, "the same with --debug shows where")
+        return RlflameError(f"The system said: {error.strerror or error}{file_text}.", remedy)
+    text = str(error).strip().splitlines()
+    summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    failure = RlflameError(
+        f"Something went wrong inside rlflame ({summary}).", "this is a bug; --debug shows where"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def mark_documented(error: BaseException) -> None:
@@ -121,10 +136,6 @@ class ConfigError(RlflameError):
     exit_code = 2
 
 
-class UnknownEnvironmentError(ConfigError):
-    """Nobody has registered an environment of this id."""
-
-
 def check_extra(
     package: str, consequence: str, extra: str, error_type: type[RlflameError] = ConfigError
 ) -> None:
@@ -143,17 +154,6 @@ def check_extra(
 
 class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
-
-
-class WriteError(CheckpointError):
-    """A disk that is full or may not be written; what was committed before stays as it was.
-
-    `remedy` is what to see to before anything is typed.
-    """
-
-    def __init__(self, message: str, remedy: str, next_command: str) -> None:
-        super().__init__(message, f"{remedy}, then {next_command}")
-        self.remedy = remedy
 
 
 class LostFolderError(CheckpointError):

@@ -12,7 +12,6 @@ import functools
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -37,7 +36,7 @@ from rlflame.console.output import (
     print_note_lines,
     print_result,
 )
-from rlflame.errors import ConfigError, Interruption, RlflameError, from_os_error, is_documented
+from rlflame.errors import ConfigError, RlflameError, from_exception, is_documented
 
 if TYPE_CHECKING:
     from rlflame.fleet.prestart import PrestartPool
@@ -88,7 +87,7 @@ def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
             mute(sys.stdout)
             raise typer.Exit(1) from None
         except (Exception, KeyboardInterrupt) as error:
-            failure = _make_failure(error)
+            failure = from_exception(error)
             as_json = bool(options.get("json_lines") or options.get("as_json"))
             as_json = as_json and not is_documented(error)
             print_error(failure, debug=bool(options.get("debug")), as_json=as_json)
@@ -107,26 +106,6 @@ def _check_folder() -> None:
         raise RlflameError(
             "The current folder is gone: removed, or renamed.", "cd to another one"
         ) from None
-
-
-def _make_failure(error: BaseException) -> RlflameError:
-    """The sentence for whatever ended a command."""
-    if isinstance(error, RlflameError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        return Interruption("Interrupted.", "type the same again", signal.SIGINT)
-    if isinstance(error, MemoryError):
-        hint = "take less at a time: a smaller rollout.steps or rollout.num_slots, or buffer_size"
-        return RlflameError("Memory ran out.", hint)
-    if isinstance(error, OSError):
-        return from_os_error(error)
-    text = str(error).strip().splitlines()
-    summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    failure = RlflameError(
-        f"Something went wrong inside rlflame ({summary}).", "this is a bug; --debug shows where"
-    )
-    failure.__cause__ = error
-    return failure
 
 
 def _make_group(**options: Any) -> typer.Typer:
@@ -176,7 +155,7 @@ def main(head_start: PrestartPool | None = None) -> None:
         code = 130
     except OSError as error:  # from --help and --version, which run no command
         if not isinstance(error, BrokenPipeError):
-            print_error(from_os_error(error), as_json="--json" in sys.argv)
+            print_error(from_exception(error), as_json="--json" in sys.argv)
         discard_unwritten_results()
         code = 1
     except Exception as error:

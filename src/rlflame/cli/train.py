@@ -238,7 +238,7 @@ def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
     from rlflame.learning.factory import resolve_device
 
     for check in (
-        lambda: check_memory(config.recipe, env, resumed=False),
+        lambda: check_memory(config.recipe, env),
         lambda: resolve_device(config.learning, 0),
     ):
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import resolve, toml_io
+from rlflame.config import toml_io
 from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -20,8 +20,7 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
 from rlflame.experiment.learners import launcher
-from rlflame.experiment.preflight import list_warnings, run_preflight
-from rlflame.experiment.recorded_config import read_recorded_env_file
+from rlflame.experiment.preflight import run_preflight
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
@@ -57,10 +56,10 @@ class RunHost:
     #: Whether other runs learn on this machine at the same time.
     shared: bool = False
 
-    def show_warnings(self, recipe: Recipe) -> None:
-        """Show the warnings, unless a sweep has shown them for all of its runs."""
-        for warning in () if self.shared else list_warnings(recipe):
-            self.view.show_note(warning)
+    def show_warning(self, text: str) -> None:
+        """Show a warning of a recipe; a sweep has shown it for all of its runs."""
+        if not self.shared:
+            self.view.show_note(text)
 
 
 @contextmanager
@@ -74,15 +73,15 @@ def start_run(
     """A new run folder for a config, locked and ready to train."""
     host, runtime = host or RunHost(), config.runtime
     recipe = config.recipe.copy_with_horizon()
-    preflight = run_preflight(recipe, runtime, init_from=init_from, stop=host.stop)
-    source = components.make_initial_checkpoint(preflight.recipe, preflight.env, preflight.start)
-    host.show_warnings(preflight.recipe)
+    recipe, env, start = run_preflight(
+        recipe, runtime, init_from=init_from, stop=host.stop, show_note=host.show_warning
+    )
+    source = components.make_initial_checkpoint(recipe, env, start)
     with _open_fleet(runtime, recipe, host) as rollouts:
-        folder = RunFolder.create(choose_run_path(recipe, runtime))
+        name = str(recipe.learning.seed)
+        folder = components.create_folder(runtime, recipe.learning, name, host.view.show_note)
         try:
-            if note := folder.format_relocation_note(runtime.out):
-                host.view.show_note(note)
-            yield Run(folder, source, runtime, host, rollouts, preset=preset, start=preflight.start)
+            yield Run(folder, source, runtime, host, rollouts, preset=preset, start=start)
         finally:
             folder.release()
 
@@ -113,7 +112,7 @@ def open_run(
                 raise ConfigError(
                     f"This run is over: it ended at step {source.progress.steps}, and an empty "
                     "replay is for going on.",
-                    resume.format_fresh_replay_command(source, target),
+                    "--steps N takes it further",
                 )
             yield Run(folder, source, runtime, host, None, resumed=True)
             return
@@ -124,28 +123,19 @@ def open_run(
                 "bit-identical."
             )
         source = replace(source, fingerprint=fingerprint)
-        preflight = run_preflight(
+        _, env, _ = run_preflight(
             source.recipe,
             runtime,
-            resumed=True,
+            folder=folder.path,
             stop=host.stop,
-            read_recorded_env_file=lambda: read_recorded_env_file(folder.path),
+            show_note=host.show_warning,
         )
-        host.show_warnings(source.recipe)
         resume.check_state(source, target)
-        source = resume.check_environment(source, preflight.env)
+        source = resume.check_environment(source, env)
         with _open_fleet(runtime, source.recipe, host) as rollouts:
             yield Run(folder, source, runtime, host, rollouts, resumed=True)
     finally:
         folder.release()
-
-
-def choose_run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
-    if runtime.out is not None:
-        return Path(runtime.out)
-    learning = recipe.learning
-    name = resolve.make_short_name(learning.environment.id)
-    return Path("runs") / f"{name}-{learning.algorithm}-{learning.seed}"
 
 
 def _open_run_folder(target: Path, view: RunView) -> RunFolder:

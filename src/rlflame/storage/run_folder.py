@@ -27,7 +27,6 @@ from rlflame.errors import (
     CheckpointError,
     DamagedCheckpointsError,
     LostFolderError,
-    WriteError,
     format_command,
     format_shell,
 )
@@ -308,7 +307,7 @@ def load_policy_file(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
-    """A WriteError for a full or read-only disk; its hint is how to resume, unless one is given."""
+    """A full or read-only disk as a sentence; its hint is how to resume, unless one is given."""
     try:
         yield
     except (OSError, CheckpointError) as error:
@@ -317,12 +316,11 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
             raise
         path = cause.filename2 or cause.filename or folder
         message = f"{path} could not be written: {cause.strerror or cause}."
-        raise WriteError(
+        is_full = cause.errno in safetensors_file.FULL_DISK_ERRNOS
+        remedy = "make room" if is_full else "see that it can be written"
+        raise CheckpointError(
             error.message if isinstance(error, CheckpointError) else message,
-            "make room"
-            if cause.errno in safetensors_file.FULL_DISK_ERRNOS
-            else "see that it can be written",
-            hint or format_resume_hint(folder),
+            f"{remedy}, then {hint or format_resume_hint(folder)}",
         ) from cause
 
 

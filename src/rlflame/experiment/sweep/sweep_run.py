@@ -21,7 +21,8 @@ from rlflame.console.base import NullView, RunStart, RunView, SweepResources, Sw
 from rlflame.console.output import as_json_text
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError, format_command, make_error
-from rlflame.experiment.preflight import list_warnings, run_preflight
+from rlflame.experiment.components import create_folder
+from rlflame.experiment.preflight import run_preflight
 from rlflame.experiment.sweep import sweep as jobs
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
@@ -34,7 +35,7 @@ from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_cl
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.available_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_folder import RunFolder, is_locked, report_disk_errors
-from rlflame.storage.sweep_folder import SeedOutcome, get_seed_folder
+from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_seed_folder
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
@@ -59,17 +60,15 @@ def train(
     """Train a config with each of the seeds, in a new folder of run folders."""
     stop, show = stop or NullStop(), show or NullView()
     recipe = config.recipe.copy_with_horizon()
-    preflight = run_preflight(recipe, config.runtime, init_from=init_from, stop=stop)
-    recipe, env = preflight.recipe, preflight.env
+    recipe, env, _ = run_preflight(
+        recipe, config.runtime, init_from=init_from, stop=stop, show_note=show.show_note
+    )
     init_path = str(init_from.resolve()) if init_from is not None else None
     sweep = Sweep(RunConfig.from_recipe(recipe, config.runtime), tuple(seeds), preset, init_path)
     sweep = sweep.copy_with(learning=recipe.learning.model_copy(update={"seed": seeds[0]}))
-    for warning in list_warnings(recipe):
-        show.show_note(warning)
     with _open_shared_fleet(sweep, show) as fleet:
-        folder = RunFolder.create(jobs.choose_sweep_path(config, sweep.seeds))
-        if note := folder.format_relocation_note(config.runtime.out):
-            show.show_note(note)
+        name = format_folder_name(sweep.seeds)
+        folder = create_folder(config.runtime, recipe.learning, name, show.show_note)
         try:
             jobs.write_sweep(folder.path, sweep)
             return _run_seeds(folder, sweep, RecipeSummary(recipe, env, preset), fleet, show, stop)
@@ -89,9 +88,7 @@ def resume(
     stop, show = stop or NullStop(), show or NullView()
     run_folder = jobs.open_sweep_folder(folder)
     try:
-        sweep = jobs.read_sweep(folder)
-        recorded_env_file = sweep.config.runtime.env_file
-        sweep = sweep.copy_with(runtime=runtime)
+        sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)
         _await_processes(folder, sweep, show)
         jobs.check_recipe(folder, sweep)
         if steps is not None:
@@ -99,17 +96,11 @@ def resume(
             sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
         if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
-        preflight = run_preflight(
-            sweep.config.recipe,
-            runtime,
-            resumed=True,
-            stop=stop,
-            read_recorded_env_file=lambda: recorded_env_file,
+        _, env, _ = run_preflight(
+            sweep.config.recipe, runtime, folder=folder, stop=stop, show_note=show.show_note
         )
-        for warning in list_warnings(preflight.recipe):
-            show.show_note(warning)
         jobs.write_sweep(folder, sweep)
-        summary = RecipeSummary(sweep.config.recipe, preflight.env, sweep.preset)
+        summary = RecipeSummary(sweep.config.recipe, env, sweep.preset)
         with _open_shared_fleet(sweep, show) as fleet:
             return _run_seeds(run_folder, sweep, summary, fleet, show, stop, resumed=True)
     finally:
@@ -374,10 +365,5 @@ class SeedProcesses:
             seed_process.outcome = (
                 SeedOutcome("stopped") if is_stop else SeedOutcome("failed", make_error(value))
             )
-        elif kind is MessageKind.BROKEN:
-            error = RlflameError(
-                "Something went wrong inside rlflame.", "this is a bug", value["traceback"]
-            )
-            seed_process.outcome = SeedOutcome("failed", error)
         elif seed_process.fleet_server is not None:
             seed_process.fleet_server.receive(kind, value)
