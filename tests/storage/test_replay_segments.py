@@ -583,7 +583,6 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     # A dry run may be for another machine.
     said = rlflame(*words, "--dry-run")
     assert said.code == 0
-    assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
     monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: 1000)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,15 +55,6 @@ ExpectRecorded = Annotated[
         help="Run the file's recorded evaluation again; exit 1 unless it comes out the same.",
     ),
 ]
-
-
-class _Outcome(NamedTuple):
-    file: Path
-    source: Checkpoint
-    record: EvaluationRecord
-    checks: list[EvaluationCheck]
-    versus: Path | None
-    other_record: EvaluationRecord | None
 
 
 def evaluate(
@@ -122,12 +113,10 @@ def evaluate(
     checks = comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
-    outcome = _Outcome(file, source, record, checks, versus, other_record)
-    (_print_json if as_json else _print_lines)(outcome)
-    _exit_unless_passed(checks, debug=debug)
-
-
-def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
+    if as_json:
+        _print_json(file, source, record, checks, versus, other_record)
+    else:
+        _print_lines(file, source, record, checks, versus, other_record)
     for check in checks:
         if not check.passed:
             # The checks are in the JSON object already, and a second one would follow it.
@@ -135,12 +124,18 @@ def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
             raise typer.Exit(1)
 
 
-def _print_lines(outcome: _Outcome) -> None:
+def _print_lines(
+    file: Path,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    checks: list[EvaluationCheck],
+    versus: Path | None,
+    other_record: EvaluationRecord | None,
+) -> None:
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.experiment import comparison
     from rlflame.training.evaluation import compute_paired_difference
 
-    file, source, record, checks, versus, other_record = outcome
     learning, choice = source.recipe.learning, "sampled" if record.stochastic else "best"
     lines = [
         ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
@@ -161,14 +156,19 @@ def _print_lines(outcome: _Outcome) -> None:
                 f"over the same episodes: {comparison.format_comparison(difference)}",
             ),
         ]
-    lines += [("check", check.text) for check in checks if check.passed]
-    print_pairs(lines)
+    print_pairs([*lines, *(("check", check.text) for check in checks if check.passed)])
 
 
-def _print_json(outcome: _Outcome) -> None:
+def _print_json(
+    file: Path,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    checks: list[EvaluationCheck],
+    versus: Path | None,
+    other_record: EvaluationRecord | None,
+) -> None:
     from rlflame.training.evaluation import compute_paired_difference
 
-    file, source, record, checks, versus, other_record = outcome
     fields: dict[str, Any] = {
         "policy": str(file),
         "environment": source.recipe.learning.environment.id,

@@ -89,8 +89,6 @@ def _finish_sweep(
     result: SweepResult, runtime: RuntimeSettings, display: RunView, stop: SignalStop
 ) -> None:
     display.show_result(result)
-    if result.plot is None and runtime.progress not in ("json", "quiet"):
-        _draw_curves(result)
     error = _make_failure(result, stop)
     if error is not None:
         if runtime.progress == "json":
@@ -102,7 +100,9 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
     resume_command = format_command("resume", result.folder)
     seeds = format_count(len(result.summary.seeds), "seed")
-    if not result.complete and stop.signal_number is not None:
+    if result.complete:
+        return None
+    if stop.signal_number is not None:
         finished = sum(entry.state == "finished" for entry in result.summary.seeds)
         return Interruption(
             f"Stopped with {finished} of {seeds} finished; everything is saved.",
@@ -111,29 +111,12 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
         )
     failures = result.failures
     if not failures:
-        if result.complete:
-            return None
         return RlflameError("Not all seeds have finished.", resume_command)
-    first_seed, error = next(iter(failures.items()))
-    more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+    seed, error = next(iter(failures.items()))
     failure = RlflameError(
-        f"{len(failures)} of {seeds} failed: seed {first_seed} "
-        f"({error.message.rstrip('.')}){more}.",
+        f"{len(failures)} of {seeds} failed; seed {seed}: {error.message}",
         resume_command if not error.hint else f"{error.hint}; then {resume_command}",
     )
     codes = {entry.exit_code for entry in failures.values()}
     failure.exit_code = codes.pop() if len(codes) == 1 else 1
     return failure
-
-
-def _draw_curves(result: SweepResult) -> None:
-    """The curves in characters, where no picture could be drawn."""
-    from rlflame.analysis import curves
-    from rlflame.cli.plot import draw_in_terminal
-    from rlflame.storage import run_reader
-
-    try:
-        runs, _ = run_reader.read_runs([result.folder])
-        draw_in_terminal(curves.make_figure(runs))
-    except RlflameError:
-        return  # nothing recorded yet makes no curve

@@ -22,18 +22,16 @@ from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
 from rlflame.console.output import (
     as_json_text,
     format_pairs,
-    print_note,
     print_result,
     print_result_lines,
 )
-from rlflame.errors import ConfigError, Interruption, RlflameError, format_command
+from rlflame.errors import Interruption, RlflameError, format_command
 from rlflame.rollout.blas import limit_threads
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.console.base import RunResult, RunView
     from rlflame.fleet.prestart import PrestartPool
-    from rlflame.rollout.task import EnvSpec
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -127,20 +125,12 @@ def _run_replica_if_launched(*, dry_run: bool = False) -> None:
 
 def _choose_device(name: str | None) -> str | None:
     """The device that auto stands for: CUDA where torch finds it."""
-    if name in (None, "cpu"):
+    if name != "auto":
         return name
-    if name not in ("auto", "cuda"):
-        raise ConfigError(f"There is no device {name!r}.", "--device cpu, cuda or auto")
     limit_threads(1)
     from rlflame.learning import torch_gradients
 
-    if torch_gradients.is_cuda_available():
-        return "cuda"
-    if name == "cuda":
-        raise ConfigError(
-            "torch finds no CUDA device here.", "--device cpu, or auto to take what there is"
-        )
-    return "cpu"
+    return "cuda" if torch_gradients.is_cuda_available() else "cpu"
 
 
 def _has_continuous_actions(config: RunConfig) -> bool:
@@ -210,7 +200,6 @@ def _print_dry_run(
 
     preflight = run_preflight(config.recipe, config.runtime, init_from=init_from, dry_run=True)
     config = RunConfig.from_recipe(preflight.recipe, config.runtime)
-    _print_machine_problems(config, preflight.env)
     summary = RecipeSummary(config.recipe, preflight.env, preset)
     stepping = describe_stepping(preflight.env)
     if as_json:
@@ -230,21 +219,6 @@ def _print_dry_run(
         print_result(f"# {line.strip()}")
     print_result("")
     print_result_lines(toml_io.to_toml(config).rstrip())
-
-
-def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
-    """What this machine cannot do is a note, because the recipe may be meant for another one."""
-    from rlflame.experiment.preflight import check_memory
-    from rlflame.learning.factory import resolve_device
-
-    for check in (
-        lambda: check_memory(config.recipe, env),
-        lambda: resolve_device(config.learning, 0),
-    ):
-        try:
-            check()
-        except ConfigError as error:
-            print_note(f"Not on this machine: {error.message} {error.hint}")
 
 
 def _draw_returns(result: RunResult, config: RunConfig, display: RunView) -> None:

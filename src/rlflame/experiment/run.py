@@ -40,7 +40,7 @@ from rlflame.storage.tracking import tensorboard
 from rlflame.training.critic_helper.helper_client import open_critic_helper
 from rlflame.training.evaluation import make_evaluation_plan
 from rlflame.training.stop_signal import NullStop
-from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
+from rlflame.training.trainer import Plan, StopInterrupt, StopRequest, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,28 +230,28 @@ class Run:
             launcher.start_learners(
                 runtime, threads, lambda: format_resume_hint(self.folder.path), host.stop
             ) as group,
-            open_critic_helper(
-                source.recipe,
-                source.policy_spec,
-                runtime,
-                fleet,
-                source.progress,
-                host.view.show_note,
-                shared=host.shared,
-            ) as helper,
         ):
             learner = components.make_learner(
                 source, self.start, group, runtime.compare_learners_every
             )
-            algorithm, name = helper.wrap_algorithm(learner), self.folder.path.name
-            trainer = components.make_trainer(
-                source, fleet, clip_recorder, host.stop, name, algorithm
-            )
-            complete = trainer.run()
-            # A stop while waiting for workers leaves no work to record.
-            if trainer.progress.iteration > source.progress.iteration:
-                machine_log.record_work(helper.batch_count)
-            return complete and _score(trainer, source.recipe, recorder, host.stop)
+            plan = Plan(self.folder.path.name, source.recipe, source.env, source.policy_spec)
+            with open_critic_helper(
+                learner,
+                plan,
+                source.progress,
+                runtime,
+                fleet,
+                host.view.show_note,
+                shared=host.shared,
+            ) as helper:
+                trainer = components.make_trainer(
+                    source, fleet, clip_recorder, host.stop, plan.run, helper or learner
+                )
+                complete = trainer.run()
+                # A stop while waiting for workers leaves no work to record.
+                if trainer.progress.iteration > source.progress.iteration:
+                    machine_log.record_work(helper.batch_count if helper is not None else 0)
+                return complete and _score(trainer, source.recipe, recorder, host.stop)
 
     def _write_config(self) -> None:
         config = RunConfig.from_recipe(self.source.recipe, self.runtime)
