@@ -205,7 +205,7 @@ def test_arguments_reach_the_environment_as_they_were_typed():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--env", "hoper"], 2, ["'hoper'", "did you mean hopper, Hopper-v5"]),
+        (["--env", "hoper"], 2, ["'hoper'", "Did you mean: `Hopper`"]),
         (["--env", "nosuchmodule:Foo-v1"], 2, ["nosuchmodule", "missing or cannot be loaded"]),
         (["--env", "CartPole-v99"], 2, ["CartPole-v99", "rlflame envs"]),
         (["--env", "cart pole"], 2, ["learning.environment.id", "'cart pole'"]),
@@ -483,27 +483,14 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     assert {*worked} == ({process.channel} if fleet == "local" else set())
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "onward"),
-    [
-        (("rollout.steps=100000",), "A batch of 6,400,000 steps takes", "rollout.steps"),
-        (
-            ("network.hidden=[8000,8000]",),
-            "Learning networks of [8000, 8000] units",
-            "network.hidden",
-        ),
-    ],
-)
-def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
-    words, said, onward, tmp_path, monkeypatch
-):
+def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: 300_000_000)
-    sets = (part for word in words for part in ("--set", word))
-    spoken = rlflame("train", "--env", "hopper", "--local", "--out", tmp_path / "x", *sets)
+    words = ("train", "--env", "hopper", "--local", "--out", tmp_path / "x")
+    spoken = rlflame(*words, "--set", "rollout.steps=100000")
     assert spoken.code == 2
-    assert said in spoken.err
+    assert "A batch of 6,400,000 steps takes" in spoken.err
     assert "and 300 MB are available" in spoken.err
-    assert f"  hint: a smaller learning.{onward}" in spoken.err
+    assert "  hint: a smaller learning.rollout.steps" in spoken.err
     assert not (tmp_path / "x").exists()
 
 

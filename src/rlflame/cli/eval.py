@@ -113,10 +113,12 @@ def evaluate(
     checks = comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
-    if as_json:
-        _print_json(file, source, record, checks, versus, other_record)
-    else:
-        _print_lines(file, source, record, checks, versus, other_record)
+    print_outcome = _print_json if as_json else _print_lines
+    print_outcome(file, source, record, checks, versus, other_record)
+    _exit_unless_passed(checks, debug=debug)
+
+
+def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
     for check in checks:
         if not check.passed:
             # The checks are in the JSON object already, and a second one would follow it.

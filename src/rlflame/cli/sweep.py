@@ -24,30 +24,19 @@ def parse_seeds(
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.config.validation import parse_set
 
-    _check_no_torchrun("rlflame train --seeds without torchrun, or one --seed")
-    options = [] if seed is None else [f"--seed {seed}"]
-    options += [f"--set {text}" for text in sets if parse_set(text)[0] == "learning.seed"]
-    options += ["--plot"] if plot else []
-    if options:
+    if seed is not None or plot or any(parse_set(text)[0] == "learning.seed" for text in sets):
         raise ConfigError(
-            f"{options[0]} and --seeds {seeds} exclude each other.", f"leave out {options[0]}"
+            f"--seeds {seeds} excludes --seed, --set learning.seed and --plot.", "leave them out"
         )
     return sweep_folder.parse_seeds(seeds)
 
 
 def check_learners(learners: int) -> None:
     """Seeds need no help: each is one process, and as many run side by side as there are cores."""
-    if learners > 1:
+    if learners > 1 or read_rank() is not None:
         raise ConfigError(
-            f"--seeds trains several seeds at once, each with one learner, and not {learners}.",
-            "leave out --learners; or --seed N for one run",
-        )
-
-
-def _check_no_torchrun(hint: str) -> None:
-    if read_rank() is not None:
-        raise ConfigError(
-            "The processes that torchrun starts learn in one run, and --seeds are several.", hint
+            "--seeds trains several seeds at once, each with one learner.",
+            "leave out --learners and torchrun; or --seed N for one run",
         )
 
 
@@ -71,13 +60,11 @@ def resume(
     from rlflame.experiment.sweep import sweep_run
     from rlflame.training.stop_signal import SignalStop
 
-    _check_no_torchrun(f"{format_command('resume', folder)} without torchrun")
     check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
-            "the seed that needs it: "
-            + format_command("resume", f"{folder}/seed-0", "--fresh-replay"),
+            f"the seed that needs it: {folder}/seed-N",
         )
     display = make_display(runtime.progress, sweep=True)
     with SignalStop() as stop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from rlflame.config.module_trust import check_modules
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
-from rlflame.config.resolve import ALIASES, make_short_name
+from rlflame.config.resolve import make_short_name
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.toml_io import format_value
 from rlflame.errors import ConfigError, RlflameError
@@ -73,33 +72,23 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
             "it takes Box observations (no images), and Discrete or Box actions",
         )
     if isinstance(error, gymnasium.error.UnregisteredEnv):
-        return ConfigError(f"There is no environment {name!r}.", _suggest_ids(name))
+        return ConfigError(
+            f"There is no environment {name!r}. {cause.rstrip('?')}.",
+            "rlflame envs lists them; one of yours: --env-file FILE.py",
+        )
     if gl_backend.is_gl_failure(error):
         return gl_backend.make_gl_failure_error(_get_first_line(error.__cause__ or error))
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
+        if error.__cause__ is not None:
+            cause = f"{cause}: {_get_first_line(error.__cause__)}"
         return ConfigError(
             f"{name} needs a package that is missing or cannot be loaded: {cause}.",
             "install it into the environment that rlflame runs in; a module in the current folder "
             "is searched for only if the command names it: --allow-module MODULE",
         )
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
-    hint = "check --env-kwargs" if kwargs_text else _suggest_ids(name)
+    hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists those that work"
     return ConfigError(f"{name} cannot be made{kwargs_text}: {cause}.", hint)
-
-
-def _suggest_ids(name: str) -> str:
-    """The registered ids that a misspelt one may have meant."""
-    import gymnasium
-
-    ids = {
-        key.lower(): key
-        for key, spec in gymnasium.registry.items()
-        # What has moved elsewhere has a function of Gymnasium's there, which says so.
-        if key != name and not getattr(spec.entry_point, "__name__", "").startswith("_raise")
-    } | {key: key for key in ALIASES}
-    close = difflib.get_close_matches(name.lower(), ids, n=3, cutoff=0.5)
-    question = f"did you mean {', '.join(ids[key] for key in close)}? " if close else ""
-    return f"{question}rlflame envs lists them; one of yours: --env-file FILE.py"
 
 
 def _get_first_line(error: BaseException) -> str:
@@ -112,16 +101,12 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
-    for name, needs_numbers, hint in (
-        (algorithm, is_squashed, "--algo ppo"),
-        ("gsde", network.exploration == "gsde", "--set network.exploration=independent"),
-    ):
-        if needs_numbers and env.action_kind == "discrete":
-            raise ConfigError(
-                f"{name} needs actions that are numbers, and {env.id} has {env.action_size} "
-                "choices.",
-                hint,
-            )
+    if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
+        raise ConfigError(
+            f"{algorithm if is_squashed else 'gsde'} needs actions that are numbers, and {env.id} "
+            f"has {env.action_size} choices.",
+            "--algo ppo" if is_squashed else "--set network.exploration=independent",
+        )
     if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
         raise ConfigError(
             f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",

@@ -5,7 +5,6 @@ Nothing is written before all of them have passed. Loads numpy only where the se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +14,6 @@ from rlflame.config.module_trust import pin_env_file
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, format_command
-from rlflame.experiment.recorded_config import read_recorded_env_file
 from rlflame.storage.available_memory import measure_usable_bytes
 from rlflame.terminal_text import format_count, format_size
 from rlflame.training.critic_helper.conditions import check_critic_helper
@@ -24,11 +22,8 @@ if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
 
-#: Of a step in memory: what was collected, and the same in another order.
-_COPIES = 2
-#: Numbers for each weight: itself, its gradient and the two moments of Adam.
-_NUMBERS_PER_WEIGHT = 4
-_FLOAT_BYTES = 4
+#: Of a step in memory: a float32 that was collected, and the same in another order.
+_BYTES_PER_NUMBER = 8
 
 
 class Preflight(NamedTuple):
@@ -44,22 +39,22 @@ def run_preflight(
     runtime: RuntimeSettings,
     *,
     init_from: Path | None = None,
-    folder: Path | None = None,
+    resumed: bool = False,
     dry_run: bool = False,
     stop: StopRequest | None = None,
     show_note: Callable[[str], None] = lambda note: None,
 ) -> Preflight:
     """Check all that can refuse a run, the quick checks first, and show the warnings.
 
-    `folder` is that of a resumed run, which has its policy already. A dry run reads the environment
-    from an instance of it, and may be meant for a machine with more memory.
+    A resumed run has its policy already. A dry run reads the environment from an instance of it,
+    and may be meant for a machine with more memory.
     """
-    recipe = pin_env_file(recipe, runtime.env_file, lambda: read_recorded_env_file(folder))
+    recipe = pin_env_file(recipe, runtime.env_file)
     check_settings(recipe, runtime)
     from rlflame.experiment import components
     from rlflame.training.stop_signal import NullStop, abort_on_stop
 
-    if recipe.learning.init_policy is not None and init_from is None and folder is None:
+    if recipe.learning.init_policy is not None and init_from is None and not resumed:
         raise ConfigError(
             f"The recipe starts from the policy {recipe.learning.init_policy}, and no file was "
             "given.",
@@ -114,16 +109,14 @@ def _load_start_policy(
     from rlflame.storage.run_folder import load_policy_file
 
     source = load_policy_file(file)
-    expected = compute_array_shapes(make_policy_spec(learning, env))
-    actual = compute_array_shapes(source.policy_spec)
-    for tensor in sorted(expected.keys() | actual.keys()):
-        if expected.get(tensor) != actual.get(tensor):
-            raise ConfigError(
-                f"{file} does not fit this recipe: {tensor} is {actual.get(tensor, 'absent')} "
-                f"there and {expected.get(tensor, 'absent')} here.",
-                "set learning.network and the environment as in that file: "
-                f"{format_command('inspect', file)}",
-            )
+    if compute_array_shapes(source.policy_spec) != compute_array_shapes(
+        make_policy_spec(learning, env)
+    ):
+        raise ConfigError(
+            f"{file} does not fit this recipe: its tensors have other names or shapes.",
+            "set learning.network and the environment as in that file: "
+            f"{format_command('inspect', file)}",
+        )
     policy_id = make_policy_id(source.policy)
     if learning.init_policy not in (None, policy_id):
         raise ConfigError(
@@ -135,35 +128,26 @@ def _load_start_policy(
 
 
 def check_memory(recipe: Recipe, env: EnvSpec) -> None:
-    """Refuse what the machine cannot hold, before minutes or hours have filled it."""
-    available = measure_usable_bytes()
-    for subject, nbytes, setting in _estimate_memory(recipe, env):
-        if nbytes > available:
-            raise ConfigError(
-                f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} "
-                "are available for it.",
-                f"a smaller learning.{setting}; or free some, raise a limit, or take another "
-                "machine",
-            )
-
-
-def _estimate_memory(recipe: Recipe, env: EnvSpec) -> Iterator[tuple[str, int, str]]:
-    """What is large, the bytes that it takes at least, and the setting that it depends on."""
+    """Refuse a replay or a batch that the machine cannot hold, before hours have filled it."""
     from rlflame.console.recipe_summary import RecipeSummary
-    from rlflame.experiment.components import make_policy_spec
-    from rlflame.rollout.policy import compute_array_shapes
 
     learning, rollout = recipe.learning, recipe.learning.rollout
     replay = RecipeSummary(recipe, env, "").replay
     if replay is not None:
         transitions = format_count(replay.rows * replay.columns, "transition")
-        yield f"A replay of {transitions}", replay.nbytes, f"{learning.algorithm}.buffer_size"
-    elif rollout.unit == "steps":  # the length of episodes is not known
+        subject, setting = f"A replay of {transitions}", f"{learning.algorithm}.buffer_size"
+        nbytes = replay.nbytes
+    elif rollout.unit == "steps":
         action = env.action_size if env.action_kind == "continuous" else 1
+        subject = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
         numbers = (env.observation_size + action + 4) * rollout.steps_per_iteration
-        batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
-        yield batch, _COPIES * _FLOAT_BYTES * numbers, "rollout.steps"
-    shapes = compute_array_shapes(make_policy_spec(learning, env)).values()
-    weights = sum(math.prod(shape) for shape in shapes) * (1 + learning.traits.critics)
-    networks = f"Learning networks of {list(learning.network.hidden)} units"
-    yield networks, _FLOAT_BYTES * _NUMBERS_PER_WEIGHT * weights, "network.hidden"
+        setting, nbytes = "rollout.steps", _BYTES_PER_NUMBER * numbers
+    else:  # the length of episodes is not known
+        return
+    available = measure_usable_bytes()
+    if nbytes > available:
+        raise ConfigError(
+            f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} are "
+            "available for it.",
+            f"a smaller learning.{setting}; or free some, raise a limit, or take another machine",
+        )

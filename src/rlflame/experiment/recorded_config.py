@@ -33,17 +33,6 @@ def read_recorded_config(target: Path) -> dict[str, Any]:
         raise ConfigError(error.message, hint) from error
 
 
-def read_recorded_env_file(target: Path | None) -> str | None:
-    """The environment file that a run's config.toml names, which is shown and never loaded."""
-    if target is None:
-        return None
-    try:
-        path = nested.get_nested(read_recorded_config(target), "runtime.env_file")
-    except ConfigError:
-        return None
-    return path if isinstance(path, str) else None
-
-
 def read_recorded_threads(saved: Mapping[str, Any]) -> int:
     threads = nested.get_nested(saved, "learning.threads")
     return threads if isinstance(threads, int) and threads > 0 else 1

@@ -126,7 +126,7 @@ def open_run(
         _, env, _ = run_preflight(
             source.recipe,
             runtime,
-            folder=folder.path,
+            resumed=True,
             stop=host.stop,
             show_note=host.show_warning,
         )

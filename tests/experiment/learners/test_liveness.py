@@ -76,10 +76,6 @@ def test_one_that_ends_by_itself_is_meant_one_that_another_takes_along_is_not(ca
     assert calls[0].find_late_ranks(60.0) == [2]
 
 
-def test_nobody_is_asked_any_longer_once_it_is_known(calls):
-    assert calls[0].find_late_ranks(600.0, lambda: True) == [1, 2]
-
-
 def test_only_those_who_begin_together_answer(calls):
     """Torchrun may begin again at the same port."""
     again = calls[0].meeting._replace(attempt="1")

@@ -99,13 +99,9 @@ def test_a_list_that_means_nothing_is_refused(text, said, tmp_path):
 
 
 def test_options_that_make_no_sense_beside_seeds_are_refused(tmp_path):
-    for more, said in (
-        (("--seed", "3"), "--seed 3 and --seeds 0-1 exclude each other"),
-        (("--set", "learning.seed=3"), "--set learning.seed=3 and --seeds 0-1 exclude each other"),
-        (("--plot",), "--plot and --seeds 0-1 exclude each other"),
-    ):
+    for more in (("--seed", "3"), ("--set", "learning.seed=3"), ("--plot",)):
         spoken = rlflame("train", *TINY, "--seeds", "0-1", *more, "--out", tmp_path / "x")
-        assert (spoken.code, said in spoken.err) == (2, True)
+        assert (spoken.code, "--seeds 0-1 excludes --seed" in spoken.err) == (2, True)
     spoken = rlflame("train", "--env", "no-such-thing", "--seeds", "0-1", "--out", tmp_path / "x")
     assert (spoken.code, "no-such-thing" in spoken.err) == (2, True)
     assert not (tmp_path / "x").exists()
@@ -329,7 +325,7 @@ def test_a_seed_that_is_killed_is_told_and_the_others_go_on(tmp_path, held):
     spoken = finished(running_)
     assert spoken.code == 1
     assert "Seed 1 failed: Its process was killed by signal 9, SIGKILL." in spoken.err
-    assert "1 of 4 seeds failed: seed 1" in spoken.err
+    assert "1 of 4 seeds failed; seed 1" in spoken.err
     assert f"hint: rlflame resume {out}" in spoken.err
     assert "of 3 of 4 seeds" in spoken.out
     states = [one["state"] for one in json.loads((out / "summary.json").read_text())["seeds"]]
@@ -592,7 +588,7 @@ def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
     spoken = rlflame("resume", out)
     said = " ".join(spoken.err.split())
     assert spoken.code == 2
-    assert f"Seed 0 was begun with learning.ppo.discount = 0.98, and {file} has 0.5." in said
+    assert f"Seed 0 was begun with another recipe than {file} has." in said
     assert not (out / "seed-1").exists()
     file.write_text(before)
     assert rlflame("resume", out).code == 0
@@ -619,20 +615,15 @@ def test_a_dry_run_says_the_seeds_and_runs_none(tmp_path):
     ]
 
 
-def test_without_matplotlib_the_curves_are_drawn_here(tmp_path, monkeypatch):
+def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
     def absent():
         raise matplotlib_backend.PlotUnavailableError("matplotlib is not installed.")
 
     monkeypatch.setattr(matplotlib_backend, "check_available", absent)
-    words = ("train", *TINY, "--steps", "512", "--seeds", "0-1")
+    words = ("train", *TINY, "--steps", "512", "--seeds", "0-1", "--json")
     spoken = rlflame(*words, "--out", tmp_path / "x")
-    assert spoken.code == 0
+    assert (spoken.code, spoken.json()["plot"]) == (0, None)
     assert not (tmp_path / "x/plot.png").exists()
-    drawn = spoken.out.partition("rlflame report")[2]
-    assert "CartPole-v1: PPO, 2 seeds" in drawn
-    assert "Environment steps" in drawn
-    document = rlflame("resume", tmp_path / "x", "--json").json()
-    assert document["plot"] is None
 
 
 # With several learners.
@@ -643,14 +634,14 @@ def test_seeds_are_not_shared_by_learners(tmp_path):
     for asked in (("--learners", "2"), ("--set", "runtime.learners=2")):
         spoken = rlflame(*words, *asked)
         assert spoken.code == 2
-        assert "with one learner, and not 2" in " ".join(spoken.err.split())
+        assert "each with one learner" in " ".join(spoken.err.split())
         assert "leave out --learners" in spoken.err
     assert not (tmp_path / "x").exists()
 
     assert rlflame(*words).code == 0
     spoken = rlflame("resume", tmp_path / "x", "--steps", "128", "--learners", "2")
     assert spoken.code == 2
-    assert "with one learner, and not 2" in " ".join(spoken.err.split())
+    assert "each with one learner" in " ".join(spoken.err.split())
 
 
 def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monkeypatch):
@@ -661,5 +652,4 @@ def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monk
         monkeypatch.setenv(name, value)
     spoken = rlflame("resume", tmp_path / "x", "--steps", "128")
     assert spoken.code == 2
-    assert "--seeds are several" in spoken.err
-    assert f"rlflame resume {tmp_path / 'x'} without torchrun" in " ".join(spoken.err.split())
+    assert "leave out --learners and torchrun" in " ".join(spoken.err.split())

@@ -306,28 +306,22 @@ def test_no_critic_helper_outlives_its_run(how, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    "words",
     [
-        (("--algo", "sac", "--env", "pendulum"), "sac does not learn in two halves"),
-        (
-            (
-                "--algo",
-                "reinforce",
-            ),
-            "reinforce does not learn in two halves",
-        ),
-        (("--set", "learning.provider=torch"), "provider torch are not made in halves"),
-        (("--set", "learning.gradient_shards=2"), "its minibatches are cut for several learners"),
-        (("--set", "learning.threads=2"), "its 2 threads have the processors"),
+        ("--algo", "sac", "--env", "pendulum"),
+        ("--algo", "reinforce"),
+        ("--set", "learning.provider=torch"),
+        ("--set", "learning.gradient_shards=2"),
+        ("--set", "learning.threads=2"),
     ],
 )
-def test_a_recipe_that_does_not_come_in_halves_is_refused_by_name(words, reason, tmp_path):
+def test_a_recipe_that_does_not_come_in_halves_is_refused_by_name(words, tmp_path):
     env = () if "--env" in words else ("--env", "cartpole")
     out = ("--set", "runtime.critic_helper=on", "--out", tmp_path / "x")
     for further in ((), ("--dry-run",)):
         spoken = rlflame("train", *env, *words, *out, *further, "--fleet", "inline")
         assert spoken.code == 2
-        assert reason in spoken.err
+        assert "does not go with a critic helper" in spoken.err
         assert "--set runtime.critic_helper=auto" in spoken.err
     assert not (tmp_path / "x").exists()
 

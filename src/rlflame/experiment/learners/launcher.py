@@ -174,9 +174,7 @@ def _join_group(
         try:
             yield group
         except LearnerFailure as error:
-            late_ranks = monitor.find_late_ranks(
-                _GRACE_S, lambda: bool(_find_exit_codes(processes or {}))
-            )
+            late_ranks = monitor.find_late_ranks(_GRACE_S)
             if not late_ranks:
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]

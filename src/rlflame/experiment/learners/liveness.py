@@ -195,19 +195,13 @@ class LivenessMonitor:
         with contextlib.suppress(RuntimeError):
             self._store.set(f"well/{self._rank}", str(exchanges))
 
-    def find_late_ranks(
-        self, timeout_s: float, is_over: Callable[[], bool] = lambda: False
-    ) -> Sequence[int]:
+    def find_late_ranks(self, timeout_s: float) -> Sequence[int]:
         """The ranks without an answer within the time; else those that are furthest behind."""
         answers: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         try:
             self._store.set("asked", "")
-            while (
-                len(answers) < len(self._other_ranks)
-                and time.monotonic() < deadline
-                and not is_over()
-            ):
+            while len(answers) < len(self._other_ranks) and time.monotonic() < deadline:
                 for rank in self._other_ranks:
                     if rank not in answers and self._store.check([f"well/{rank}"]):
                         answers[rank] = int(self._store.get(f"well/{rank}"))

@@ -17,7 +17,6 @@ import numpy as np
 
 from rlflame.analysis.curves import EVALUATION
 from rlflame.config import toml_io
-from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
@@ -144,32 +143,25 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
     return SeedStatus(seed, path, True, finished, checkpoint)
 
 
-def check_recipe(folder: Path, sweep: Sweep) -> None:
-    """Refuse a sweep whose file names another recipe than its seeds began with."""
+def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
+    """Refuse a sweep that a seed cannot continue, before any other does.
+
+    Its file names another recipe than the seed began with, or the seed has passed the end that the
+    user asks for, or cannot learn until there.
+    """
     for status in read_seed_statuses(folder, sweep):
-        if status.checkpoint is None:
+        checkpoint = status.checkpoint
+        if checkpoint is None:
             continue
-        fields = {"learning", "evaluation"}
-        difference = find_first_difference(
-            status.checkpoint.recipe.model_dump(include=fields),
-            sweep.make_seed_config(status.seed, folder).model_dump(include=fields),
-        )
-        if difference is not None:
-            path, saved, current = difference
+        recipe, config = checkpoint.recipe, sweep.make_seed_config(status.seed, folder)
+        if (recipe.learning, recipe.evaluation) != (config.learning, config.evaluation):
             raise ConfigError(
-                f"Seed {status.seed} was begun with {path} = {toml_io.format_value(saved)}, and "
-                f"{folder / SWEEP_FILE} has {toml_io.format_value(current)}.",
-                "write the first there again; another recipe is another job: rlflame train --seeds",
+                f"Seed {status.seed} was begun with another recipe than {folder / SWEEP_FILE} has.",
+                "put that file back; another recipe is another job: rlflame train --seeds",
             )
-
-
-def check_goal(folder: Path, sweep: Sweep, steps: int) -> None:
-    """Refuse an end that a seed has passed, or cannot learn until, before any other continues."""
-    for status in read_seed_statuses(folder, sweep):
-        if status.checkpoint is not None and not status.checkpoint.progress.reached:
+        if steps is not None and not checkpoint.progress.reached:
             try:
-                latest = status.folder / "latest.safetensors"
-                resume.extend_budget(status.checkpoint, steps, latest)
+                resume.extend_budget(checkpoint, steps, status.folder / "latest.safetensors")
             except ConfigError as error:
                 message = f"Seed {status.seed}: {error.message}"
                 raise ConfigError(message, error.hint) from error
@@ -224,17 +216,19 @@ def _make_seed_result(
     status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
 ) -> SeedResult:
     error = outcome.error if outcome is not None else None
-    message = error.message if error is not None else ""
-    state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    result = SeedResult(
+        status.seed,
+        status.folder,
+        "finished" if status.finished else "failed" if error else "stopped",
+        error=error.message if error else "",
+    )
     checkpoint = status.checkpoint
     if checkpoint is None:
-        state = state if status.started or error is not None else "waiting"
-        return SeedResult(status.seed, status.folder, state, error=message)
+        is_waiting = not status.started and error is None
+        return replace(result, state="waiting") if is_waiting else result
     final = checkpoint.evaluation if status.finished else None
-    return SeedResult(
-        seed=status.seed,
-        folder=status.folder,
-        state=state,
+    return replace(
+        result,
         steps=checkpoint.progress.steps,
         iterations=checkpoint.progress.iteration,
         episodes=checkpoint.progress.episodes,
@@ -243,5 +237,4 @@ def _make_seed_result(
         last_evaluations=compute_tail_mean(curve[1]) if curve and len(curve[1]) else None,
         state_digest=checkpoint.state_digest,
         digest=checkpoint.digest,
-        error=message,
     )

@@ -90,14 +90,13 @@ def resume(
     try:
         sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)
         _await_processes(folder, sweep, show)
-        jobs.check_recipe(folder, sweep)
+        jobs.check_seeds(folder, sweep, steps)
         if steps is not None:
-            jobs.check_goal(folder, sweep, steps)
             sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
         if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
         _, env, _ = run_preflight(
-            sweep.config.recipe, runtime, folder=folder, stop=stop, show_note=show.show_note
+            sweep.config.recipe, runtime, resumed=True, stop=stop, show_note=show.show_note
         )
         jobs.write_sweep(folder, sweep)
         summary = RecipeSummary(sweep.config.recipe, env, sweep.preset)

@@ -16,7 +16,7 @@ from rlflame.learning.parallel.process_group import to_message
 from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
-from rlflame.training.critic_helper.conditions import explain_refusal
+from rlflame.training.critic_helper.conditions import can_split_update
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,
     ConnectionTimeout,
@@ -40,7 +40,7 @@ def is_helper_worthwhile(
     if runtime.critic_helper != "auto":
         return runtime.critic_helper == "on"
     return (
-        not explain_refusal(recipe.learning, runtime)
+        can_split_update(recipe.learning, runtime)
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
