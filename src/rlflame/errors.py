@@ -156,10 +156,6 @@ class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
 
 
-class LostFolderError(CheckpointError):
-    """A run folder that is not at its path any more, or that another process can lock."""
-
-
 class DamagedCheckpointsError(CheckpointError):
     """Of all the checkpoints of a run there is none that can be read."""
 

@@ -461,7 +461,7 @@ def test_a_dry_run_looks_at_the_policy_to_start_from():
 def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     worked, ended = [], []
-    send, real = Channel.send_bytes, running_module.start_run
+    send, real = Channel.send_bytes, running_module.train_run
 
     def sent(self, kind, payload):
         if kind is MessageKind.TASK:
@@ -473,7 +473,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
         return real(*given, **named)
 
     monkeypatch.setattr(Channel, "send_bytes", sent)
-    monkeypatch.setattr(running_module, "start_run", trained)
+    monkeypatch.setattr(running_module, "train_run", trained)
     words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with PrestartPool() as early:

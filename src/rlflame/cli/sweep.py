@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from rlflame.terminal_text import format_count
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.config.runtime import RuntimeSettings
-    from rlflame.console.base import RunView, SweepResult
+    from rlflame.console.base import SweepResult
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -41,24 +42,16 @@ def check_learners(learners: int) -> None:
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
-    from rlflame.console.display import make_display
     from rlflame.experiment.sweep import sweep_run
-    from rlflame.training.stop_signal import SignalStop
 
-    display = make_display(config.runtime.progress, sweep=True)
-    with SignalStop() as stop:
-        result = sweep_run.train(
-            config, seeds, preset=preset, init_from=init_from, show=display, stop=stop
-        )
-    _finish_sweep(result, config.runtime, display, stop)
+    run = partial(sweep_run.train, config, seeds, preset=preset, init_from=init_from)
+    _run_sweep(run, config.runtime)
 
 
 def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
-    from rlflame.console.display import make_display
     from rlflame.experiment.sweep import sweep_run
-    from rlflame.training.stop_signal import SignalStop
 
     check_learners(runtime.learners)
     if fresh_replay:
@@ -66,15 +59,16 @@ def resume(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
             f"the seed that needs it: {folder}/seed-N",
         )
+    _run_sweep(partial(sweep_run.resume, folder, runtime, steps=steps), runtime)
+
+
+def _run_sweep(run: Callable[..., SweepResult], runtime: RuntimeSettings) -> None:
+    from rlflame.console.display import make_display
+    from rlflame.training.stop_signal import SignalStop
+
     display = make_display(runtime.progress, sweep=True)
     with SignalStop() as stop:
-        result = sweep_run.resume(folder, runtime, steps=steps, show=display, stop=stop)
-    _finish_sweep(result, runtime, display, stop)
-
-
-def _finish_sweep(
-    result: SweepResult, runtime: RuntimeSettings, display: RunView, stop: SignalStop
-) -> None:
+        result = run(show=display, stop=stop)
     display.show_result(result)
     error = _make_failure(result, stop)
     if error is not None:

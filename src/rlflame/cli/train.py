@@ -96,14 +96,13 @@ def resume(
         sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
     from rlflame.console.display import make_display
-    from rlflame.experiment.run import RunHost, open_run
+    from rlflame.experiment.run import RunHost, resume_run
     from rlflame.training.stop_signal import SignalStop
 
     display = make_display(runtime.progress)
     with SignalStop() as stop:
         host = RunHost(view=display, stop=stop)
-        with open_run(run, runtime, steps=steps, fresh_replay=fresh_replay, host=host) as opened:
-            result = opened.train()
+        result = resume_run(run, runtime, host, steps=steps, fresh_replay=fresh_replay)
     display.show_result(result)
     _check_complete(result, stop)
 
@@ -170,15 +169,14 @@ def _train_run(
     ) as fleet:
         if head_start is not None:
             head_start.close()
-        from rlflame.experiment.run import RunHost, start_run
+        from rlflame.experiment.run import RunHost, train_run
         from rlflame.training.stop_signal import SignalStop
 
         with SignalStop() as stop:
             host = RunHost(view=display, stop=stop, fleet=fleet, counts=counts)
-            with start_run(config, preset=preset, init_from=init_from, host=host) as run:
-                result = run.train()
+            result = train_run(config, host, preset, init_from)
     if plot:
-        _draw_returns(result, config, display)
+        _draw_returns(result, display)
     display.show_result(result)
     _check_complete(result, stop)
 
@@ -221,20 +219,11 @@ def _print_dry_run(
     print_result_lines(toml_io.to_toml(config).rstrip())
 
 
-def _draw_returns(result: RunResult, config: RunConfig, display: RunView) -> None:
+def _draw_returns(result: RunResult, display: RunView) -> None:
     from rlflame.analysis import curves
-    from rlflame.analysis.plots import matplotlib_backend
-    from rlflame.console.recipe_summary import format_title
-    from rlflame.storage import run_reader, safetensors_file
 
-    out = result.folder / "returns.png"
     try:
-        matplotlib_backend.check_available()
-        chart = curves.make_chart(
-            [run_reader.read_run(result.folder)], metric=curves.EPISODE_RETURN
-        )
-        chart = replace(chart, title=format_title(config.recipe))
-        safetensors_file.write_atomically(out, matplotlib_backend.render_image(chart, out))
+        out = curves.write_image(result.folder, "returns.png", curves.EPISODE_RETURN)
     except RlflameError as error:
         display.show_note(f"{error.message} {error.hint}")
     else:

@@ -62,17 +62,9 @@ class RunHost:
             self.view.show_note(text)
 
 
-@contextmanager
-def start_run(
-    config: RunConfig,
-    *,
-    preset: str = "",
-    init_from: Path | None = None,
-    host: RunHost | None = None,
-) -> Iterator[Run]:
-    """A new run folder for a config, locked and ready to train."""
-    host, runtime = host or RunHost(), config.runtime
-    recipe = config.recipe.copy_with_horizon()
+def train_run(config: RunConfig, host: RunHost, preset: str, init_from: Path | None) -> RunResult:
+    """Train a config in a new run folder."""
+    runtime, recipe = config.runtime, config.recipe.copy_with_horizon()
     recipe, env, start = run_preflight(
         recipe, runtime, init_from=init_from, stop=host.stop, show_note=host.show_warning
     )
@@ -81,26 +73,25 @@ def start_run(
         name = str(recipe.learning.seed)
         folder = components.create_folder(runtime, recipe.learning, name, host.view.show_note)
         try:
-            yield Run(folder, source, runtime, host, rollouts, preset=preset, start=start)
+            run = Run(folder, source, runtime, host, rollouts, preset=preset, start=start)
+            return run.train()
         finally:
             folder.release()
 
 
-@contextmanager
-def open_run(
+def resume_run(
     target: Path,
     runtime: RuntimeSettings,
+    host: RunHost,
     *,
-    steps: int | None = None,
+    steps: int | None,
     fresh_replay: bool = False,
-    host: RunHost | None = None,
-) -> Iterator[Run]:
-    """A run at its newest checkpoint, or at the named one, locked and ready to continue.
+) -> RunResult:
+    """Continue a run at its newest checkpoint, or at the named one.
 
     With `fresh_replay` the weights stay and the replay is emptied, which makes it another run from
     there on, with other digests.
     """
-    host = host or RunHost()
     folder = _open_run_folder(target, host.view)
     try:
         source = resume.load_source(
@@ -114,8 +105,7 @@ def open_run(
                     "replay is for going on.",
                     "--steps N takes it further",
                 )
-            yield Run(folder, source, runtime, host, None, resumed=True)
-            return
+            return _make_result(folder, runtime, source, complete=True, has_trained=False)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
         for difference in resume.find_machine_differences(source, fingerprint):
             host.view.show_note(
@@ -124,16 +114,12 @@ def open_run(
             )
         source = replace(source, fingerprint=fingerprint)
         _, env, _ = run_preflight(
-            source.recipe,
-            runtime,
-            resumed=True,
-            stop=host.stop,
-            show_note=host.show_warning,
+            source.recipe, runtime, resumed=True, stop=host.stop, show_note=host.show_warning
         )
         resume.check_state(source, target)
         source = resume.check_environment(source, env)
         with _open_fleet(runtime, source.recipe, host) as rollouts:
-            yield Run(folder, source, runtime, host, rollouts, resumed=True)
+            return Run(folder, source, runtime, host, rollouts, resumed=True).train()
     finally:
         folder.release()
 
@@ -163,15 +149,15 @@ def _open_fleet(
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that this process has locked; made by `start_run` and `open_run`."""
+    """A run in a folder that this process has locked."""
 
     folder: RunFolder
     #: Where the run stands.
     source: Checkpoint
     runtime: RuntimeSettings
     host: RunHost
-    #: The fleet and the observer of its events; None where the run is complete.
-    rollouts: tuple[Fleet, EventCounter] | None
+    #: The fleet and the observer of its events.
+    rollouts: tuple[Fleet, EventCounter]
     preset: str = ""
     #: The policy that a new run starts from.
     start: PolicyArrays | None = None
@@ -179,8 +165,6 @@ class Run:
 
     def train(self) -> RunResult:
         """Train to the end of the recipe or to a stop request, and score the final policy."""
-        if self.rollouts is None:
-            return self._make_result(self.source, complete=True, has_trained=False)
         (fleet, counts), host = self.rollouts, self.host
         traffic = TrafficCounter(fleet)
         recorder = FileRecorder(
@@ -205,7 +189,7 @@ class Run:
             clip_recorder.close(lambda: host.stop.requested or not complete)
             recorder.close()
         saved = checkpoint.load(self.folder.latest)
-        return self._make_result(saved, complete=complete, has_trained=True)
+        return _make_result(self.folder, self.runtime, saved, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
         """Whether training and the final evaluation are complete."""
@@ -261,25 +245,33 @@ class Run:
                 self.folder.path / "config.toml", toml_io.to_toml(config).encode()
             )
 
-    def _make_result(self, saved: Checkpoint, *, complete: bool, has_trained: bool) -> RunResult:
-        environment = saved.recipe.learning.environment
-        options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
-        if self.runtime.env_file is not None:
-            options = ["--env-file", Path(self.runtime.env_file)]  # which names its own module
-        best = resume.find_best_policy(self.folder.path, self.folder.latest)
-        command = resume.format_continue_command(saved, self.folder.path, best)
-        return RunResult(
-            self.folder.path,
-            saved.progress,
-            complete,
-            has_trained,
-            saved.state_digest,
-            saved.digest,
-            saved.evaluation,
-            saved.best,
-            " ".join([command, *([format_shell(*options)] if options else [])]),
-            format_command("eval", best, *options),
-        )
+
+def _make_result(
+    folder: RunFolder,
+    runtime: RuntimeSettings,
+    saved: Checkpoint,
+    *,
+    complete: bool,
+    has_trained: bool,
+) -> RunResult:
+    environment = saved.recipe.learning.environment
+    options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
+    if runtime.env_file is not None:
+        options = ["--env-file", Path(runtime.env_file)]  # which names its own module
+    best = resume.find_best_policy(folder.path, folder.latest)
+    command = resume.format_continue_command(saved, folder.path, best)
+    return RunResult(
+        folder.path,
+        saved.progress,
+        complete,
+        has_trained,
+        saved.state_digest,
+        saved.digest,
+        saved.evaluation,
+        saved.best,
+        f"{command} {format_shell(*options)}".rstrip(),
+        format_command("eval", best, *options),
+    )
 
 
 def _score(

@@ -26,7 +26,6 @@ from pathlib import Path
 from rlflame.errors import (
     CheckpointError,
     DamagedCheckpointsError,
-    LostFolderError,
     format_command,
     format_shell,
 )
@@ -68,7 +67,7 @@ class RunFolder:
             self._folder_fd = -1
 
     def check(self) -> None:
-        """Raise LostFolderError where another folder, or none, is at the path now."""
+        """Raise CheckpointError where another folder, or none, is at the path now."""
         if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd):
             return
         if self.lock_removed:
@@ -80,7 +79,7 @@ class RunFolder:
                 "removed, and nothing was written into the new one."
             )
         hint = f"if it was moved: {format_command('resume', 'FOLDER')} goes on there"
-        raise LostFolderError(message, hint)
+        raise CheckpointError(message, hint)
 
     @property
     def lock_removed(self) -> bool:
@@ -92,9 +91,9 @@ class RunFolder:
             and _is_same(self.path, self._folder_fd)
         )
 
-    def make_unlocked_error(self) -> LostFolderError:
+    def make_unlocked_error(self) -> CheckpointError:
         """The end of a run whose lock file was removed."""
-        return LostFolderError(
+        return CheckpointError(
             f"{self.path / _LOCK_NAME} was removed during the run, so another process could write "
             f"into {self.path}. The run was saved and stopped.",
             format_command("resume", self.path),

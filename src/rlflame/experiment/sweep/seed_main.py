@@ -23,7 +23,7 @@ from rlflame.errors import (
     format_shell,
     from_exception,
 )
-from rlflame.experiment.run import RunHost, open_run, start_run
+from rlflame.experiment.run import RunHost, resume_run, train_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.fleet.shared_fleet import FleetClient
@@ -72,14 +72,11 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
     with _open_fleet(order, config, counts, channel) as fleet:
         host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, shared=True)
         if order["resume"]:
-            opening = open_run(
-                Path(order["folder"]), config.runtime, steps=order["steps"], host=host
-            )
+            folder = Path(order["folder"])
+            result = resume_run(folder, config.runtime, host, steps=order["steps"])
         else:
             init_from = Path(order["init_from"]) if order["init_from"] else None
-            opening = start_run(config, preset=order["preset"], init_from=init_from, host=host)
-        with opening as run:
-            result = run.train()
+            result = train_run(config, host, order["preset"], init_from)
     show.show_result(result)
     channel.send(MessageKind.RESULT, {"complete": result.complete})
 

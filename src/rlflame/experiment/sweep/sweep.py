@@ -23,27 +23,10 @@ from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.experiment import resume
 from rlflame.rollout.task import Float64
 from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
-from rlflame.storage import run_reader, safetensors_file
+from rlflame.storage import run_folder, run_reader, safetensors_file, sweep_folder
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.run_folder import (
-    RETRY_HINT,
-    RunFolder,
-    has_checkpoint_files,
-    is_locked,
-    load_newest_checkpoint,
-    refuse_links,
-    report_disk_errors,
-)
-from rlflame.storage.sweep_folder import (
-    RESTORE_HINT,
-    SWEEP_FILE,
-    SeedOutcome,
-    SeedResult,
-    SweepSummary,
-    get_seed_folder,
-    is_sweep,
-    parse_seeds,
-)
+from rlflame.storage.run_folder import RunFolder
+from rlflame.storage.sweep_folder import SWEEP_FILE, SeedOutcome, SeedResult, SweepSummary
 
 
 @dataclass(frozen=True)
@@ -59,7 +42,9 @@ class Sweep:
     def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
         """The config of a lone run of this seed."""
         learning = self.config.learning.model_copy(update={"seed": seed})
-        runtime = self.config.runtime.model_copy(update={"out": str(get_seed_folder(folder, seed))})
+        runtime = self.config.runtime.model_copy(
+            update={"out": str(sweep_folder.get_seed_folder(folder, seed))}
+        )
         return self.config.model_copy(update={"learning": learning, "runtime": runtime})
 
     def copy_with(self, **changes: Any) -> Sweep:
@@ -87,7 +72,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
         f"preset = {toml_io.format_value(sweep.preset)}",
         f"init_from = {toml_io.format_value(sweep.init_from)}",
     ]
-    with report_disk_errors(folder, RETRY_HINT):
+    with run_folder.report_disk_errors(folder, run_folder.RETRY_HINT):
         safetensors_file.write_atomically(folder / SWEEP_FILE, ("\n".join(lines) + "\n").encode())
 
 
@@ -96,19 +81,19 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         tables = toml_io.read_file(file)
     except ConfigError as error:
-        raise CheckpointError(error.message, RESTORE_HINT) from error
+        raise CheckpointError(error.message, sweep_folder.RESTORE_HINT) from error
     try:
         section = tables.pop("job")
         init_from = section.get("init_from")
         return Sweep(
             validate_config(tables),
-            parse_seeds(",".join(map(str, section["seeds"]))),
+            sweep_folder.parse_seeds(",".join(map(str, section["seeds"]))),
             str(section.get("preset") or ""),
             None if init_from is None else str(init_from),
         )
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{file} is not what a job of seeds is written as ({error}).", RESTORE_HINT
+            f"{file} is not what a job of seeds is written as ({error}).", sweep_folder.RESTORE_HINT
         ) from error
 
 
@@ -121,18 +106,18 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
 
     A damaged checkpoint is no error here: the process of the seed reports it.
     """
-    path = get_seed_folder(folder, seed)
+    path = sweep_folder.get_seed_folder(folder, seed)
     if not path.exists():
         return SeedStatus(seed, path)
-    if not has_checkpoint_files(path):
-        if is_locked(path):
+    if not run_folder.has_checkpoint_files(path):
+        if run_folder.is_locked(path):
             # Another process works here, and has not come to its first checkpoint.
             return SeedStatus(seed, path, started=True)
-        with report_disk_errors(folder, format_command("resume", folder)):
+        with run_folder.report_disk_errors(folder, format_command("resume", folder)):
             shutil.rmtree(path)
         return SeedStatus(seed, path)
     try:
-        checkpoint = load_newest_checkpoint(path, lambda _: None)
+        checkpoint = run_folder.load_newest_checkpoint(path, lambda _: None)
     except CheckpointError:
         return SeedStatus(seed, path, started=True)
     steps, progress = sweep.config.stop_at_steps, checkpoint.progress
@@ -169,9 +154,9 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
 
 def open_sweep_folder(folder: Path) -> RunFolder:
     """The folder of a sweep, locked for this process."""
-    if not is_sweep(folder):
+    if not sweep_folder.is_sweep(folder):
         raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
-    refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
+    run_folder.refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)
 
 

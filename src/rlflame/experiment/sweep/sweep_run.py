@@ -7,13 +7,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlflame.analysis import curves
-from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config.module_trust import list_allowed_modules
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -32,7 +31,7 @@ from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas, machine
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, WakePipe, wait
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
-from rlflame.storage import run_reader, safetensors_file
+from rlflame.storage import safetensors_file
 from rlflame.storage.available_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_folder import RunFolder, is_locked, report_disk_errors
 from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_seed_folder
@@ -233,20 +232,10 @@ def _make_result(
         safetensors_file.write_atomically(folder / "seeds.csv", summary.as_csv().encode())
         text = as_json_text({"folder": str(folder), **summary.as_dict()}, indent=2) + "\n"
         safetensors_file.write_atomically(folder / "summary.json", text.encode())
-    return SweepResult(folder, summary, outcomes, has_trained, _draw_plot(folder))
-
-
-def _draw_plot(folder: Path) -> Path | None:
-    """The picture of all seeds; None without matplotlib or curves."""
-    out = folder / "plot.png"
-    try:
-        matplotlib_backend.check_available()
-        runs, _ = run_reader.read_runs([folder])
-        figure = matplotlib_backend.render_image(curves.make_figure(runs), out)
-        safetensors_file.write_atomically(out, figure)
-    except RlflameError:
-        return None
-    return out
+    plot = None
+    with suppress(RlflameError):  # without matplotlib or curves
+        plot = curves.write_image(folder, "plot.png")
+    return SweepResult(folder, summary, outcomes, has_trained, plot)
 
 
 @dataclass(eq=False)
