@@ -5,7 +5,6 @@ Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a 
 
 from __future__ import annotations
 
-import errno
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
@@ -78,17 +77,6 @@ class RlflameError(Exception):
         }
 
 
-#: By the system's number of what went wrong.
-_REMEDIES = {
-    errno.ENOSPC: "free some space where the output goes, and type the same again",
-    errno.EDQUOT: "free some of your quota where the output goes, and type the same again",
-    errno.EROFS: "have the output go where it may be written, and type the same again",
-    errno.EMFILE: "ulimit -n 4096, and type the same again",
-    errno.ENAMETOOLONG: "a shorter name",
-    errno.ENOMEM: "free some memory, and type the same again",
-}
-
-
 def from_exception(error: BaseException) -> RlflameError:
     """The sentence for whatever ended a command; a bug is the cause of its sentence."""
     if isinstance(error, RlflameError):
@@ -100,8 +88,8 @@ def from_exception(error: BaseException) -> RlflameError:
         return RlflameError("Memory ran out.", hint)
     if isinstance(error, OSError):
         file_text = f" ({error.filename})" if error.filename is not None else ""
-        remedy = _REMEDIES.get(error.errno or 0, "the same with --debug shows where")
-        return RlflameError(f"The system said: {error.strerror or error}{file_text}.", remedy)
+        hint = "mend that, and type the same again; --debug shows where it was"
+        return RlflameError(f"The system said: {error.strerror or error}{file_text}.", hint)
     text = str(error).strip().splitlines()
     summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     failure = RlflameError(
@@ -142,11 +130,7 @@ def check_extra(
     """Raise the error with the command to type where a package of an extra is not installed."""
     from importlib.util import find_spec
 
-    try:
-        missing = find_spec(package) is None
-    except ValueError:  # something else stands in its place
-        missing = True
-    if missing:
+    if find_spec(package) is None:
         raise error_type(
             f"{package} is not installed, so {consequence}.", f"pip install 'rlflame[{extra}]'"
         )
@@ -185,12 +169,8 @@ class LearningError(RlflameError):
 class LearnerFailure(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
-    def __init__(
-        self, message: str, hint: str = "", detail: str = "", *, hung: bool = False
-    ) -> None:
-        super().__init__(message, hint, detail)
-        #: Whether the time was over; a learner that ended is noticed at once.
-        self.hung = hung
+    #: Whether the time was over; a learner that ended is noticed at once.
+    hung = False
 
 
 class Interruption(RlflameError):

@@ -183,9 +183,8 @@ def _join_group(
                 atexit.register(_kill_local_learners, learners)
             name = _format_learner(late_ranks[0], learners[0].pid, learner_rank.size)
             reason = format_timeout(deadline_s) if error.hung else "has ended."
-            raise LearnerFailure(
-                f"{name} {reason}", detail=error.detail, hung=error.hung
-            ) from error
+            error.message = f"{name} {reason}"
+            raise
         release_replicas(group)
 
 

@@ -1,9 +1,4 @@
-"""A sweep on disk: what its seeds run, where each of them stands, and their results together.
-
-P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
-evaluation in training had, and the mean of the last twentieth of these evaluations. They cannot be
-compared with each other.
-"""
+"""A sweep on disk: what its seeds run, where each of them stands, and their results together."""
 
 from __future__ import annotations
 
@@ -15,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.analysis.curves import EVALUATION
 from rlflame.config import toml_io
 from rlflame.config.recipe import RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.experiment import resume
-from rlflame.rollout.task import Float64
-from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
-from rlflame.storage import run_folder, run_reader, safetensors_file, sweep_folder
+from rlflame.statistics import summarise
+from rlflame.storage import run_folder, safetensors_file, sweep_folder
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_folder import RunFolder
 from rlflame.storage.sweep_folder import SWEEP_FILE, SeedOutcome, SeedResult, SweepSummary
@@ -163,54 +156,34 @@ def open_sweep_folder(folder: Path) -> RunFolder:
 def summarise_sweep(
     folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome]
 ) -> SweepSummary:
-    statuses = read_seed_statuses(folder, sweep)
-    curves = {status.seed: _read_curve(status) for status in statuses}
     results = [
-        _make_seed_result(status, curves[status.seed], outcomes.get(status.seed))
-        for status in statuses
+        _make_seed_result(status, outcomes.get(status.seed))
+        for status in read_seed_statuses(folder, sweep)
     ]
-    scored = [result for result in results if result.evaluation is not None]
-    finals = {result.seed: float((result.evaluation or {})["mean"]) for result in scored}
-    scored_curves = [curves[result.seed] for result in scored]
-    tails = [result.last_evaluations for result in scored]
+    finals = {
+        result.seed: float(result.evaluation["mean"])
+        for result in results
+        if result.evaluation is not None
+    }
     learning = sweep.config.learning
-    # P2 and P4 are of all seeds that have a final evaluation: none with a damaged record is left
-    # out of a mean.
     return SweepSummary(
         environment=learning.environment.id,
         algorithm=learning.algorithm,
         seeds=tuple(results),
         final=summarise(np.array([*finals.values()], np.float64)) if finals else None,
         worst_seed=min(finals, key=lambda seed: finals[seed]) if finals else None,
-        p2=find_best_mean([curve for curve in scored_curves if curve is not None])
-        if None not in scored_curves
-        else None,
-        p4=compute_mean_std(np.array(tails, np.float64)) if tails and None not in tails else None,
     )
 
 
-def _read_curve(status: SeedStatus) -> tuple[Float64, Float64] | None:
-    """Steps and returns of the evaluations in training."""
-    try:
-        return run_reader.read_run(status.folder).read_values(EVALUATION)
-    except CheckpointError:
-        return None
-
-
-def _make_seed_result(
-    status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
-) -> SeedResult:
+def _make_seed_result(status: SeedStatus, outcome: SeedOutcome | None) -> SeedResult:
     error = outcome.error if outcome is not None else None
-    result = SeedResult(
-        status.seed,
-        status.folder,
-        "finished" if status.finished else "failed" if error else "stopped",
-        error=error.message if error else "",
-    )
+    state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    if not status.started and error is None:
+        state = "waiting"
+    result = SeedResult(status.seed, status.folder, state, error=error.message if error else "")
     checkpoint = status.checkpoint
     if checkpoint is None:
-        is_waiting = not status.started and error is None
-        return replace(result, state="waiting") if is_waiting else result
+        return result
     final = checkpoint.evaluation if status.finished else None
     return replace(
         result,
@@ -219,7 +192,6 @@ def _make_seed_result(
         episodes=checkpoint.progress.episodes,
         evaluation=None if final is None else final.as_dict(),
         best_return=None if checkpoint.best is None else checkpoint.best.mean,
-        last_evaluations=compute_tail_mean(curve[1]) if curve and len(curve[1]) else None,
         state_digest=checkpoint.state_digest,
         digest=checkpoint.digest,
     )
