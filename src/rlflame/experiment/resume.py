@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlflame.config import module_trust
-from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
 from rlflame.experiment.components import make_env_spec
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
@@ -74,7 +73,7 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
         raise ConfigError(
             f"This run ended at step {progress.steps}, when an evaluation had reached "
             f"{recipe.evaluation.until_return:g}; it does not go on.",
-            f"start a new run from its policy: {format_train_command(recipe, policy)}",
+            f"start a new run from its policy: {format_train_command(source, policy)}",
         )
     if steps <= progress.steps:
         raise ConfigError(
@@ -82,11 +81,10 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
             f"--steps {progress.steps * 2}",
         )
     if _is_annealed(source):
-        command = format_train_command(recipe, policy, steps - progress.steps)
         raise ConfigError(
             "This run's learning rate has fallen to 0, where its schedule ends, by step "
             f"{progress.steps:,}; more steps would change no weight.",
-            f"train on from its policy, with a schedule of its own: {command}",
+            f"start a new run from its policy: {format_train_command(source, policy)}",
         )
     return copy_with_end(source, steps)
 
@@ -98,13 +96,9 @@ def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
     """The command that continues an ended run for as many steps again, while it can learn."""
-    learning, steps = source.recipe.learning, source.progress.steps
-    if source.progress.reached:
-        return format_train_command(source.recipe, policy)
-    if _is_annealed(source):
-        return format_train_command(source.recipe, policy, steps)
-    end = learning.horizon_steps if learning.settings.anneal_learning_rate else None
-    return format_command("resume", run, "--steps", min(2 * steps, end or 2 * steps))
+    if source.progress.reached or _is_annealed(source):
+        return format_train_command(source, policy)
+    return format_command("resume", run, "--steps", 2 * source.progress.steps)
 
 
 def _is_annealed(source: Checkpoint) -> bool:
@@ -116,35 +110,23 @@ def _is_annealed(source: Checkpoint) -> bool:
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
     """The best file of a run to start another run from, among those that can be read."""
-    latest = run / "latest.safetensors"
-    for path in (run / "best.safetensors", fallback, latest, *reversed(list_step_files(run))):
+    for path in (run / "best.safetensors", fallback, *reversed(list_step_files(run))):
         if path.is_file():
             with contextlib.suppress(CheckpointError):
                 checkpoint.load(path)
                 return path
-    return latest
+    return run / "latest.safetensors"
 
 
-def format_train_command(recipe: Recipe, policy: Path, steps: int | None = None) -> str:
-    """The command that starts a new run from a policy of one that does not go on.
-
-    With `steps` it has another end, and schedules that are made for it.
-    """
-    learning, folder = recipe.learning, policy.parent
+def format_train_command(source: Checkpoint, policy: Path) -> str:
+    """The command that starts a new run of the same recipe from a policy of a run that is over."""
+    folder, options = policy.parent, list[str]()
+    if source.recipe.learning.init_policy is not None:
+        options += ["--set", "learning.init_policy=none"]
+    if source.progress.reached:
+        options += ["--set", "evaluation.until_return=none"]
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
-    end: tuple[object, ...] = ("--steps", steps) if steps is not None else ()
-    if not config.exists():
-        recipe_options = ("--env", learning.environment.id, "--algo", learning.algorithm)
-        return format_command("train", *recipe_options, "--init-from", policy, *end)
-    settings = {
-        "learning.init_policy": learning.init_policy,
-        "evaluation.until_return": recipe.evaluation.until_return if steps is None else None,
-        "learning.horizon_iterations": None if steps is None else learning.horizon_iterations,
-        "learning.horizon_steps": None if steps is None else learning.horizon_steps,
-    }
-    for name, value in settings.items():
-        end += () if value is None else ("--set", f"{name}=none")
-    return format_command("train", "--config", config, "--init-from", policy, *end)
+    return format_command("train", "--config", config, "--init-from", policy, *options)
 
 
 def find_machine_differences(

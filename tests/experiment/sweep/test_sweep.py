@@ -243,7 +243,7 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     assert rlflame("resume", out, "--steps", "512").code == 0
     spoken = rlflame("resume", out, "--steps", "1024")
     assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
-    (said,) = re.findall(r"of its own: rlflame (.*)", spoken.err)
+    (said,) = re.findall(r"new run from its policy: rlflame (.*)", spoken.err)
     assert rlflame(*shlex.split(said), "--dry-run").code == 0
     for seed in (3, 5):
         alone = tmp_path / f"alone-{seed}"
