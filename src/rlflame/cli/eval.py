@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlflame.cli.options import (
-    AllowModules,
     CheckpointFile,
-    Debug,
-    EnvFile,
-    Fleet,
     Json,
-    Local,
-    RuntimeSets,
-    Workers,
+    add_flag_options,
     load_source,
     print_machine_differences,
     print_pairs,
@@ -57,33 +51,19 @@ ExpectRecorded = Annotated[
 ]
 
 
+@add_flag_options("sets", "workers", "fleet", "local", "env_file", "allow_modules", "debug")
 def evaluate(
     file: CheckpointFile,
+    flags: RuntimeFlags,
     episodes: Episodes = None,
     stochastic: Stochastic = False,
     seed: Seed = None,
     min_return: MinReturn = None,
     versus: Versus = None,
     expect_recorded: ExpectRecorded = False,
-    sets: RuntimeSets = None,
-    workers: Workers = None,
-    fleet: Fleet = None,
-    local: Local = False,
-    env_file: EnvFile = None,
-    allow_modules: AllowModules = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Score a policy over episodes that are always the same."""
-    flags = RuntimeFlags(
-        sets=sets,
-        workers=workers,
-        fleet=fleet,
-        local=local,
-        env_file=env_file,
-        debug=debug,
-        allow_modules=allow_modules,
-    )
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
@@ -115,7 +95,7 @@ def evaluate(
     )
     print_outcome = _print_json if as_json else _print_lines
     print_outcome(file, source, record, checks, versus, other_record)
-    _exit_unless_passed(checks, debug=debug)
+    _exit_unless_passed(checks, debug=flags.debug)
 
 
 def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:

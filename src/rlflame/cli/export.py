@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from rlflame.cli.options import (
-    AllowModules,
     CheckpointFile,
-    Debug,
-    EnvFile,
     Json,
+    add_flag_options,
     load_source,
     print_pairs,
 )
@@ -38,21 +36,19 @@ Check = Annotated[
 ]
 
 
+@add_flag_options("env_file", "allow_modules", "debug")
 def export(
     file: CheckpointFile,
+    flags: RuntimeFlags,
     out: Out = None,
     onnx: Onnx = False,
     check: Check = False,
-    env_file: EnvFile = None,
-    allow_modules: AllowModules = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write the policy alone, without what only training needs."""
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
-    flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
     source, _ = load_source(file, flags)
     from rlflame.config.resolve import make_short_name
     from rlflame.experiment import resume

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlflame.training.stop_signal import SignalStop
 
 
-@add_flag_options
+@add_flag_options()
 def train(
     context: typer.Context,
     flags: TrainFlags,
@@ -69,7 +69,7 @@ def train(
         _train_run(config, preset, init_from, context.obj, plot=plot)
 
 
-@add_flag_options
+@add_flag_options()
 def resume(
     run: ExistingRun,
     flags: RuntimeFlags,

@@ -88,7 +88,7 @@ def resume(
     run_folder = jobs.open_sweep_folder(folder)
     try:
         sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)
-        _await_processes(folder, sweep, show)
+        _await_processes(folder, sweep)
         jobs.check_seeds(folder, sweep, steps)
         if steps is not None:
             sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
@@ -127,16 +127,12 @@ def split_resources(
     return SweepResources(at_once, workers, memory_bound=at_once < requested)
 
 
-def _await_processes(folder: Path, sweep: Sweep, show: RunView) -> None:
+def _await_processes(folder: Path, sweep: Sweep) -> None:
     """The seeds of a sweep that was killed notice it a moment later."""
     deadline = time.monotonic() + _WAIT_S
     for seed in sweep.seeds:
         path = get_seed_folder(folder, seed)
-        note = f"Another process is still training in {path}: waiting up to {_WAIT_S:g} s for it."
         while path.exists() and is_locked(path) and time.monotonic() < deadline:
-            if note:
-                show.show_note(note)
-            note = ""
             time.sleep(0.1)
 
 
