@@ -145,8 +145,10 @@ def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessG
         try:
             await_learners(
                 rendezvous,
-                *(0, size, JOIN_TIMEOUT_S),
-                lambda: any(process.has_exited for process in processes.values()),
+                rank=0,
+                size=size,
+                timeout_s=JOIN_TIMEOUT_S,
+                has_failed=lambda: any(process.has_exited for process in processes.values()),
             )
             with _join_group(runtime, LearnerRank(0, size), rendezvous, processes) as group:
                 yield group

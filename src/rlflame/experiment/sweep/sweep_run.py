@@ -38,7 +38,6 @@ from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_se
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
-_MODULE = "rlflame.experiment.sweep.seed_main"
 #: How long a resume waits for the seeds of a sweep that was killed.
 _WAIT_S = 20.0
 _POLL_S = 0.2
@@ -249,6 +248,7 @@ class _SeedProcess:
         return self.process.terminate(grace_s=grace_s)
 
 
+@dataclass(eq=False)
 class SeedProcesses:
     """Runs a process for each seed, which gets its order first; `fleet` is shared by all.
 
@@ -256,23 +256,15 @@ class SeedProcesses:
     save. Each ends when the sweep's pipe closes, however the sweep ends.
     """
 
-    def __init__(
-        self,
-        orders: Mapping[int, dict[str, Any]],
-        config: RunConfig,
-        folder: RunFolder,
-        view: RunView,
-        stop: StopRequest,
-        fleet: Fleet | None,
-    ) -> None:
-        self._orders = orders
-        self._waiting = deque(orders)
-        self._show_output = config.runtime.debug
-        self._environment = blas.make_child_environment(count_blas_threads(config.learning))
-        self._folder = folder
-        self._view = view
-        self._stop = stop
-        self._fleet = fleet
+    orders: Mapping[int, dict[str, Any]]
+    config: RunConfig
+    folder: RunFolder
+    view: RunView
+    stop: StopRequest
+    fleet: Fleet | None
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(self.orders)
         self._processes: list[_SeedProcess] = []
         self._wake_pipe = WakePipe()
 
@@ -280,8 +272,8 @@ class SeedProcesses:
         """Until all have ended; those that a stop kept from beginning are absent."""
         outcomes: dict[int, SeedOutcome] = {}
         try:
-            while self._processes or (self._waiting and not self._stop.requested):
-                if self._stop.requested:
+            while self._processes or (self._waiting and not self.stop.requested):
+                if self.stop.requested:
                     self._request_stop()
                 elif self._waiting and len(self._processes) < min(at_once, _MAX_PROCESSES):
                     self._start(self._waiting.popleft())
@@ -293,7 +285,7 @@ class SeedProcesses:
                         self._processes.remove(seed_process)
                         assert seed_process.outcome is not None
                         outcomes[seed_process.seed] = seed_process.outcome
-                        self._view.show_seed_end(seed_process.seed, seed_process.outcome)
+                        self.view.show_seed_end(seed_process.seed, seed_process.outcome)
         finally:
             for seed_process in self._processes:
                 seed_process.close()
@@ -301,16 +293,18 @@ class SeedProcesses:
         return outcomes
 
     def _start(self, seed: int) -> None:
-        self._folder.check_held()
-        self._view.show_seed_start(seed)
+        self.folder.check_held()
+        self.view.show_seed_start(seed)
         process = WorkerProcess(
-            module=_MODULE, environment=self._environment, show_output=self._show_output
+            module="rlflame.experiment.sweep.seed_main",
+            environment=blas.make_child_environment(count_blas_threads(self.config.learning)),
+            show_output=self.config.runtime.debug,
         )
         server = None
-        if self._fleet is not None:
-            server = FleetServer(self._fleet, process.channel, self._wake_pipe)
+        if self.fleet is not None:
+            server = FleetServer(self.fleet, process.channel, self._wake_pipe)
         self._processes.append(_SeedProcess(seed, process, server))
-        process.channel.send(MessageKind.ORDER, self._orders[seed])
+        process.channel.send(MessageKind.ORDER, self.orders[seed])
 
     def _request_stop(self) -> None:
         for seed_process in self._processes:
@@ -340,7 +334,7 @@ class SeedProcesses:
 
     def _handle_message(self, seed_process: _SeedProcess, kind: MessageKind, value: Any) -> None:
         if kind is MessageKind.EVENT:
-            self._view.show_seed_event(seed_process.seed, json.loads(value["text"]))
+            self.view.show_seed_event(seed_process.seed, json.loads(value["text"]))
         elif kind is MessageKind.RESULT:
             seed_process.outcome = SeedOutcome("finished" if value["complete"] else "stopped")
         elif kind is MessageKind.FAILED:
