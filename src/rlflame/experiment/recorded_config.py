@@ -14,19 +14,15 @@ from rlflame.config.flags import RuntimeFlags
 from rlflame.config.resolve import resolve_runtime
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
+from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:
     """The config of a run folder, of a checkpoint in one, or of a sweep; empty where it is gone."""
     file = _find_config(target)
-    folder = file.parent
-    if not file.is_file() and list_seed_runs(folder):
-        raise ConfigError(
-            f"{folder} holds seeds, and no {SWEEP_FILE} that says what runs them.", RESTORE_HINT
-        )
     # The checkpoints of a run hold its recipe, but a sweep is what its file says.
-    hint = RESTORE_HINT if is_sweep(folder) else f"mend it or remove it: {format_shell('rm', file)}"
+    is_run = file.name != SWEEP_FILE
+    hint = f"mend it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT
     try:
         return toml_io.read_file(file) if file.is_file() else {}
     except ConfigError as error:

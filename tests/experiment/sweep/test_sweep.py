@@ -550,15 +550,6 @@ def test_a_job_file_that_cannot_be_read_is_not_one_to_remove(tmp_path):
     assert "rm " not in said
 
 
-def test_seeds_without_their_job_file_are_told_as_such(tmp_path):
-    (tmp_path / "job/seed-3").mkdir(parents=True)
-    spoken = rlflame("resume", tmp_path / "job")
-    said = " ".join(spoken.err.split())
-    assert spoken.code == 2
-    assert f"{tmp_path}/job holds seeds, and no job.toml that says what runs them." in said
-    assert "every seed in it is a run that rlflame resume takes alone" in said
-
-
 def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
     """Where the file was edited, what has not begun would be counted with what it is unlike."""
     out = tmp_path / "job"
