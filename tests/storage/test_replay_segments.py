@@ -271,7 +271,7 @@ def test_a_replay_that_is_not_whole_is_refused_before_anything_is_written(stoppe
     assert content(stopped) == before
 
 
-def test_where_an_earlier_checkpoint_is_whole_it_leads_to_the_same_bits(stopped, untouched):
+def test_where_an_earlier_checkpoint_is_whole_it_is_named_first(stopped, untouched):
     """A segment that only the newest one needs; what is advised leads to the same end."""
     last, others = newest(stopped), sorted(stopped.glob("checkpoints/step-*"))[:-1]
     spared = set().union(*map(checkpoint.read_segment_names, others))
@@ -279,9 +279,24 @@ def test_where_an_earlier_checkpoint_is_whole_it_leads_to_the_same_bits(stopped,
     flipped(stopped / "replay" / only)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 1
-    assert "resume an earlier checkpoint of the run" in said.err.replace("\n", " ")
-    resumed(others[-1])
+    assert "goes on from before, to the same bits; rlflame resume" in said.err.replace("\n", " ")
+    advised = Path(re.search(r"rlflame resume (\S+step-\d+\.safetensors) ", said.err)[1])
+    assert advised == others[-1]
+    resumed(advised)
     assert digest_of(stopped) == digest_of(untouched)
+
+
+def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
+    shutil.rmtree(stopped / "replay")
+    with pytest.raises(CheckpointError) as caught:
+        resumed(stopped)
+    # Before the first step no segment is needed.
+    first = stopped / "checkpoints" / step(0)
+    assert caught.value.hint.startswith(f"rlflame resume {first} ")
+    first.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        resumed(stopped)
+    assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
 
 
 def test_a_run_that_is_over_has_no_use_for_an_empty_replay_but_to_go_on(copied):
@@ -299,7 +314,7 @@ def test_a_run_that_was_killed_before_its_score_is_scored_without_a_replay(copie
     shutil.rmtree(copied / "replay")
     with pytest.raises(CheckpointError) as caught:
         resumed(copied)
-    assert caught.value.hint.endswith(f"rlflame resume {copied} --fresh-replay")
+    assert f"rlflame resume {copied} --fresh-replay" in caught.value.hint
     result = resumed(copied, fresh_replay=True)
     assert (result.complete, result.progress.steps) == (True, 96)
     then = checkpoint.load(untouched / "latest.safetensors").evaluation

@@ -195,8 +195,13 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(target: Path) -> str:
-    """What to type where the replay is incomplete; what loses nothing comes first."""
-    return (
-        "resume an earlier checkpoint of the run, which leads to the same bits; or its weights "
-        f"with an empty replay: {format_command('resume', target, '--fresh-replay')}"
-    )
+    """What to type where the replay is incomplete; the command that loses nothing comes first."""
+    fresh_command = format_command("resume", target, "--fresh-replay")
+    hint = f"{fresh_command} goes on with its weights and an empty replay"
+    for path in reversed(list_step_files(find_run(target))):
+        with contextlib.suppress(CheckpointError):
+            snapshot = checkpoint.load(path).snapshot
+            for segment in snapshot.segments if snapshot is not None else ():
+                segment.arrays()
+            return f"{format_command('resume', path)} goes on from before, to the same bits; {hint}"
+    return hint
