@@ -47,19 +47,6 @@ _SHARE_WITHOUT_REMARK = 0.5
 _GRID_POINTS = 200
 
 
-def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
-    """Draw the runs of a folder into a picture in it; an RlflameError without matplotlib."""
-    from rlflame.analysis.plots import matplotlib_backend
-    from rlflame.storage import run_reader, safetensors_file
-
-    matplotlib_backend.check_available()
-    out = folder / name
-    runs, _ = run_reader.read_runs([folder])
-    image = matplotlib_backend.render_image(make_figure(runs, metric=metric), out)
-    safetensors_file.write_atomically(out, image)
-    return out
-
-
 def make_figure(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:

@@ -167,7 +167,7 @@ _OPTIONS: dict[str, Any] = {
 def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for these fields of its parameter `flags`, or for all of them."""
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def add_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)
         flag_type = parameters.pop("flags").annotation
         types = get_type_hints(flag_type)
@@ -191,7 +191,7 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
         run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
         return run
 
-    return decorate
+    return add_options
 
 
 def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:

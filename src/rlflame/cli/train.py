@@ -220,10 +220,11 @@ def _print_dry_run(
 
 
 def _draw_returns(result: RunResult, display: RunView) -> None:
-    from rlflame.analysis import curves
+    from rlflame.analysis.curves import EPISODE_RETURN
+    from rlflame.analysis.plots.matplotlib_backend import write_image
 
     try:
-        out = curves.write_image(result.folder, "returns.png", curves.EPISODE_RETURN)
+        out = write_image(result.folder, "returns.png", EPISODE_RETURN)
     except RlflameError as error:
         display.show_note(f"{error.message} {error.hint}")
     else:

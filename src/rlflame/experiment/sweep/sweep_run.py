@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.analysis import curves
+from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config.module_trust import list_allowed_modules
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -229,7 +229,7 @@ def _make_result(
         safetensors_file.write_atomically(folder / "summary.json", text.encode())
     plot = None
     with suppress(RlflameError):  # without matplotlib or curves
-        plot = curves.write_image(folder, "plot.png")
+        plot = matplotlib_backend.write_image(folder, "plot.png")
     return SweepResult(folder, summary, outcomes, has_trained, plot)
 
 
