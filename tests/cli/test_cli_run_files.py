@@ -269,6 +269,7 @@ def test_a_run_folder_is_no_policy_but_its_best_one_is_named(folder, option):
     ("words", "code"),
     [
         (("eval", "absent.safetensors"), 1),
+        (("eval", "{}/short/best.safetensors", "--min-return", "nan"), 2),
         (("eval", "{}/short/best.safetensors", "--expect-recorded", "--seed", "1"), 2),
         (("inspect", "absent.safetensors"), 1),
         (("inspect", "{}/short", "--recipe"), 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a policy over episodes that are always the same."""
+    if min_return is not None and not math.isfinite(min_return):
+        raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
         raise ConfigError(
             "--expect-recorded runs the recorded episodes and no others.",
