@@ -88,7 +88,7 @@ def from_exception(error: BaseException) -> RlflameError:
         return RlflameError("Memory ran out.", hint)
     if isinstance(error, OSError):
         file_text = f" ({error.filename})" if error.filename is not None else ""
-        hint = "mend that, and type the same again; --debug shows where it was"
+        hint = "mend that, and type the same again"
         return RlflameError(f"The system said: {error.strerror or error}{file_text}.", hint)
     text = str(error).strip().splitlines()
     summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -108,7 +108,7 @@ def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
     assert spoken.code == 1
     assert spoken.err == (
         "rlflame: The system said: No space left on device.\n"
-        "  hint: mend that, and type the same again; --debug shows where it was\n"
+        "  hint: mend that, and type the same again\n"
     )
 
 
