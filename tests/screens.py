@@ -132,8 +132,7 @@ def make_sweep_result(**changes) -> SweepResult:
     finals = np.array([10.0, 20.0, 30.0])
     summary = SweepSummary(
         "CartPole-v1", "ppo", tuple(make_seed(seed, mean) for seed, mean in enumerate(finals)),
-        statistics.summarise(finals), 0, (750, statistics.MeanStd(21.0, 2.0)),
-        statistics.MeanStd(19.5, 3.0),
+        statistics.summarise(finals), 0,
     )  # fmt: skip
     fields = {"has_trained": True, "plot": None, **changes}
     return SweepResult(Path("runs/x"), summary, {}, **fields)

@@ -249,7 +249,7 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
 def test_extending_changes_the_end_and_nothing_else():
     done = api.train(tiny())
     found = checkpoint.load(done.folder / "latest.safetensors")
-    longer = resume.extend_budget(found, 500, FILE)
+    longer = resume.copy_with_end(found, 500)
     assert longer.recipe.stop_at_steps == 500
     assert longer.recipe.learning == found.recipe.learning
     assert longer.recipe.evaluation == found.recipe.evaluation

@@ -24,11 +24,11 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunView
 from rlflame.experiment import components
 from rlflame.experiment.resume import check_environment
-from rlflame.experiment.run import RunHost, open_run, start_run
+from rlflame.experiment.run import RunHost, resume_run, train_run
 from rlflame.experiment.sweep.sweep_run import resume as resume_seeds
 from rlflame.experiment.sweep.sweep_run import train as train_seeds
 from rlflame.fleet import factory
-from rlflame.fleet.base import EventCounter, Fleet
+from rlflame.fleet.base import Fleet
 from rlflame.rendering import policy_render
 from rlflame.rendering.job import RenderOptions, RenderResult
 from rlflame.rollout.policy import Policy
@@ -106,8 +106,7 @@ def train(
         flags = TrainFlags(env=env, algo=algo, sets=sets)
         config, preset = resolve(flags, components.has_continuous_actions)
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
-    with start_run(config, preset=preset, init_from=init_from, host=host) as run:
-        return run.train()
+    return train_run(config, host, preset, init_from)
 
 
 def resume(
@@ -125,8 +124,7 @@ def resume(
     A finished run stays as it is: the result says how it ended.
     """
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
-    with open_run(target, runtime, steps=steps, fresh_replay=fresh_replay, host=host) as run:
-        return run.train()
+    return resume_run(target, runtime, host, steps=steps, fresh_replay=fresh_replay)
 
 
 def evaluate(
@@ -142,11 +140,12 @@ def evaluate(
     if runtime.env_file is not None:
         load_env_file(runtime.env_file)
     source = check_environment(source)
-    counts = EventCounter((show or NullView()).show_fleet_event)
-    fleet_context = (
-        factory.make_fleet(runtime, plan.episodes, counts) if fleet is None else nullcontext(fleet)
-    )
-    with fleet_context as fleet:
+    observer = (show or NullView()).show_fleet_event
+    with (
+        nullcontext(fleet)
+        if fleet
+        else factory.make_fleet(runtime, plan.episodes, observer) as fleet
+    ):
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
 
 

@@ -5,8 +5,8 @@ Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a 
 
 from __future__ import annotations
 
-import errno
 import shlex
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,23 +77,26 @@ class RlflameError(Exception):
         }
 
 
-#: By the system's number of what went wrong.
-_REMEDIES = {
-    errno.ENOSPC: "free some space where the output goes, and type the same again",
-    errno.EDQUOT: "free some of your quota where the output goes, and type the same again",
-    errno.EROFS: "have the output go where it may be written, and type the same again",
-    errno.EMFILE: "ulimit -n 4096, and type the same again",
-    errno.ENAMETOOLONG: "a shorter name",
-    errno.ENOMEM: "free some memory, and type the same again",
-}
-
-
-def from_os_error(error: OSError) -> RlflameError:
-    """What the system said and nobody below has made a sentence of."""
-    reason = error.strerror or str(error)
-    file_text = f" ({error.filename})" if error.filename is not None else ""
-    remedy = _REMEDIES.get(error.errno or 0, "the same with --debug shows where")
-    return RlflameError(f"The system said: {reason}{file_text}.", remedy)
+def from_exception(error: BaseException) -> RlflameError:
+    """The sentence for whatever ended a command; a bug is the cause of its sentence."""
+    if isinstance(error, RlflameError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interruption("Interrupted.", "type the same again", signal.SIGINT)
+    if isinstance(error, MemoryError):
+        hint = "a smaller rollout.steps, rollout.num_slots or buffer_size; of --seeds, --workers 1"
+        return RlflameError("Memory ran out.", hint)
+    if isinstance(error, OSError):
+        file_text = f" ({error.filename})" if error.filename is not None else ""
+        hint = "mend that, and type the same again"
+        return RlflameError(f"The system said: {error.strerror or error}{file_text}.", hint)
+    text = str(error).strip().splitlines()
+    summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    failure = RlflameError(
+        f"Something went wrong inside rlflame ({summary}).", "this is a bug; --debug shows where"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def mark_documented(error: BaseException) -> None:
@@ -121,21 +124,13 @@ class ConfigError(RlflameError):
     exit_code = 2
 
 
-class UnknownEnvironmentError(ConfigError):
-    """Nobody has registered an environment of this id."""
-
-
 def check_extra(
     package: str, consequence: str, extra: str, error_type: type[RlflameError] = ConfigError
 ) -> None:
     """Raise the error with the command to type where a package of an extra is not installed."""
     from importlib.util import find_spec
 
-    try:
-        missing = find_spec(package) is None
-    except ValueError:  # something else stands in its place
-        missing = True
-    if missing:
+    if find_spec(package) is None:
         raise error_type(
             f"{package} is not installed, so {consequence}.", f"pip install 'rlflame[{extra}]'"
         )
@@ -143,21 +138,6 @@ def check_extra(
 
 class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
-
-
-class WriteError(CheckpointError):
-    """A disk that is full or may not be written; what was committed before stays as it was.
-
-    `remedy` is what to see to before anything is typed.
-    """
-
-    def __init__(self, message: str, remedy: str, next_command: str) -> None:
-        super().__init__(message, f"{remedy}, then {next_command}")
-        self.remedy = remedy
-
-
-class LostFolderError(CheckpointError):
-    """A run folder that is not at its path any more, or that another process can lock."""
 
 
 class DamagedCheckpointsError(CheckpointError):
@@ -189,12 +169,8 @@ class LearningError(RlflameError):
 class LearnerFailure(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
-    def __init__(
-        self, message: str, hint: str = "", detail: str = "", *, hung: bool = False
-    ) -> None:
-        super().__init__(message, hint, detail)
-        #: Whether the time was over; a learner that ended is noticed at once.
-        self.hung = hung
+    #: Whether the time was over; a learner that ended is noticed at once.
+    hung = False
 
 
 class Interruption(RlflameError):

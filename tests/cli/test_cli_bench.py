@@ -332,7 +332,7 @@ def test_without_a_cluster_flame_is_unreachable():
         (("rollouts", "--fleet", "local,flame"), "--fleet is local,flame"),
         (("scaling", "--env", "ant", "--episode-ms", "5"), "exclude each other"),
         (("scaling", "--algo", "ppo"), "are for --env"),
-        (("rollouts", "--env", "hoper"), "did you mean"),
+        (("rollouts", "--env", "hoper"), "Did you mean"),
         (("replay", "--env", "cartpole"), "--env pendulum, or another"),
         (("replay", "--transitions", "1000000001"), "'--transitions'"),
         (("replay", "--transitions", "0"), "--transitions"),

@@ -83,20 +83,19 @@ def test_a_word_that_means_nothing_is_a_sentence_and_the_next_command(words, com
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "option"),
     [
-        (("train", "--steps", "1e4"), "'1e4' is no whole number"),
-        (("train", "--steps=", "--env", "hopper"), "'' is no whole number"),
-        (("train", "--until-return", "abc"), "'abc' is no number"),
-        (("bench", "rollouts", "--seconds", "-1"), "-1 is not greater than or equal to 0."),
-        (("bench", "scaling", "--repeat=0"), "0 is not greater than or equal to 1."),
+        (("train", "--steps", "1e4"), "--steps"),
+        (("train", "--steps=", "--env", "hopper"), "--steps"),
+        (("train", "--until-return", "abc"), "--until-return"),
+        (("bench", "rollouts", "--seconds", "-1"), "--seconds"),
+        (("bench", "scaling", "--repeat=0"), "--repeat"),
     ],
 )
-def test_what_is_no_number_is_shown(words, said):
+def test_the_option_of_what_is_no_number_is_named(words, option):
     spoken = finished(process(*words))
     assert spoken.code == 2
-    older = ("is not a valid", "is not in the range")  # as older Typers say it
-    assert any(words in spoken.err for words in (said, *older))
+    assert f"Invalid value for '{option}'" in spoken.err
 
 
 # Signals
@@ -109,7 +108,7 @@ def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
     assert spoken.code == 1
     assert spoken.err == (
         "rlflame: The system said: No space left on device.\n"
-        "  hint: free some space where the output goes, and type the same again\n"
+        "  hint: mend that, and type the same again\n"
     )
 
 
@@ -626,16 +625,6 @@ def test_closed_streams_and_no_home(closed, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
     for file in (tmp_path / "x").rglob("*"):
         assert not file.is_file() or b"a word" not in file.read_bytes(), file
-
-
-@pytest.mark.parametrize("words", ["train --env cartpole", "runs", "eval x.safetensors"])
-def test_a_current_folder_that_is_gone_is_a_sentence(words, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    run = f"cd '{gone}' && rmdir '{gone}' && exec '{sys.executable}' -m rlflame {words}"
-    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.startswith("rlflame: The current folder is gone: removed, or renamed.")
 
 
 def test_commands_that_do_not_train_do_without_what_begins_early():

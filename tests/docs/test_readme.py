@@ -23,8 +23,10 @@ from rlflame.bench.rollouts import RolloutsBenchmark
 from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.config import resolve as config_resolve
 from rlflame.config.recipe import RunConfig
+from rlflame.config.resolve import make_short_name
 from rlflame.experiment import resume as experiment_resume
-from rlflame.experiment.sweep import sweep, sweep_run
+from rlflame.experiment.sweep import sweep_run
+from rlflame.storage.sweep_folder import format_folder_name
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -115,8 +117,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def two(config: RunConfig, seeds: Any, **words: Any) -> Any:
         """Under the name that all of them would have had."""
-        out = {"out": str(sweep.choose_sweep_path(config, tuple(seeds)))}
-        runtime = config.runtime.model_copy(update=out)
+        learning = config.learning
+        name = f"{make_short_name(learning.environment.id)}-{learning.algorithm}"
+        out = config.runtime.out or f"runs/{name}-{format_folder_name(seeds)}"
+        runtime = config.runtime.model_copy(update={"out": out})
         return train(config.model_copy(update={"runtime": runtime}), seeds[:2], **words)
 
     train, resume = sweep_run.train, sweep_run.resume

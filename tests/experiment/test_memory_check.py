@@ -89,11 +89,11 @@ def test_a_limit_on_addresses_counts_too(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GB, resource.RLIM_INFINITY))
     here = machine(tmp_path, {**MEMINFO, "proc/self/statm": "1000 7 7 7 0 7 0\n"})
     left = 3 * GB - 1000 * resource.getpagesize()
-    assert measure_usable_bytes(here) == tuple(left - kept for kept in RESERVED_BYTES)
+    assert measure_usable_bytes(here) == left - RESERVED_BYTES
     assert (
         measure_available_bytes(here) == AVAILABLE
     )  # which other processes share, and this limit not
     (tmp_path / "proc/self/statm").unlink()
-    assert measure_usable_bytes(here) == (AVAILABLE - PROCESS_BYTES,) * 2
+    assert measure_usable_bytes(here) == AVAILABLE - PROCESS_BYTES
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, resource.RLIM_INFINITY))
-    assert measure_usable_bytes(machine(tmp_path, {**MEMINFO, "proc/self/statm": "1\n"})) == (0, 0)
+    assert measure_usable_bytes(machine(tmp_path, {**MEMINFO, "proc/self/statm": "1\n"})) == 0

@@ -60,12 +60,11 @@ def test_learners_that_cannot_share_are_refused_before_the_batch_is_scaled():
     assert not list(Path().iterdir())
 
 
-def test_memory_is_checked_in_a_sweep_too_and_noted_in_a_dry_run(monkeypatch):
-    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (10_000, 10_000))
+def test_memory_is_checked_in_a_sweep_too_and_not_in_a_dry_run(monkeypatch):
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: 1_000)
     for more in ((), ("--seeds", "0-1")):
         refused = rlflame("train", *TINY, *more)
         assert refused.code == 2
-        assert "and 10 kB are available" in refused.err
-    shown = rlflame("train", *TINY, "--dry-run")
-    assert (shown.code, "Not on this machine: " in shown.err) == (0, True)
+        assert "and 1 kB are available" in refused.err
+    assert rlflame("train", *TINY, "--dry-run").code == 0
     assert not list(Path().iterdir())

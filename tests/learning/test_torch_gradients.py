@@ -52,7 +52,7 @@ def test_where_there_is_no_card_auto_is_the_processor_and_cuda_is_refused(tmp_pa
 
     spoken = rlflame(*words, "--device", "cuda")
     assert spoken.code == 2
-    assert "torch finds no CUDA device here." in spoken.err
+    assert "finds no CUDA device here." in spoken.err
 
     # A recipe from elsewhere.
     sets = ("--set", "learning.device=cuda", "--set", "learning.provider=torch")

@@ -28,7 +28,6 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, LearningError
 from rlflame.experiment import preflight
 from rlflame.learning.buffers import replay_buffer
-from rlflame.learning.buffers.replay_buffer import ReplayShape
 from rlflame.rollout.task import Fragment
 from rlflame.storage import checkpoint, run_folder, run_recorder, safetensors_file
 from rlflame.storage.replay_segments import SegmentFiles
@@ -300,51 +299,12 @@ def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
     assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
 
 
-def advised(hint, after="rlflame"):
-    """The target of the `rlflame resume` that a hint has after these words, and its steps."""
-    words = hint[hint.index(after) :].split("rlflame resume ", 1)[1].split()
-    steps = int(words[words.index("--steps") + 1]) if "--steps" in words[:4] else None
-    return Path(words[0]), steps
-
-
-def only_needed_by_the_last(folder):
-    """Segments that no checkpoint but the newest names."""
-    *others, last = sorted(folder.glob("checkpoints/step-*.safetensors"))
-    spared = set().union(*map(checkpoint.read_segment_names, others))
-    return [folder / "replay" / name for name in checkpoint.read_segment_names(last) - spared]
-
-
-def test_what_is_advised_goes_as_far_as_was_asked_for(copied, tmp_path):
-    other = Path(shutil.copytree(copied, tmp_path / "other"))
-    resumed(other, steps=160)
-    resumed(copied, steps=128)
-    for file in only_needed_by_the_last(copied):
-        file.unlink()
-    with pytest.raises(CheckpointError) as caught:
-        resumed(copied, steps=160)
-    target, steps = advised(caught.value.hint)
-    # Its own budget was 96 steps.
-    assert (target, steps) == (copied / "checkpoints" / step(96), 160)
-    assert advised(caught.value.hint, "to the same bits; ") == (copied, 160)
-    said = rlflame("inspect", copied)
-    # Nobody has asked for more than the 128 that it has, so with an empty replay twice as many.
-    # The first of the two has asked for that end already.
-    assert advised(said.err) == (copied / "checkpoints" / step(96), None)
-    assert advised(said.err, "to the same bits; ") == (copied, 256)
-    resumed(target, steps=steps)
-    assert digest_of(copied) == digest_of(other)
-
-
 def test_a_run_that_is_over_has_no_use_for_an_empty_replay_but_to_go_on(copied):
-    shutil.rmtree(copied / "replay")
-    with pytest.raises(CheckpointError) as caught:
-        resumed(copied, steps=128)
-    assert advised(caught.value.hint, "to the same bits; ") == (copied, 128)
     before = content(copied)
     said = rlflame("resume", copied, "--fresh-replay")
     assert said.code == 2
     assert "This run is over: it ended at step 96" in said.err
-    assert advised(said.err) == (copied, 192)
+    assert "--steps N" in said.err
     assert {**content(copied), ".lock": b""} == {**before, ".lock": b""}
     assert resumed(copied, fresh_replay=True, steps=192).progress.steps == 192
 
@@ -354,7 +314,7 @@ def test_a_run_that_was_killed_before_its_score_is_scored_without_a_replay(copie
     shutil.rmtree(copied / "replay")
     with pytest.raises(CheckpointError) as caught:
         resumed(copied)
-    assert advised(caught.value.hint, "to the same bits; ") == (copied, None)
+    assert f"rlflame resume {copied} --fresh-replay" in caught.value.hint
     result = resumed(copied, fresh_replay=True)
     assert (result.complete, result.progress.steps) == (True, 96)
     then = checkpoint.load(untouched / "latest.safetensors").evaluation
@@ -367,12 +327,11 @@ def test_a_run_that_has_its_return_is_begun_anew_with_the_command_that_is_advise
     sections = {"learning": LEARNING, "evaluation": evaluation}
     result = api.train(failpoints.config(out=folder, **sections))
     assert result.progress.reached
-    for words in (("--fresh-replay",), ("--steps", "999")):
-        said = rlflame("resume", folder, *words)
-        assert said.code == 2
-        (command,) = re.findall(r"rlflame (train .*?until_return=none)", said.err)
-        assert rlflame(*shlex.split(command), "--dry-run").code == 0
-    assert "begins a new run with its weights" in rlflame("resume", folder, "--fresh-replay").err
+    assert rlflame("resume", folder, "--fresh-replay").code == 2
+    said = rlflame("resume", folder, "--steps", "999")
+    assert said.code == 2
+    (command,) = re.findall(r"rlflame (train .*?until_return=none)", said.err)
+    assert rlflame(*shlex.split(command), "--dry-run").code == 0
     assert shlex.split(result.resume_command)[1:] == shlex.split(command)
 
 
@@ -428,18 +387,6 @@ def test_a_replay_is_taken_up_in_the_memory_of_the_empty_one():
     ring = second._ring
     second.load_state(first.get_state(), first.list_segments())
     assert second._ring is ring
-
-
-def test_a_run_of_another_lineage_is_not_advised(copied, tmp_path):
-    """As it stands where the process died between the two files of a replay begun anew."""
-    other = Path(shutil.copytree(copied, tmp_path / "other"))
-    resumed(other / "checkpoints" / step(64), fresh_replay=True)
-    shutil.copyfile(other / "checkpoints" / step(64), copied / "checkpoints" / step(64))
-    for file in only_needed_by_the_last(copied):
-        file.unlink()
-    with pytest.raises(CheckpointError) as caught:
-        resumed(copied, steps=128)
-    assert advised(caught.value.hint) == (copied / "checkpoints" / step(32), 128)
 
 
 def forget(path, name):
@@ -635,9 +582,9 @@ def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path)
 # What it costs.
 
 
-def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
+def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     available = 123_456_789
-    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (available, available))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: available)
     words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
@@ -647,19 +594,14 @@ def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stoppe
     assert "A replay of 1,000,000 transitions takes 459 MB of memory" in said.err
     assert "and 123 MB are available for it" in said.err
     assert not out.exists()
-    (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
-    assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8, 1000).nbytes <= available
-    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (available, 5000))
-    said = rlflame(*words, "--out", out)
-    assert "raise a limit" in said.err  # a replay of a few steps is no way on
+    assert "a smaller learning.sac.buffer_size" in said.err
     # A dry run may be for another machine.
     said = rlflame(*words, "--dry-run")
     assert said.code == 0
-    assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
-    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: (1000, 1000))
+    monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: 1000)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2
-    assert "resume on another machine" in said.err.replace("\n", " ")
+    assert "take another machine" in said.err.replace("\n", " ")
 
 
 def test_what_a_replay_takes_is_said_at_the_start(tmp_path):

@@ -25,7 +25,7 @@ from commands import rlflame
 
 from rlflame import api
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import CheckpointError, LearningError, LostFolderError
+from rlflame.errors import CheckpointError, LearningError
 from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
@@ -275,7 +275,7 @@ def test_a_run_whose_folder_was_moved_writes_nothing_at_its_path(write, successo
         offer(recorder, at(whole, 32))
         path.rename(tmp_path / "old")
         second = RunFolder.create(path) if successor else None
-        with pytest.raises(LostFolderError) as lost:
+        with pytest.raises(CheckpointError) as lost:
             writes(recorder, whole)[write]()
         assert str(path) in lost.value.message
         assert "rlflame resume" in lost.value.hint
@@ -298,7 +298,7 @@ def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whol
         "machines.json": lambda: log.record_work(0),
         "config.toml": run.Run(folder, whole, INLINE, run.RunHost(), None)._write_config,
     }[file]
-    with pytest.raises(LostFolderError):
+    with pytest.raises(CheckpointError):
         write()
     assert not (folder.path / file).exists()
     for held in (folder, second):
@@ -310,7 +310,7 @@ def test_a_run_whose_lock_was_removed_is_saved_and_stops(tmp_path, whole):
     with recording(path, fresh(whole), every_steps=1000) as (recorder, _):
         offer(recorder, at(whole, 32))
         (path / ".lock").unlink()
-        with pytest.raises(LostFolderError) as lost:
+        with pytest.raises(CheckpointError) as lost:
             offer(recorder, at(whole, 64))
         assert lost.value.hint == f"rlflame resume {path}"
     assert names(path) == [step(32), step(64)]

@@ -154,7 +154,7 @@ def make_replay_case(
     try:
         components.make_policy_spec(recipe.learning, case.env)
         hint = "fewer --transitions"
-        check_memory(recipe, case.env, resumed=False)
+        check_memory(recipe, case.env)
     except ConfigError as error:
         raise ConfigError(error.message, hint) from error
     return replace(case, recipe=recipe), runtime

@@ -11,8 +11,6 @@ import contextlib
 import functools
 import io
 import os
-import re
-import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -37,7 +35,7 @@ from rlflame.console.output import (
     print_note_lines,
     print_result,
 )
-from rlflame.errors import ConfigError, Interruption, RlflameError, from_os_error, is_documented
+from rlflame.errors import ConfigError, from_exception, is_documented
 
 if TYPE_CHECKING:
     from rlflame.fleet.prestart import PrestartPool
@@ -78,7 +76,6 @@ def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> None:
         try:
-            _check_folder()
             command(*args, **options)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -88,7 +85,7 @@ def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
             mute(sys.stdout)
             raise typer.Exit(1) from None
         except (Exception, KeyboardInterrupt) as error:
-            failure = _make_failure(error)
+            failure = from_exception(error)
             as_json = bool(options.get("json_lines") or options.get("as_json"))
             as_json = as_json and not is_documented(error)
             print_error(failure, debug=bool(options.get("debug")), as_json=as_json)
@@ -99,40 +96,7 @@ def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _check_folder() -> None:
-    """Where the shell stands in a folder that is gone, no name in it is found and no file made."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise RlflameError(
-            "The current folder is gone: removed, or renamed.", "cd to another one"
-        ) from None
-
-
-def _make_failure(error: BaseException) -> RlflameError:
-    """The sentence for whatever ended a command."""
-    if isinstance(error, RlflameError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        return Interruption("Interrupted.", "type the same again", signal.SIGINT)
-    if isinstance(error, MemoryError):
-        hint = "take less at a time: a smaller rollout.steps or rollout.num_slots, or buffer_size"
-        return RlflameError("Memory ran out.", hint)
-    if isinstance(error, OSError):
-        return from_os_error(error)
-    text = str(error).strip().splitlines()
-    summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    failure = RlflameError(
-        f"Something went wrong inside rlflame ({summary}).", "this is a bug; --debug shows where"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def _make_group(**options: Any) -> typer.Typer:
-    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, **options)
-
-
+GROUP_SETTINGS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "resume": resume,
@@ -151,15 +115,14 @@ for name, command in COMMANDS.items():
     # Whatever looks like an option and is none, such as --vs, stays among report's arguments.
     settings = {"ignore_unknown_options": True} if name == "report" else {}
     app.command(name, context_settings=settings)(handle_errors(command))
-bench_group = _make_group(invoke_without_command=True)
+bench_group = typer.Typer(invoke_without_command=True, **GROUP_SETTINGS)
 bench_group.callback()(handle_errors(bench.bench))
-bench_group.command("rollouts")(handle_errors(bench.rollouts))
-bench_group.command("scaling")(handle_errors(bench.scaling))
-bench_group.command("replay")(handle_errors(bench.replay))
-bench_group.command("learners")(handle_errors(bench.learners))
+for command in (bench.rollouts, bench.scaling, bench.replay, bench.learners):
+    bench_group.command()(handle_errors(command))
 app.add_typer(bench_group, name="bench")
-trust_group = _make_group(
-    help="Manage the modules that checkpoints, configs and run folders may import."
+trust_group = typer.Typer(
+    help="Manage the modules that checkpoints, configs and run folders may import.",
+    **GROUP_SETTINGS,
 )
 trust_group.command("add")(handle_errors(listings.add))
 trust_group.command("remove")(handle_errors(listings.remove))
@@ -176,7 +139,7 @@ def main(head_start: PrestartPool | None = None) -> None:
         code = 130
     except OSError as error:  # from --help and --version, which run no command
         if not isinstance(error, BrokenPipeError):
-            print_error(from_os_error(error), as_json="--json" in sys.argv)
+            print_error(from_exception(error), as_json="--json" in sys.argv)
         discard_unwritten_results()
         code = 1
     except Exception as error:
@@ -202,28 +165,11 @@ def _print_usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
         print_note_lines(str(error.format_message()))
         return int(error.exit_code)
-    if str(error.message).startswith("Input should"):
-        error.message = _describe_bad_number(error)
     message = str(error.format_message())
     message += "" if message[-1:] in ".?)" else "."
     command = error.ctx.command_path if error.ctx is not None else "rlflame"
     print_error(ConfigError(message, f"{command} --help"), as_json="--json" in sys.argv)
     return int(error.exit_code)
-
-
-def _describe_bad_number(error: Any) -> str:
-    """What was typed where a number belongs, which the message leaves out."""
-    names = getattr(error.param, "opts", ())
-    value_text = ""
-    for word, next_word in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name in names:
-            value_text = value if equals else next_word
-    bound = re.match(r"Input should be ((?:greater|less) than .*)", error.message)
-    if bound:
-        return f"{value_text} is not {bound[1].rstrip('.')}."
-    kind = "whole number" if "integer" in error.message else "number"
-    return f"{value_text!r} is no {kind}."
 
 
 def _prepare_streams() -> None:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlflame.cli.options import (
-    AllowModules,
     CheckpointFile,
-    Debug,
-    EnvFile,
-    Fleet,
     Json,
-    Local,
-    RuntimeSets,
-    Workers,
+    add_flag_options,
     load_source,
     print_machine_differences,
     print_pairs,
@@ -57,42 +51,19 @@ ExpectRecorded = Annotated[
 ]
 
 
-class _Outcome(NamedTuple):
-    file: Path
-    source: Checkpoint
-    record: EvaluationRecord
-    checks: list[EvaluationCheck]
-    versus: Path | None
-    other_record: EvaluationRecord | None
-
-
+@add_flag_options("sets", "workers", "fleet", "local", "env_file", "allow_modules", "debug")
 def evaluate(
     file: CheckpointFile,
+    flags: RuntimeFlags,
     episodes: Episodes = None,
     stochastic: Stochastic = False,
     seed: Seed = None,
     min_return: MinReturn = None,
     versus: Versus = None,
     expect_recorded: ExpectRecorded = False,
-    sets: RuntimeSets = None,
-    workers: Workers = None,
-    fleet: Fleet = None,
-    local: Local = False,
-    env_file: EnvFile = None,
-    allow_modules: AllowModules = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Score a policy over episodes that are always the same."""
-    flags = RuntimeFlags(
-        sets=sets,
-        workers=workers,
-        fleet=fleet,
-        local=local,
-        env_file=env_file,
-        debug=debug,
-        allow_modules=allow_modules,
-    )
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
@@ -122,9 +93,9 @@ def evaluate(
     checks = comparison.check_evaluation(
         source, record, min_return, differences if expect_recorded else None
     )
-    outcome = _Outcome(file, source, record, checks, versus, other_record)
-    (_print_json if as_json else _print_lines)(outcome)
-    _exit_unless_passed(checks, debug=debug)
+    print_outcome = _print_json if as_json else _print_lines
+    print_outcome(file, source, record, checks, versus, other_record)
+    _exit_unless_passed(checks, debug=flags.debug)
 
 
 def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
@@ -135,12 +106,18 @@ def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
             raise typer.Exit(1)
 
 
-def _print_lines(outcome: _Outcome) -> None:
+def _print_lines(
+    file: Path,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    checks: list[EvaluationCheck],
+    versus: Path | None,
+    other_record: EvaluationRecord | None,
+) -> None:
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.experiment import comparison
     from rlflame.training.evaluation import compute_paired_difference
 
-    file, source, record, checks, versus, other_record = outcome
     learning, choice = source.recipe.learning, "sampled" if record.stochastic else "best"
     lines = [
         ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
@@ -161,14 +138,19 @@ def _print_lines(outcome: _Outcome) -> None:
                 f"over the same episodes: {comparison.format_comparison(difference)}",
             ),
         ]
-    lines += [("check", check.text) for check in checks if check.passed]
-    print_pairs(lines)
+    print_pairs([*lines, *(("check", check.text) for check in checks if check.passed)])
 
 
-def _print_json(outcome: _Outcome) -> None:
+def _print_json(
+    file: Path,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    checks: list[EvaluationCheck],
+    versus: Path | None,
+    other_record: EvaluationRecord | None,
+) -> None:
     from rlflame.training.evaluation import compute_paired_difference
 
-    file, source, record, checks, versus, other_record = outcome
     fields: dict[str, Any] = {
         "policy": str(file),
         "environment": source.recipe.learning.environment.id,

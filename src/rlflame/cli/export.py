@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlflame.cli.options import (
-    AllowModules,
     CheckpointFile,
-    Debug,
-    EnvFile,
     Json,
+    add_flag_options,
     load_source,
     print_pairs,
 )
 from rlflame.config.flags import RuntimeFlags
-from rlflame.console.output import as_json_text, print_note, print_result
-from rlflame.errors import ConfigError, RlflameError, format_command
-
-if TYPE_CHECKING:
-    from rlflame.storage.checkpoint import Checkpoint
+from rlflame.console.output import as_json_text, print_result
+from rlflame.errors import ConfigError, RlflameError
 
 Out = Annotated[
     Path | None,
@@ -41,21 +36,19 @@ Check = Annotated[
 ]
 
 
+@add_flag_options("env_file", "allow_modules", "debug")
 def export(
     file: CheckpointFile,
+    flags: RuntimeFlags,
     out: Out = None,
     onnx: Onnx = False,
     check: Check = False,
-    env_file: EnvFile = None,
-    allow_modules: AllowModules = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write the policy alone, without what only training needs."""
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
-    flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
     source, _ = load_source(file, flags)
     from rlflame.config.resolve import make_short_name
     from rlflame.experiment import resume
@@ -74,36 +67,20 @@ def export(
             difference = files.measure_onnx_difference(source, data)
     else:
         files.write_policy(source, out)
-        if source.evaluation is None:
-            print_note(
-                f"The policy has no recorded evaluation. {format_command('eval', out)} scores it."
-            )
-    passed = difference is None or difference <= files.TOLERANCE
-    _print_file(source, out, difference, passed, as_json=as_json)
+    size, passed = out.stat().st_size, difference is None or difference <= files.TOLERANCE
+    if as_json:
+        fields = {"file": str(out), "bytes": size, "environment": source.env.id,
+                  "difference": difference, "passed": passed}  # fmt: skip
+        print_result(as_json_text(fields))
+    else:
+        lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
+        if difference is not None:
+            count = f"{files.OBSERVATION_COUNT:,} observations"
+            lines.append(("check", f"the largest difference over {count} is {difference:.2g}"))
+        print_pairs(lines)
     if not passed:
         raise RlflameError(
             f"The model's actions differ from the policy's by {difference:.2g}, more than "
             f"{files.TOLERANCE:g}.",
             "this is a bug in rlflame, or in the onnxruntime that is installed",
         )
-
-
-def _print_file(
-    source: Checkpoint, out: Path, difference: float | None, passed: bool, *, as_json: bool
-) -> None:
-    from rlflame.console.recipe_summary import format_evaluation
-    from rlflame.storage.export import OBSERVATION_COUNT
-
-    size = out.stat().st_size
-    if as_json:
-        fields = {"file": str(out), "bytes": size, "environment": source.env.id,
-                  "difference": difference, "passed": passed}  # fmt: skip
-        print_result(as_json_text(fields))
-        return
-    lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
-    if source.evaluation is not None and out.suffix.lower() != ".onnx":
-        lines.append(("recorded", format_evaluation(source.evaluation)))
-    if difference is not None:
-        text = f"the largest difference over {OBSERVATION_COUNT:,} observations is {difference:.2g}"
-        lines.append(("check", text))
-    print_pairs(lines)

@@ -78,7 +78,7 @@ def inspect(
         _print_entries(entries, differences, len(files))
     broken = [entry for entry in entries if entry.replay and entry.replay.problem]
     for entry in broken:
-        print_note(f"{resume.format_replay_hint(entry.checkpoint, entry.path)}.")
+        print_note(f"{resume.format_replay_hint(entry.path)}.")
     if broken or any(differences):
         raise typer.Exit(1)
 

@@ -160,31 +160,38 @@ _OPTIONS: dict[str, Any] = {
     "quiet": typer.Option("--quiet", "-q", help="Only the run folder, at the end."),
     "plain": typer.Option("--plain", help="Lines, also on a terminal."),
     "debug": Debug,
+    "fresh_replay": FreshReplay,
 }
 
 
-def add_flag_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of its parameter `flags`."""
-    parameters = dict(inspect.signature(command, eval_str=True).parameters)
-    flag_type = parameters.pop("flags").annotation
-    types = get_type_hints(flag_type)
-    defaults = {field.name: field.default for field in dataclasses.fields(flag_type)}
+def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for these fields of its parameter `flags`, or for all of them."""
 
-    @functools.wraps(command)
-    def run(**options: Any) -> None:
-        flags = flag_type(**{name: options.pop(name) for name in defaults})
-        command(**options, flags=flags)
+    def add_options(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = dict(inspect.signature(command, eval_str=True).parameters)
+        flag_type = parameters.pop("flags").annotation
+        types = get_type_hints(flag_type)
+        fields = [item for item in dataclasses.fields(flag_type) if item.name in names or not names]
 
-    kind = inspect.Parameter.KEYWORD_ONLY
-    for name, default in defaults.items():
-        option = RuntimeSets if name == "sets" and flag_type is RuntimeFlags else _OPTIONS[name]
-        typed = option if get_origin(option) is Annotated else Annotated[types[name], option]
-        parameters[name] = inspect.Parameter(name, kind, default=default, annotation=typed)
-    order = ["context", "run", *_OPTIONS, "fresh_replay"]
-    ordered = [parameters[name].replace(kind=kind) for name in sorted(parameters, key=order.index)]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
-    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-    return run
+        @functools.wraps(command)
+        def run(**options: Any) -> None:
+            flags = flag_type(**{item.name: options.pop(item.name) for item in fields})
+            command(**options, flags=flags)
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for name, default in ((item.name, item.default) for item in fields):
+            option = RuntimeSets if name == "sets" and flag_type is RuntimeFlags else _OPTIONS[name]
+            typed = option if get_origin(option) is Annotated else Annotated[types[name], option]
+            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=typed)
+        order = [name for name in parameters if name not in _OPTIONS] + [*_OPTIONS]
+        ordered = [
+            parameters[name].replace(kind=kind) for name in sorted(parameters, key=order.index)
+        ]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+        run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        return run
+
+    return add_options
 
 
 def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:

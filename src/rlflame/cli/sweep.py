@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from rlflame.terminal_text import format_count
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.config.runtime import RuntimeSettings
-    from rlflame.console.base import RunView, SweepResult
+    from rlflame.console.base import SweepResult
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -24,73 +25,51 @@ def parse_seeds(
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.config.validation import parse_set
 
-    _check_no_torchrun("rlflame train --seeds without torchrun, or one --seed")
-    options = [] if seed is None else [f"--seed {seed}"]
-    options += [f"--set {text}" for text in sets if parse_set(text)[0] == "learning.seed"]
-    options += ["--plot"] if plot else []
-    if options:
+    if seed is not None or plot or any(parse_set(text)[0] == "learning.seed" for text in sets):
         raise ConfigError(
-            f"{options[0]} and --seeds {seeds} exclude each other.", f"leave out {options[0]}"
+            f"--seeds {seeds} excludes --seed, --set learning.seed and --plot.", "leave them out"
         )
     return sweep_folder.parse_seeds(seeds)
 
 
 def check_learners(learners: int) -> None:
     """Seeds need no help: each is one process, and as many run side by side as there are cores."""
-    if learners > 1:
+    if learners > 1 or read_rank() is not None:
         raise ConfigError(
-            f"--seeds trains several seeds at once, each with one learner, and not {learners}.",
-            "leave out --learners; or --seed N for one run",
-        )
-
-
-def _check_no_torchrun(hint: str) -> None:
-    if read_rank() is not None:
-        raise ConfigError(
-            "The processes that torchrun starts learn in one run, and --seeds are several.", hint
+            "--seeds trains several seeds at once, each with one learner.",
+            "leave out --learners and torchrun; or --seed N for one run",
         )
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
-    from rlflame.console.display import make_display
     from rlflame.experiment.sweep import sweep_run
-    from rlflame.training.stop_signal import SignalStop
 
-    display = make_display(config.runtime.progress, sweep=True)
-    with SignalStop() as stop:
-        result = sweep_run.train(
-            config, seeds, preset=preset, init_from=init_from, show=display, stop=stop
-        )
-    _finish_sweep(result, config.runtime, display, stop)
+    run = partial(sweep_run.train, config, seeds, preset=preset, init_from=init_from)
+    _run_sweep(run, config.runtime)
 
 
 def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
-    from rlflame.console.display import make_display
     from rlflame.experiment.sweep import sweep_run
-    from rlflame.training.stop_signal import SignalStop
 
-    _check_no_torchrun(f"{format_command('resume', folder)} without torchrun")
     check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
-            "the seed that needs it: "
-            + format_command("resume", f"{folder}/seed-0", "--fresh-replay"),
+            f"the seed that needs it: {folder}/seed-N",
         )
+    _run_sweep(partial(sweep_run.resume, folder, runtime, steps=steps), runtime)
+
+
+def _run_sweep(run: Callable[..., SweepResult], runtime: RuntimeSettings) -> None:
+    from rlflame.console.display import make_display
+    from rlflame.training.stop_signal import SignalStop
+
     display = make_display(runtime.progress, sweep=True)
     with SignalStop() as stop:
-        result = sweep_run.resume(folder, runtime, steps=steps, show=display, stop=stop)
-    _finish_sweep(result, runtime, display, stop)
-
-
-def _finish_sweep(
-    result: SweepResult, runtime: RuntimeSettings, display: RunView, stop: SignalStop
-) -> None:
+        result = run(show=display, stop=stop)
     display.show_result(result)
-    if result.plot is None and runtime.progress not in ("json", "quiet"):
-        _draw_curves(result)
     error = _make_failure(result, stop)
     if error is not None:
         if runtime.progress == "json":
@@ -102,7 +81,9 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
     resume_command = format_command("resume", result.folder)
     seeds = format_count(len(result.summary.seeds), "seed")
-    if not result.complete and stop.signal_number is not None:
+    if result.complete:
+        return None
+    if stop.signal_number is not None:
         finished = sum(entry.state == "finished" for entry in result.summary.seeds)
         return Interruption(
             f"Stopped with {finished} of {seeds} finished; everything is saved.",
@@ -111,29 +92,12 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
         )
     failures = result.failures
     if not failures:
-        if result.complete:
-            return None
         return RlflameError("Not all seeds have finished.", resume_command)
-    first_seed, error = next(iter(failures.items()))
-    more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+    seed, error = next(iter(failures.items()))
     failure = RlflameError(
-        f"{len(failures)} of {seeds} failed: seed {first_seed} "
-        f"({error.message.rstrip('.')}){more}.",
+        f"{len(failures)} of {seeds} failed; seed {seed}: {error.message}",
         resume_command if not error.hint else f"{error.hint}; then {resume_command}",
     )
     codes = {entry.exit_code for entry in failures.values()}
     failure.exit_code = codes.pop() if len(codes) == 1 else 1
     return failure
-
-
-def _draw_curves(result: SweepResult) -> None:
-    """The curves in characters, where no picture could be drawn."""
-    from rlflame.analysis import curves
-    from rlflame.cli.plot import draw_in_terminal
-    from rlflame.storage import run_reader
-
-    try:
-        runs, _ = run_reader.read_runs([result.folder])
-        draw_in_terminal(curves.make_figure(runs))
-    except RlflameError:
-        return  # nothing recorded yet makes no curve

@@ -22,22 +22,20 @@ from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
 from rlflame.console.output import (
     as_json_text,
     format_pairs,
-    print_note,
     print_result,
     print_result_lines,
 )
-from rlflame.errors import ConfigError, Interruption, RlflameError, format_command
+from rlflame.errors import Interruption, RlflameError, format_command
 from rlflame.rollout.blas import limit_threads
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.console.base import RunResult, RunView
     from rlflame.fleet.prestart import PrestartPool
-    from rlflame.rollout.task import EnvSpec
     from rlflame.training.stop_signal import SignalStop
 
 
-@add_flag_options
+@add_flag_options()
 def train(
     context: typer.Context,
     flags: TrainFlags,
@@ -71,7 +69,7 @@ def train(
         _train_run(config, preset, init_from, context.obj, plot=plot)
 
 
-@add_flag_options
+@add_flag_options()
 def resume(
     run: ExistingRun,
     flags: RuntimeFlags,
@@ -98,14 +96,13 @@ def resume(
         sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
     from rlflame.console.display import make_display
-    from rlflame.experiment.run import RunHost, open_run
+    from rlflame.experiment.run import RunHost, resume_run
     from rlflame.training.stop_signal import SignalStop
 
     display = make_display(runtime.progress)
     with SignalStop() as stop:
         host = RunHost(view=display, stop=stop)
-        with open_run(run, runtime, steps=steps, fresh_replay=fresh_replay, host=host) as opened:
-            result = opened.train()
+        result = resume_run(run, runtime, host, steps=steps, fresh_replay=fresh_replay)
     display.show_result(result)
     _check_complete(result, stop)
 
@@ -127,20 +124,12 @@ def _run_replica_if_launched(*, dry_run: bool = False) -> None:
 
 def _choose_device(name: str | None) -> str | None:
     """The device that auto stands for: CUDA where torch finds it."""
-    if name in (None, "cpu"):
+    if name != "auto":
         return name
-    if name not in ("auto", "cuda"):
-        raise ConfigError(f"There is no device {name!r}.", "--device cpu, cuda or auto")
     limit_threads(1)
     from rlflame.learning import torch_gradients
 
-    if torch_gradients.is_cuda_available():
-        return "cuda"
-    if name == "cuda":
-        raise ConfigError(
-            "torch finds no CUDA device here.", "--device cpu, or auto to take what there is"
-        )
-    return "cpu"
+    return "cuda" if torch_gradients.is_cuda_available() else "cpu"
 
 
 def _has_continuous_actions(config: RunConfig) -> bool:
@@ -180,15 +169,14 @@ def _train_run(
     ) as fleet:
         if head_start is not None:
             head_start.close()
-        from rlflame.experiment.run import RunHost, start_run
+        from rlflame.experiment.run import RunHost, train_run
         from rlflame.training.stop_signal import SignalStop
 
         with SignalStop() as stop:
             host = RunHost(view=display, stop=stop, fleet=fleet, counts=counts)
-            with start_run(config, preset=preset, init_from=init_from, host=host) as run:
-                result = run.train()
+            result = train_run(config, host, preset, init_from)
     if plot:
-        _draw_returns(result, config, display)
+        _draw_returns(result, display)
     display.show_result(result)
     _check_complete(result, stop)
 
@@ -210,7 +198,6 @@ def _print_dry_run(
 
     preflight = run_preflight(config.recipe, config.runtime, init_from=init_from, dry_run=True)
     config = RunConfig.from_recipe(preflight.recipe, config.runtime)
-    _print_machine_problems(config, preflight.env)
     summary = RecipeSummary(config.recipe, preflight.env, preset)
     stepping = describe_stepping(preflight.env)
     if as_json:
@@ -232,35 +219,12 @@ def _print_dry_run(
     print_result_lines(toml_io.to_toml(config).rstrip())
 
 
-def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
-    """What this machine cannot do is a note, because the recipe may be meant for another one."""
-    from rlflame.experiment.preflight import check_memory
-    from rlflame.learning.factory import resolve_device
+def _draw_returns(result: RunResult, display: RunView) -> None:
+    from rlflame.analysis.curves import EPISODE_RETURN
+    from rlflame.analysis.plots.matplotlib_backend import write_image
 
-    for check in (
-        lambda: check_memory(config.recipe, env, resumed=False),
-        lambda: resolve_device(config.learning, 0),
-    ):
-        try:
-            check()
-        except ConfigError as error:
-            print_note(f"Not on this machine: {error.message} {error.hint}")
-
-
-def _draw_returns(result: RunResult, config: RunConfig, display: RunView) -> None:
-    from rlflame.analysis import curves
-    from rlflame.analysis.plots import matplotlib_backend
-    from rlflame.console.recipe_summary import format_title
-    from rlflame.storage import run_reader, safetensors_file
-
-    out = result.folder / "returns.png"
     try:
-        matplotlib_backend.check_available()
-        chart = curves.make_chart(
-            [run_reader.read_run(result.folder)], metric=curves.EPISODE_RETURN
-        )
-        chart = replace(chart, title=format_title(config.recipe))
-        safetensors_file.write_atomically(out, matplotlib_backend.render_image(chart, out))
+        out = write_image(result.folder, "returns.png", EPISODE_RETURN)
     except RlflameError as error:
         display.show_note(f"{error.message} {error.hint}")
     else:

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,23 +216,20 @@ def _hash_file(path: str) -> str:
         raise ConfigError(message, "make it readable") from error
 
 
-def pin_env_file(
-    recipe: Recipe, path: str | None, read_recorded_path: Callable[[], str | None] = lambda: None
-) -> Recipe:
+def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:
     """Load the file that the command names, and write its digest into the recipe.
 
-    A recipe with a digest takes that file and no other. `read_recorded_path` gives the path in the
-    run's config.toml, which is shown and never loaded.
+    A recipe with a digest takes that file and no other. The path in a run's config.toml is never
+    loaded.
     """
     expected = recipe.learning.environment.file_digest
     if path is None:
         if expected is None:
             return recipe
-        option = format_shell("--env-file", read_recorded_path() or "FILE.py")
         raise ConfigError(
             f"This run's environment comes from a file (SHA-256 {expected[:12]}), and the command "
             "names none.",
-            f"add {option}, which runs the file",
+            "add --env-file FILE.py, which runs the file; config.toml says where it was",
         )
     digest = load_env_file(path)
     if expected is not None and digest != expected:

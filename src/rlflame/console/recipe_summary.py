@@ -180,11 +180,6 @@ class RecipeSummary:
         }
 
 
-def format_title(recipe: Recipe) -> str:
-    learning = recipe.learning
-    return f"{learning.algorithm.upper()} on {learning.environment.id}, seed {learning.seed}"
-
-
 def format_evaluation(record: EvaluationRecord) -> str:
     """A score with its uncertainty."""
     return (

@@ -175,16 +175,8 @@ def _format_statistics(summary: SweepSummary) -> Pairs:
     interval = ""
     if final.seeds >= FEWEST_SEEDS:
         interval = f", 95% interval [{final.iqm.low:,.1f}, {final.iqm.high:,.1f}]"
-    lines = [
+    return [
         ("IQM", f"{final.iqm.value:,.1f}{interval} of {seeds}, final evaluations"),
         ("mean", f"{final.mean:,.1f} ± {final.std:,.1f}"),
         ("worst", f"{final.worst:,.1f}, seed {summary.worst_seed}"),
     ]
-    if summary.p2 is not None:
-        steps, best = summary.p2
-        text = f"{best.mean:,.1f} ± {best.std:,.1f}, the best mean over seeds, at step {steps:,}"
-        lines.append(("P2", text))
-    if summary.p4 is not None:
-        tail = summary.p4
-        lines.append(("P4", f"{tail.mean:,.1f} ± {tail.std:,.1f}, the last 5% of the evaluations"))
-    return lines

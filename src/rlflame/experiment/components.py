@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlflame.config.module_trust import check_modules
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
-from rlflame.config.resolve import ALIASES
+from rlflame.config.resolve import make_short_name
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.toml_io import format_value
-from rlflame.errors import ConfigError, UnknownEnvironmentError
+from rlflame.errors import ConfigError, RlflameError
+from rlflame.experiment.learners import replica_main
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm
 from rlflame.learning.factory import (
     compute_environment_fingerprint,
-    compute_fingerprint,
     count_blas_threads,
     make_algorithm,
     make_buffer,
-    resolve_device,
 )
-from rlflame.learning.parallel.process_group import (
-    ProcessGroup,
-    ReplicatedAlgorithm,
-    Shards,
-    check_fingerprints,
-)
+from rlflame.learning.parallel.process_group import ProcessGroup, ReplicatedAlgorithm
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.run_folder import RunFolder
 from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trainer
 
 
@@ -50,71 +47,48 @@ def has_continuous_actions(config: RunConfig) -> bool:
 
 def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
     """The shapes of an environment, read from an instance of it."""
-    import gymnasium  # takes long to load
+    from rlflame.rollout.envs.make import read_env_spec  # Gymnasium takes long to load
 
-    from rlflame.rendering import gl_backend
-    from rlflame.rollout.envs.make import UnsupportedSpace, read_env_spec
-
-    name = settings.id
-    modules = check_modules(name, settings.kwargs)
+    modules = check_modules(settings.id, settings.kwargs)
     try:
-        return read_env_spec(name, dict(settings.kwargs), settings.max_episode_steps, modules)
-    except UnsupportedSpace as error:
-        raise ConfigError(
-            f"{name} has {error}, which rlflame does not learn in.",
-            "it takes Box observations (no images), and Discrete or Box actions",
-        ) from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{name} could not be imported: {_get_first_line(error)}.",
-            "install what is missing; a module in the current folder is searched for only if the "
-            "command names it: --allow-module MODULE",
-        ) from error
-    except gymnasium.error.DependencyNotInstalled as error:
-        cause = error.__cause__
-        if cause is not None and gl_backend.is_gl_failure(error):
-            raise gl_backend.make_gl_failure_error(_get_first_line(cause)) from error
-        if isinstance(cause, ImportError) and not isinstance(cause, ModuleNotFoundError):
-            raise ConfigError(
-                f"{name} needs a package that cannot be loaded: {_get_first_line(cause)}.",
-                "install what that package needs, or the package anew",
-            ) from error
-        raise ConfigError(
-            f"{name} needs a package that is missing: {_get_first_line(error)}.",
-            "install it into the environment that rlflame runs in",
-        ) from error
-    except gymnasium.error.UnregisteredEnv as error:
-        raise UnknownEnvironmentError(
-            f"There is no environment {name!r}.", _suggest_ids(name)
-        ) from error
-    except gymnasium.error.Error as error:
-        raise ConfigError(
-            f"{name} cannot be made: {_get_first_line(error)}.", "rlflame envs"
-        ) from error
+        return read_env_spec(
+            settings.id, dict(settings.kwargs), settings.max_episode_steps, modules
+        )
     except (Exception, SystemExit) as error:
-        if gl_backend.is_gl_failure(error):
-            raise gl_backend.make_gl_failure_error(_get_first_line(error)) from error
-        kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
-        hint = "check --env-kwargs" if kwargs_text else _suggest_ids(name)
-        raise ConfigError(
-            f"{name} cannot be made{kwargs_text}: {_get_first_line(error)}.", hint
-        ) from error
+        raise _explain_env_failure(settings, error) from error
 
 
-def _suggest_ids(name: str) -> str:
-    """The registered ids that a misspelt one may have meant."""
+def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:
+    """Why an environment cannot be made, or cannot be learned in."""
     import gymnasium
 
-    ids = {
-        key.lower(): key
-        for key, spec in gymnasium.registry.items()
-        # What has moved elsewhere has a function of Gymnasium's there, which says so.
-        if key != name and not getattr(spec.entry_point, "__name__", "").startswith("_raise")
-    } | {key: key for key in ALIASES}
-    close = difflib.get_close_matches(name.lower(), ids, n=3, cutoff=0.5)
-    if not close:
-        return "rlflame envs lists them"
-    return f"did you mean {', '.join(ids[key] for key in close)}? rlflame envs lists them"
+    from rlflame.rendering import gl_backend
+    from rlflame.rollout.envs.make import UnsupportedSpace
+
+    name, cause = settings.id, _get_first_line(error)
+    if isinstance(error, UnsupportedSpace):
+        return ConfigError(
+            f"{name} has {error}, which rlflame does not learn in.",
+            "it takes Box observations (no images), and Discrete or Box actions",
+        )
+    if isinstance(error, gymnasium.error.UnregisteredEnv):
+        return ConfigError(
+            f"There is no environment {name!r}. {cause.rstrip('?')}.",
+            "rlflame envs lists them; one of yours: --env-file FILE.py",
+        )
+    if gl_backend.is_gl_failure(error):
+        return gl_backend.make_gl_failure_error(_get_first_line(error.__cause__ or error))
+    if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
+        if error.__cause__ is not None:
+            cause = f"{cause}: {_get_first_line(error.__cause__)}"
+        return ConfigError(
+            f"{name} needs a package that is missing or cannot be loaded: {cause}.",
+            "install it into the environment that rlflame runs in; a module in the current folder "
+            "is searched for only if the command names it: --allow-module MODULE",
+        )
+    kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
+    hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists those that work"
+    return ConfigError(f"{name} cannot be made{kwargs_text}: {cause}.", hint)
 
 
 def _get_first_line(error: BaseException) -> str:
@@ -127,16 +101,12 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
-    for name, needs_numbers, hint in (
-        (algorithm, is_squashed, "--algo ppo"),
-        ("gsde", network.exploration == "gsde", "--set network.exploration=independent"),
-    ):
-        if needs_numbers and env.action_kind == "discrete":
-            raise ConfigError(
-                f"{name} needs actions that are numbers, and {env.id} has {env.action_size} "
-                "choices.",
-                hint,
-            )
+    if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
+        raise ConfigError(
+            f"{algorithm if is_squashed else 'gsde'} needs actions that are numbers, and {env.id} "
+            f"has {env.action_size} choices.",
+            "--algo ppo" if is_squashed else "--set network.exploration=independent",
+        )
     if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
         raise ConfigError(
             f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
@@ -157,6 +127,21 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
         exploration=network.exploration,
         exploration_interval=network.exploration_interval,
     )
+
+
+def create_folder(
+    runtime: RuntimeSettings,
+    learning: LearningSettings,
+    name: str,
+    show_note: Callable[[str], None],
+) -> RunFolder:
+    """A new folder for a run or a sweep, where the runtime says or under runs/."""
+    short_name = make_short_name(learning.environment.id)
+    path = Path(runtime.out or f"runs/{short_name}-{learning.algorithm}-{name}")
+    folder = RunFolder.create(path)
+    if note := folder.format_relocation_note(runtime.out):
+        show_note(note)
+    return folder
 
 
 def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
@@ -216,17 +201,11 @@ def make_learner(
     learning, spec = checkpoint.recipe.learning, checkpoint.policy_spec
     if group is None or group.size == 1:
         return make_algorithm(learning, spec, start)
-    group.broadcast(
-        {
-            "learning": learning.model_dump_json(),
-            "policy": spec,
-            "compare_every": compare_every or 0,
-        }
-    )
-    check_fingerprints(group, compute_fingerprint(learning))
-    group.use_device(resolve_device(learning, group.rank))
-    shards = Shards(learning.gradient_shards, group)
-    learner = make_algorithm(learning, spec, start, shards)
-    if compare_every:
-        shards.compare_every(compare_every, learner.get_state)
+    message = {
+        "learning": learning.model_dump_json(),
+        "policy": spec,
+        "compare_every": compare_every or 0,
+    }
+    group.broadcast(message)
+    learner = replica_main.make_learner(learning, spec, group, compare_every or 0, start)
     return ReplicatedAlgorithm(learner, group)

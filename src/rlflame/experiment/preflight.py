@@ -5,17 +5,15 @@ Nothing is written before all of them have passed. Loads numpy only where the se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlflame.config.batch_scaling import check_learners
 from rlflame.config.module_trust import pin_env_file
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
+from rlflame.errors import ConfigError, format_command
 from rlflame.storage.available_memory import measure_usable_bytes
 from rlflame.terminal_text import format_count, format_size
 from rlflame.training.critic_helper.conditions import check_critic_helper
@@ -24,20 +22,16 @@ if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
 
-#: Of a step in memory: what was collected, and the same in another order.
-_COPIES = 2
-#: Numbers for each weight: itself, its gradient and the two moments of Adam.
-_NUMBERS_PER_WEIGHT = 4
-_FLOAT_BYTES = 4
+#: Of a step in memory: a float32 that was collected, and the same in another order.
+_BYTES_PER_NUMBER = 8
 
 
-@dataclass(frozen=True)
-class Preflight:
+class Preflight(NamedTuple):
     """A recipe that has passed the checks, with its environment and the policy it starts from."""
 
     recipe: Recipe
     env: EnvSpec
-    start: PolicyArrays | None = None
+    start: PolicyArrays | None
 
 
 def run_preflight(
@@ -48,14 +42,14 @@ def run_preflight(
     resumed: bool = False,
     dry_run: bool = False,
     stop: StopRequest | None = None,
-    read_recorded_env_file: Callable[[], str | None] = lambda: None,
+    show_note: Callable[[str], None] = lambda note: None,
 ) -> Preflight:
-    """Check all that can refuse a run, the quick checks first.
+    """Check all that can refuse a run, the quick checks first, and show the warnings.
 
     A resumed run has its policy already. A dry run reads the environment from an instance of it,
     and may be meant for a machine with more memory.
     """
-    recipe = pin_env_file(recipe, runtime.env_file, read_recorded_env_file)
+    recipe = pin_env_file(recipe, runtime.env_file)
     check_settings(recipe, runtime)
     from rlflame.experiment import components
     from rlflame.training.stop_signal import NullStop, abort_on_stop
@@ -67,17 +61,18 @@ def run_preflight(
             "--init-from FILE, or --set learning.init_policy=none",
         )
     with abort_on_stop(stop or NullStop()):
-        if dry_run:
-            env = components.inspect_env(recipe.learning.environment)
-        else:
-            env = read_env_spec(recipe, resumed=resumed)
+        read_env = components.inspect_env if dry_run else components.make_env_spec
+        env = read_env(recipe.learning.environment)
     components.make_policy_spec(recipe.learning, env)
     if not dry_run:
-        check_memory(recipe, env, resumed=resumed)
-    if resumed or init_from is None:
-        return Preflight(recipe, env)
-    learning, start = _load_start_policy(recipe.learning, env, init_from)
-    return Preflight(recipe.model_copy(update={"learning": learning}), env, start)
+        check_memory(recipe, env)
+    start = None
+    if init_from is not None:
+        learning, start = _load_start_policy(recipe.learning, env, init_from)
+        recipe = recipe.model_copy(update={"learning": learning})
+    for warning in list_warnings(recipe):
+        show_note(warning)
+    return Preflight(recipe, env, start)
 
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
@@ -88,20 +83,6 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
         from rlflame.storage.tracking.tensorboard import check_available
 
         check_available()
-
-
-def read_env_spec(recipe: Recipe, *, resumed: bool) -> EnvSpec:
-    """The environment as it is here, which may take long to make."""
-    from rlflame.experiment import components
-
-    try:
-        return components.make_env_spec(recipe.learning.environment)
-    except UnknownEnvironmentError as error:
-        if not resumed:
-            raise
-        raise UnknownEnvironmentError(
-            error.message, "if it is one of yours, add the file that has it: --env-file FILE.py"
-        ) from error
 
 
 def list_warnings(recipe: Recipe) -> Iterator[str]:
@@ -128,16 +109,14 @@ def _load_start_policy(
     from rlflame.storage.run_folder import load_policy_file
 
     source = load_policy_file(file)
-    expected = compute_array_shapes(make_policy_spec(learning, env))
-    actual = compute_array_shapes(source.policy_spec)
-    for tensor in sorted(expected.keys() | actual.keys()):
-        if expected.get(tensor) != actual.get(tensor):
-            raise ConfigError(
-                f"{file} does not fit this recipe: {tensor} is {actual.get(tensor, 'absent')} "
-                f"there and {expected.get(tensor, 'absent')} here.",
-                "set learning.network and the environment as in that file: "
-                f"{format_command('inspect', file)}",
-            )
+    if compute_array_shapes(source.policy_spec) != compute_array_shapes(
+        make_policy_spec(learning, env)
+    ):
+        raise ConfigError(
+            f"{file} does not fit this recipe: its tensors have other names or shapes.",
+            "set learning.network and the environment as in that file: "
+            f"{format_command('inspect', file)}",
+        )
     policy_id = make_policy_id(source.policy)
     if learning.init_policy not in (None, policy_id):
         raise ConfigError(
@@ -148,52 +127,27 @@ def _load_start_policy(
     return learning.model_copy(update={"init_policy": policy_id}), source.policy
 
 
-def check_memory(recipe: Recipe, env: EnvSpec, *, resumed: bool) -> None:
-    """Refuse what the machine cannot hold, before minutes or hours have filled it."""
-    available, safe = measure_usable_bytes()
-    for subject, nbytes, remedy in _estimate_memory(recipe, env, available, safe):
-        if nbytes > available:
-            verb = "resume" if resumed else "train"
-            raise ConfigError(
-                f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} "
-                "are available for it.",
-                f"--set learning.{remedy}"
-                if remedy and not resumed
-                else f"free some, raise a limit, or {verb} on another machine",
-            )
-
-
-def _estimate_memory(
-    recipe: Recipe, env: EnvSpec, available: int, safe: int
-) -> Iterator[tuple[str, int, str | None]]:
-    """What is large, the bytes that it takes at least, and a setting that makes it smaller."""
+def check_memory(recipe: Recipe, env: EnvSpec) -> None:
+    """Refuse a replay or a batch that the machine cannot hold, before hours have filled it."""
     from rlflame.console.recipe_summary import RecipeSummary
-    from rlflame.experiment.components import make_policy_spec
-    from rlflame.rollout.policy import compute_array_shapes
 
     learning, rollout = recipe.learning, recipe.learning.rollout
     replay = RecipeSummary(recipe, env, "").replay
     if replay is not None:
         transitions = format_count(replay.rows * replay.columns, "transition")
-        fitting = replay.find_capacity(safe)
-        remedy = f"{learning.algorithm}.buffer_size={_round_down(fitting)}"
-        is_enough = fitting >= rollout.columns
-        yield f"A replay of {transitions}", replay.nbytes, remedy if is_enough else None
-    elif rollout.unit == "steps":  # the length of episodes is not known
+        subject, setting = f"A replay of {transitions}", f"{learning.algorithm}.buffer_size"
+        nbytes = replay.nbytes
+    elif rollout.unit == "steps":
         action = env.action_size if env.action_kind == "continuous" else 1
-        numbers = (env.observation_size + action + 4) * rollout.columns
-        bytes_per_step = _COPIES * _FLOAT_BYTES * numbers
-        fitting = available // bytes_per_step // 2
-        batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
-        remedy = f"rollout.steps={_round_down(fitting)}"
-        yield batch, bytes_per_step * rollout.steps, remedy if fitting else None
-    shapes = compute_array_shapes(make_policy_spec(learning, env)).values()
-    weights = sum(math.prod(shape) for shape in shapes) * (1 + learning.traits.critics)
-    networks = f"Learning networks of {list(learning.network.hidden)} units"
-    yield networks, _FLOAT_BYTES * _NUMBERS_PER_WEIGHT * weights, "network.hidden=[256,256]"
-
-
-def _round_down(number: int) -> int:
-    """The number rounded down to two digits, which leaves something over."""
-    unit: int = 10 ** max(0, len(str(number)) - 2)
-    return number // unit * unit
+        subject = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
+        numbers = (env.observation_size + action + 4) * rollout.steps_per_iteration
+        setting, nbytes = "rollout.steps", _BYTES_PER_NUMBER * numbers
+    else:  # the length of episodes is not known
+        return
+    available = measure_usable_bytes()
+    if nbytes > available:
+        raise ConfigError(
+            f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} are "
+            "available for it.",
+            f"a smaller learning.{setting}; or free some, raise a limit, or take another machine",
+        )

@@ -5,7 +5,7 @@ Needs no numpy, which loads only after the saved number of threads is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,20 @@ from rlflame.config import nested, toml_io
 from rlflame.config.flags import RuntimeFlags
 from rlflame.config.resolve import resolve_runtime
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.validation import parse_set
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
+from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:
     """The config of a run folder, of a checkpoint in one, or of a sweep; empty where it is gone."""
     file = _find_config(target)
-    folder = file.parent
-    if not file.is_file() and list_seed_runs(folder):
-        raise ConfigError(
-            f"{folder} holds seeds, and no {SWEEP_FILE} that says what runs them.", RESTORE_HINT
-        )
     # The checkpoints of a run hold its recipe, but a sweep is what its file says.
-    hint = RESTORE_HINT if is_sweep(folder) else f"mend it or remove it: {format_shell('rm', file)}"
+    is_run = file.name != SWEEP_FILE
+    hint = f"mend it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT
     try:
         return toml_io.read_file(file) if file.is_file() else {}
     except ConfigError as error:
         raise ConfigError(error.message, hint) from error
-
-
-def read_recorded_env_file(target: Path) -> str | None:
-    """The environment file that a run's config.toml names, which is shown and never loaded."""
-    try:
-        path = nested.get_nested(read_recorded_config(target), "runtime.env_file")
-    except ConfigError:
-        return None
-    return path if isinstance(path, str) else None
 
 
 def read_recorded_threads(saved: Mapping[str, Any]) -> int:
@@ -52,20 +38,17 @@ def resolve_resumed_runtime(
     target: Path, saved: Mapping[str, Any], flags: RuntimeFlags
 ) -> RuntimeSettings:
     """The runtime to resume with: options and --set over the saved runtime."""
-    for key, value in map(parse_set, flags.sets or ()):
-        if key in ("stop_at_steps", "stop_at_iterations"):
-            steps = value if key == "stop_at_steps" else "N"
-            raise ConfigError(
-                f"{key} is not set on resume, which has an option for the end.",
-                format_command("resume", target, "--steps", steps),
-            )
-    command = _format_train_command(target, saved, flags.sets or ())
+    file = _find_config(target)
+    config = file.with_name("config.toml")
+    policy = config.with_name("latest.safetensors") if target.is_dir() else target
+    sets = [word for text in flags.sets or () for word in ("--set", text)]
+    command = format_command("train", "--config", config, "--init-from", policy, *sets)
     return resolve_runtime(
         flags,
         saved,
-        _find_config(target),
+        file,
         reason="which resume does not change.",
-        hint=f"start a new run from this policy: {command}",
+        hint=f"--steps N for another end; or start a new run from this policy: {command}",
     )
 
 
@@ -75,13 +58,3 @@ def _find_config(target: Path) -> Path:
     if folder.name == "checkpoints":
         folder = folder.parent
     return folder / (SWEEP_FILE if is_sweep(folder) else "config.toml")
-
-
-def _format_train_command(target: Path, saved: Mapping[str, Any], sets: Sequence[str]) -> str:
-    """The command that trains on from a run's policy, with its recipe but for `sets`."""
-    config = _find_config(target).with_name("config.toml")
-    policy = config.with_name("latest.safetensors") if target.is_dir() else target
-    has_init_policy = nested.get_nested(saved, "learning.init_policy") is not None
-    changes = [*sets, *(["learning.init_policy=none"] if has_init_policy else [])]
-    options = [word for text in changes for word in ("--set", text)]
-    return format_command("train", "--config", config, "--init-from", policy, *options)

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlflame.config import module_trust
-from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
-from rlflame.experiment.preflight import read_env_spec
+from rlflame.experiment.components import make_env_spec
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
 from rlflame.learning.factory import make_algorithm, make_buffer
 from rlflame.learning.policy_average import PolicyAverage
@@ -57,64 +56,49 @@ def load_source(
             f"{target} holds a policy alone, without the state that training needs.",
             f"start a new run from it: {format_command('train', '--init-from', target)}",
         )
-    policy = find_best_policy(find_run(target), target)
-    extension = extend_budget(source, steps, policy)
     if fresh_replay:
-        extension = _copy_with_fresh_replay(extension)
-    command = format_train_command(source.recipe, policy, (steps or 0) - source.progress.steps)
-    hint = f"train on from its policy, with a schedule of its own: {command}"
-    check_can_learn(source, extension, hint)
-    return extension
+        source = _copy_with_fresh_replay(source)
+    return extend_budget(source, steps, find_best_policy(find_run(target), target))
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """The same run with another end; nothing else of the recipe changes.
+    """The same run with another end, or an error where it cannot learn until there.
 
     `policy` is the file that a new run can start from where this run cannot continue.
     """
-    recipe = source.recipe
+    recipe, progress = source.recipe, source.progress
     if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
         return source
-    if source.progress.reached:
+    if progress.reached:
         raise ConfigError(
-            f"This run ended at step {source.progress.steps}, when an evaluation had reached "
-            f"{source.recipe.evaluation.until_return:g}; it does not go on.",
-            f"start a new run from its policy: {format_train_command(recipe, policy)}",
+            f"This run ended at step {progress.steps}, when an evaluation had reached "
+            f"{recipe.evaluation.until_return:g}; it does not go on.",
+            f"start a new run from its policy: {format_train_command(source, policy)}",
         )
-    if steps <= source.progress.steps:
+    if steps <= progress.steps:
         raise ConfigError(
-            f"--steps {steps} is not beyond the {source.progress.steps} steps already taken.",
-            f"--steps {source.progress.steps * 2}",
+            f"--steps {steps} is not beyond the {progress.steps} steps already taken.",
+            f"--steps {progress.steps * 2}",
         )
+    if _is_annealed(source):
+        raise ConfigError(
+            "This run's learning rate has fallen to 0, where its schedule ends, by step "
+            f"{progress.steps:,}; more steps would change no weight.",
+            f"start a new run from its policy: {format_train_command(source, policy)}",
+        )
+    return copy_with_end(source, steps)
+
+
+def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
     changes = {"stop_at_steps": steps, "stop_at_iterations": None}
     return replace(source, recipe=source.recipe.model_copy(update=changes))
 
 
-def check_can_learn(source: Checkpoint, extension: Checkpoint, hint: str) -> None:
-    """Refuse to extend a run whose learning rate has fallen to 0; `hint` says what to do."""
-    if extension.recipe == source.recipe or not _is_annealed(source):
-        return
-    raise ConfigError(
-        "This run's learning rate has fallen to 0, where its schedule ends, by step "
-        f"{source.progress.steps:,}; more steps would change no weight.",
-        hint,
-    )
-
-
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
-    """The command that continues an ended run for as many steps again."""
-    if source.progress.reached:
-        return format_train_command(source.recipe, policy)
-    if _is_annealed(source):
-        return format_train_command(source.recipe, policy, source.progress.steps)
-    return format_command("resume", run, "--steps", _compute_double_steps(source))
-
-
-def _compute_double_steps(source: Checkpoint) -> int:
-    """Twice the steps, or the end of what can be learned where that comes before."""
-    learning, double_steps = source.recipe.learning, 2 * source.progress.steps
-    end = learning.horizon_steps if learning.settings.anneal_learning_rate else None
-    return double_steps if end is None else min(double_steps, end)
+    """The command that continues an ended run for as many steps again, while it can learn."""
+    if source.progress.reached or _is_annealed(source):
+        return format_train_command(source, policy)
+    return format_command("resume", run, "--steps", 2 * source.progress.steps)
 
 
 def _is_annealed(source: Checkpoint) -> bool:
@@ -126,35 +110,23 @@ def _is_annealed(source: Checkpoint) -> bool:
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
     """The best file of a run to start another run from, among those that can be read."""
-    latest = run / "latest.safetensors"
-    for path in (run / "best.safetensors", fallback, latest, *reversed(list_step_files(run))):
+    for path in (run / "best.safetensors", fallback, *reversed(list_step_files(run))):
         if path.is_file():
             with contextlib.suppress(CheckpointError):
                 checkpoint.load(path)
                 return path
-    return latest
+    return run / "latest.safetensors"
 
 
-def format_train_command(recipe: Recipe, policy: Path, steps: int | None = None) -> str:
-    """The command that starts a new run from a policy of one that does not go on.
-
-    With `steps` it has another end, and schedules that are made for it.
-    """
-    learning, folder = recipe.learning, policy.parent
+def format_train_command(source: Checkpoint, policy: Path) -> str:
+    """The command that starts a new run of the same recipe from a policy of a run that is over."""
+    folder, options = policy.parent, list[str]()
+    if source.recipe.learning.init_policy is not None:
+        options += ["--set", "learning.init_policy=none"]
+    if source.progress.reached:
+        options += ["--set", "evaluation.until_return=none"]
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
-    end = ("--steps", steps) if steps is not None else ()
-    if not config.exists():
-        recipe_options = ("--env", learning.environment.id, "--algo", learning.algorithm)
-        return format_command("train", *recipe_options, "--init-from", policy, *end)
-    resets: list[str] = []
-    if learning.init_policy is not None:
-        resets += ["--set", "learning.init_policy=none"]
-    if steps is None and recipe.evaluation.until_return is not None:
-        resets += ["--set", "evaluation.until_return=none"]
-    for name in ("horizon_iterations", "horizon_steps"):
-        if steps is not None and getattr(learning, name) is not None:
-            resets += ["--set", f"learning.{name}=none"]
-    return format_command("train", "--config", config, "--init-from", policy, *end, *resets)
+    return format_command("train", "--config", config, "--init-from", policy, *options)
 
 
 def find_machine_differences(
@@ -174,7 +146,7 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
 
     Its environment may then import the modules that were allowed.
     """
-    env_spec = env_spec or read_env_spec(source.recipe, resumed=True)
+    env_spec = env_spec or make_env_spec(source.recipe.learning.environment)
     for name in ("observation_size", "action_kind", "action_size", "action_start"):
         expected, actual = getattr(source.env, name), getattr(env_spec, name)
         if expected != actual:
@@ -200,76 +172,36 @@ def check_state(source: Checkpoint, target: Path) -> None:
             PolicyAverage(learning.policy_average, learner.get_policy()),
         )
     except ReplayError as error:
-        raise ReplayError(error.message, format_replay_hint(source, target)) from error
-
-
-def _read_lineage(source: Checkpoint) -> int:
-    """How often the replay of a run was emptied."""
-    state = {} if source.snapshot is None else source.snapshot.learner
-    return int(state.get(f"{BUFFER_PREFIX}lineage", 0))
+        raise ReplayError(error.message, format_replay_hint(target)) from error
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
     """The same state with an empty replay, of a new lineage."""
     snapshot = source.snapshot
-    learner_state = {} if snapshot is None else dict(snapshot.learner)
-    replay_state = {
-        name: learner_state.pop(name)
-        for name in tuple(learner_state)
+    learner = {} if snapshot is None else dict(snapshot.learner)
+    replay = {
+        name.removeprefix(BUFFER_PREFIX): array
+        for name, array in learner.items()
         if name.startswith(BUFFER_PREFIX)
     }
-    if snapshot is None or not replay_state:
+    if snapshot is None or not replay:
         raise ConfigError(
             f"--fresh-replay is for a replay, and {source.recipe.learning.algorithm} keeps none.",
             "leave it out",
         )
-    fresh = make_emptied_state(
-        {name.removeprefix(BUFFER_PREFIX): array for name, array in replay_state.items()}
-    )
-    learner = {**learner_state, **{BUFFER_PREFIX + name: array for name, array in fresh.items()}}
+    fresh = make_emptied_state(replay)
+    learner |= {BUFFER_PREFIX + name: array for name, array in fresh.items()}
     return replace(source, snapshot=replace(snapshot, learner=learner, segments=()))
 
 
-def format_replay_hint(source: Checkpoint, target: Path) -> str:
+def format_replay_hint(target: Path) -> str:
     """What to type where the replay is incomplete; the command that loses nothing comes first."""
-    fresh_command = format_fresh_replay_command(source, target)
-    verified: set[str] = set()
+    fresh_command = format_command("resume", target, "--fresh-replay")
+    hint = f"{fresh_command} goes on with its weights and an empty replay"
     for path in reversed(list_step_files(find_run(target))):
         with contextlib.suppress(CheckpointError):
-            earlier = checkpoint.load(path)
-            if (
-                earlier.snapshot is None
-                or earlier.progress.steps >= source.progress.steps
-                or earlier.recipe.learning != source.recipe.learning
-                or _read_lineage(earlier) != _read_lineage(source)
-            ):
-                continue
-            for segment in earlier.snapshot.segments:
-                if segment.digest not in verified:
-                    segment.arrays()
-                    verified.add(segment.digest)
-            end = _format_end_options(earlier.recipe, source.recipe)
-            command = format_command("resume", path, *end)
-            return f"{command} goes on from before, to the same bits; {fresh_command}"
-    return fresh_command
-
-
-def format_fresh_replay_command(source: Checkpoint, target: Path) -> str:
-    """What to type to continue with the weights alone, to the end that was asked for."""
-    run = find_run(target)
-    is_over = is_finished(source) and has_final_evaluation(run, source)
-    if is_over and (source.progress.reached or _is_annealed(source)):
-        policy = find_best_policy(run, target)
-        return f"{format_continue_command(source, run, policy)} begins a new run with its weights"
-    end: tuple[object, ...] = ("--steps", _compute_double_steps(source)) if is_over else ()
-    with contextlib.suppress(CheckpointError):
-        newest = load_newest_checkpoint(target, lambda note: None)
-        end = end or _format_end_options(newest.recipe, source.recipe)
-    command = format_command("resume", target, "--fresh-replay", *end)
-    return f"{command} goes on with its weights and an empty replay"
-
-
-def _format_end_options(current: Recipe, target: Recipe) -> tuple[object, ...]:
-    """What to add to `resume` where the file ends elsewhere than it was asked to."""
-    ends = [(recipe.stop_at_steps, recipe.stop_at_iterations) for recipe in (current, target)]
-    return () if ends[0] == ends[1] else ("--steps", target.stop_at_steps)
+            snapshot = checkpoint.load(path).snapshot
+            for segment in snapshot.segments if snapshot is not None else ():
+                segment.arrays()
+            return f"{format_command('resume', path)} goes on from before, to the same bits; {hint}"
+    return hint

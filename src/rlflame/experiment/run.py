@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import resolve, toml_io
+from rlflame.config import toml_io
 from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -20,8 +20,7 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
 from rlflame.experiment.learners import launcher
-from rlflame.experiment.preflight import list_warnings, run_preflight
-from rlflame.experiment.recorded_config import read_recorded_env_file
+from rlflame.experiment.preflight import run_preflight
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
@@ -41,7 +40,7 @@ from rlflame.storage.tracking import tensorboard
 from rlflame.training.critic_helper.helper_client import open_critic_helper
 from rlflame.training.evaluation import make_evaluation_plan
 from rlflame.training.stop_signal import NullStop
-from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
+from rlflame.training.trainer import Plan, StopInterrupt, StopRequest, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,51 +56,42 @@ class RunHost:
     #: Whether other runs learn on this machine at the same time.
     shared: bool = False
 
-    def show_warnings(self, recipe: Recipe) -> None:
-        """Show the warnings, unless a sweep has shown them for all of its runs."""
-        for warning in () if self.shared else list_warnings(recipe):
-            self.view.show_note(warning)
+    def show_warning(self, text: str) -> None:
+        """Show a warning of a recipe; a sweep has shown it for all of its runs."""
+        if not self.shared:
+            self.view.show_note(text)
 
 
-@contextmanager
-def start_run(
-    config: RunConfig,
-    *,
-    preset: str = "",
-    init_from: Path | None = None,
-    host: RunHost | None = None,
-) -> Iterator[Run]:
-    """A new run folder for a config, locked and ready to train."""
-    host, runtime = host or RunHost(), config.runtime
-    recipe = config.recipe.copy_with_horizon()
-    preflight = run_preflight(recipe, runtime, init_from=init_from, stop=host.stop)
-    source = components.make_initial_checkpoint(preflight.recipe, preflight.env, preflight.start)
-    host.show_warnings(preflight.recipe)
+def train_run(config: RunConfig, host: RunHost, preset: str, init_from: Path | None) -> RunResult:
+    """Train a config in a new run folder."""
+    runtime, recipe = config.runtime, config.recipe.copy_with_horizon()
+    recipe, env, start = run_preflight(
+        recipe, runtime, init_from=init_from, stop=host.stop, show_note=host.show_warning
+    )
+    source = components.make_initial_checkpoint(recipe, env, start)
     with _open_fleet(runtime, recipe, host) as rollouts:
-        folder = RunFolder.create(choose_run_path(recipe, runtime))
+        name = str(recipe.learning.seed)
+        folder = components.create_folder(runtime, recipe.learning, name, host.view.show_note)
         try:
-            if note := folder.format_relocation_note(runtime.out):
-                host.view.show_note(note)
-            yield Run(folder, source, runtime, host, rollouts, preset=preset, start=preflight.start)
+            run = Run(folder, source, runtime, host, rollouts, preset=preset, start=start)
+            return run.train()
         finally:
             folder.release()
 
 
-@contextmanager
-def open_run(
+def resume_run(
     target: Path,
     runtime: RuntimeSettings,
+    host: RunHost,
     *,
-    steps: int | None = None,
+    steps: int | None,
     fresh_replay: bool = False,
-    host: RunHost | None = None,
-) -> Iterator[Run]:
-    """A run at its newest checkpoint, or at the named one, locked and ready to continue.
+) -> RunResult:
+    """Continue a run at its newest checkpoint, or at the named one.
 
     With `fresh_replay` the weights stay and the replay is emptied, which makes it another run from
     there on, with other digests.
     """
-    host = host or RunHost()
     folder = _open_run_folder(target, host.view)
     try:
         source = resume.load_source(
@@ -113,10 +103,9 @@ def open_run(
                 raise ConfigError(
                     f"This run is over: it ended at step {source.progress.steps}, and an empty "
                     "replay is for going on.",
-                    resume.format_fresh_replay_command(source, target),
+                    "--steps N takes it further",
                 )
-            yield Run(folder, source, runtime, host, None, resumed=True)
-            return
+            return _make_result(folder, runtime, source, complete=True, has_trained=False)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
         for difference in resume.find_machine_differences(source, fingerprint):
             host.view.show_note(
@@ -124,28 +113,15 @@ def open_run(
                 "bit-identical."
             )
         source = replace(source, fingerprint=fingerprint)
-        preflight = run_preflight(
-            source.recipe,
-            runtime,
-            resumed=True,
-            stop=host.stop,
-            read_recorded_env_file=lambda: read_recorded_env_file(folder.path),
+        _, env, _ = run_preflight(
+            source.recipe, runtime, resumed=True, stop=host.stop, show_note=host.show_warning
         )
-        host.show_warnings(source.recipe)
         resume.check_state(source, target)
-        source = resume.check_environment(source, preflight.env)
+        source = resume.check_environment(source, env)
         with _open_fleet(runtime, source.recipe, host) as rollouts:
-            yield Run(folder, source, runtime, host, rollouts, resumed=True)
+            return Run(folder, source, runtime, host, rollouts, resumed=True).train()
     finally:
         folder.release()
-
-
-def choose_run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
-    if runtime.out is not None:
-        return Path(runtime.out)
-    learning = recipe.learning
-    name = resolve.make_short_name(learning.environment.id)
-    return Path("runs") / f"{name}-{learning.algorithm}-{learning.seed}"
 
 
 def _open_run_folder(target: Path, view: RunView) -> RunFolder:
@@ -173,15 +149,15 @@ def _open_fleet(
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that this process has locked; made by `start_run` and `open_run`."""
+    """A run in a folder that this process has locked."""
 
     folder: RunFolder
     #: Where the run stands.
     source: Checkpoint
     runtime: RuntimeSettings
     host: RunHost
-    #: The fleet and the observer of its events; None where the run is complete.
-    rollouts: tuple[Fleet, EventCounter] | None
+    #: The fleet and the observer of its events.
+    rollouts: tuple[Fleet, EventCounter]
     preset: str = ""
     #: The policy that a new run starts from.
     start: PolicyArrays | None = None
@@ -189,8 +165,6 @@ class Run:
 
     def train(self) -> RunResult:
         """Train to the end of the recipe or to a stop request, and score the final policy."""
-        if self.rollouts is None:
-            return self._make_result(self.source, complete=True, has_trained=False)
         (fleet, counts), host = self.rollouts, self.host
         traffic = TrafficCounter(fleet)
         recorder = FileRecorder(
@@ -215,7 +189,7 @@ class Run:
             clip_recorder.close(lambda: host.stop.requested or not complete)
             recorder.close()
         saved = checkpoint.load(self.folder.latest)
-        return self._make_result(saved, complete=complete, has_trained=True)
+        return _make_result(self.folder, self.runtime, saved, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
         """Whether training and the final evaluation are complete."""
@@ -240,28 +214,28 @@ class Run:
             launcher.start_learners(
                 runtime, threads, lambda: format_resume_hint(self.folder.path), host.stop
             ) as group,
-            open_critic_helper(
-                source.recipe,
-                source.policy_spec,
-                runtime,
-                fleet,
-                source.progress,
-                host.view.show_note,
-                shared=host.shared,
-            ) as helper,
         ):
             learner = components.make_learner(
                 source, self.start, group, runtime.compare_learners_every
             )
-            algorithm, name = helper.wrap_algorithm(learner), self.folder.path.name
-            trainer = components.make_trainer(
-                source, fleet, clip_recorder, host.stop, name, algorithm
-            )
-            complete = trainer.run()
-            # A stop while waiting for workers leaves no work to record.
-            if trainer.progress.iteration > source.progress.iteration:
-                machine_log.record_work(helper.batch_count)
-            return complete and _score(trainer, source.recipe, recorder, host.stop)
+            plan = Plan(self.folder.path.name, source.recipe, source.env, source.policy_spec)
+            with open_critic_helper(
+                learner,
+                plan,
+                source.progress,
+                runtime,
+                fleet,
+                host.view.show_note,
+                shared=host.shared,
+            ) as helper:
+                trainer = components.make_trainer(
+                    source, fleet, clip_recorder, host.stop, plan.run, helper or learner
+                )
+                complete = trainer.run()
+                # A stop while waiting for workers leaves no work to record.
+                if trainer.progress.iteration > source.progress.iteration:
+                    machine_log.record_work(helper.batch_count if helper is not None else 0)
+                return complete and _score(trainer, source.recipe, recorder, host.stop)
 
     def _write_config(self) -> None:
         config = RunConfig.from_recipe(self.source.recipe, self.runtime)
@@ -271,25 +245,33 @@ class Run:
                 self.folder.path / "config.toml", toml_io.to_toml(config).encode()
             )
 
-    def _make_result(self, saved: Checkpoint, *, complete: bool, has_trained: bool) -> RunResult:
-        environment = saved.recipe.learning.environment
-        options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
-        if self.runtime.env_file is not None:
-            options = ["--env-file", Path(self.runtime.env_file)]  # which names its own module
-        best = resume.find_best_policy(self.folder.path, self.folder.latest)
-        command = resume.format_continue_command(saved, self.folder.path, best)
-        return RunResult(
-            self.folder.path,
-            saved.progress,
-            complete,
-            has_trained,
-            saved.state_digest,
-            saved.digest,
-            saved.evaluation,
-            saved.best,
-            " ".join([command, *([format_shell(*options)] if options else [])]),
-            format_command("eval", best, *options),
-        )
+
+def _make_result(
+    folder: RunFolder,
+    runtime: RuntimeSettings,
+    saved: Checkpoint,
+    *,
+    complete: bool,
+    has_trained: bool,
+) -> RunResult:
+    environment = saved.recipe.learning.environment
+    options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
+    if runtime.env_file is not None:
+        options = ["--env-file", Path(runtime.env_file)]  # which names its own module
+    best = resume.find_best_policy(folder.path, folder.latest)
+    command = resume.format_continue_command(saved, folder.path, best)
+    return RunResult(
+        folder.path,
+        saved.progress,
+        complete,
+        has_trained,
+        saved.state_digest,
+        saved.digest,
+        saved.evaluation,
+        saved.best,
+        f"{command} {format_shell(*options)}".rstrip(),
+        format_command("eval", best, *options),
+    )
 
 
 def _score(

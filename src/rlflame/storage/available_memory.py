@@ -11,9 +11,9 @@ from pathlib import Path
 
 #: What a process that trains takes besides a replay: interpreter, numpy, environments, networks.
 PROCESS_BYTES = 150_000_000
-#: What it reserves besides, once it runs, of the addresses that it may have: stacks of threads,
-#: arenas, buffers of BLAS, at least and at most. Little of that is ever touched.
-RESERVED_BYTES = (250_000_000, 1_200_000_000)
+#: What it reserves besides, at least, of the addresses that it may have: stacks of threads,
+#: arenas, buffers of BLAS. Little of that is ever touched.
+RESERVED_BYTES = 250_000_000
 _ROOT = Path("/")
 
 
@@ -24,13 +24,10 @@ def measure_available_bytes(root: Path = _ROOT) -> int:
     return max(0, min([machine_bytes, *_read_cgroup_limits(root)]))
 
 
-def measure_usable_bytes(root: Path = _ROOT) -> tuple[int, int]:
-    """What one replay can take in this process beside all else that it will need: beyond the first
-    it cannot run, up to the second it can."""
+def measure_usable_bytes(root: Path = _ROOT) -> int:
+    """What one replay can take in this process beside all else that it will need."""
     shared = measure_available_bytes(root) - PROCESS_BYTES
-    address_bytes = _read_address_bytes(root)
-    maximum, safe = (max(0, min(shared, address_bytes - reserve)) for reserve in RESERVED_BYTES)
-    return int(maximum), int(safe)
+    return int(max(0, min(shared, _read_address_bytes(root) - RESERVED_BYTES)))
 
 
 def _read_address_bytes(root: Path) -> float:

@@ -26,8 +26,6 @@ from pathlib import Path
 from rlflame.errors import (
     CheckpointError,
     DamagedCheckpointsError,
-    LostFolderError,
-    WriteError,
     format_command,
     format_shell,
 )
@@ -69,7 +67,7 @@ class RunFolder:
             self._folder_fd = -1
 
     def check(self) -> None:
-        """Raise LostFolderError where another folder, or none, is at the path now."""
+        """Raise CheckpointError where another folder, or none, is at the path now."""
         if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd):
             return
         if self.lock_removed:
@@ -81,7 +79,7 @@ class RunFolder:
                 "removed, and nothing was written into the new one."
             )
         hint = f"if it was moved: {format_command('resume', 'FOLDER')} goes on there"
-        raise LostFolderError(message, hint)
+        raise CheckpointError(message, hint)
 
     @property
     def lock_removed(self) -> bool:
@@ -93,9 +91,9 @@ class RunFolder:
             and _is_same(self.path, self._folder_fd)
         )
 
-    def make_unlocked_error(self) -> LostFolderError:
+    def make_unlocked_error(self) -> CheckpointError:
         """The end of a run whose lock file was removed."""
-        return LostFolderError(
+        return CheckpointError(
             f"{self.path / _LOCK_NAME} was removed during the run, so another process could write "
             f"into {self.path}. The run was saved and stopped.",
             format_command("resume", self.path),
@@ -308,7 +306,7 @@ def load_policy_file(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
-    """A WriteError for a full or read-only disk; its hint is how to resume, unless one is given."""
+    """A full or read-only disk as a sentence; its hint is how to resume, unless one is given."""
     try:
         yield
     except (OSError, CheckpointError) as error:
@@ -317,12 +315,11 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
             raise
         path = cause.filename2 or cause.filename or folder
         message = f"{path} could not be written: {cause.strerror or cause}."
-        raise WriteError(
+        is_full = cause.errno in safetensors_file.FULL_DISK_ERRNOS
+        remedy = "make room" if is_full else "see that it can be written"
+        raise CheckpointError(
             error.message if isinstance(error, CheckpointError) else message,
-            "make room"
-            if cause.errno in safetensors_file.FULL_DISK_ERRNOS
-            else "see that it can be written",
-            hint or format_resume_hint(folder),
+            f"{remedy}, then {hint or format_resume_hint(folder)}",
         ) from cause
 
 

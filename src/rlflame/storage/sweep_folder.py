@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlflame.errors import ConfigError, RlflameError
 
 if TYPE_CHECKING:
-    from rlflame.statistics import MeanStd, SeedSummary
+    from rlflame.statistics import SeedSummary
 
 SWEEP_FILE = "job.toml"
 #: What to do where it is damaged.
@@ -112,8 +112,7 @@ class SeedOutcome:
 
 COLUMNS = (
     "seed", "state", "steps", "iterations", "episodes", "return_mean", "return_std", "return_low",
-    "return_high", "evaluation_episodes", "best_return", "last_evaluations", "state_digest",
-    "digest",
+    "return_high", "evaluation_episodes", "best_return", "state_digest", "digest",
 )  # fmt: skip
 
 
@@ -130,8 +129,6 @@ class SeedResult:
     #: The final evaluation, once there is one, and the best of all.
     evaluation: Mapping[str, Any] | None = None
     best_return: float | None = None
-    #: Mean of the last twentieth of the evaluations in training.
-    last_evaluations: float | None = None
     state_digest: str = ""
     digest: str = ""
     error: str = ""
@@ -144,7 +141,7 @@ class SeedResult:
         return [
             self.seed, self.state, self.steps, self.iterations, self.episodes,
             *(evaluation.get(name) for name in ("mean", "std", "low", "high", "episodes")),
-            self.best_return, self.last_evaluations, self.state_digest, self.digest,
+            self.best_return, self.state_digest, self.digest,
         ]  # fmt: skip
 
 
@@ -157,9 +154,6 @@ class SweepSummary:
     seeds: tuple[SeedResult, ...]
     final: SeedSummary | None
     worst_seed: int | None
-    #: Steps at which it was, mean and standard deviation.
-    p2: tuple[int, MeanStd] | None
-    p4: MeanStd | None
 
     @property
     def complete(self) -> bool:
@@ -172,8 +166,6 @@ class SweepSummary:
             "algorithm": self.algorithm,
             "complete": self.complete,
             "final": final,
-            "p2": self.p2 and {"steps": self.p2[0], **self.p2[1].as_dict()},
-            "p4": self.p4 and self.p4.as_dict(),
             "seeds": [seed.as_dict() for seed in self.seeds],
         }
 

@@ -18,7 +18,6 @@ from rlflame.fleet.base import Fleet
 from rlflame.rollout.task import (
     EnvSpec,
     EpisodeStat,
-    Float64,
     PolicyArrays,
     PolicySpec,
     RolloutTask,
@@ -27,8 +26,6 @@ from rlflame.statistics import compute_interquartile_means, compute_mean_interva
 
 #: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
 _MAX_EPISODES = 10_000_000
-#: A sum of as many squares as there can be episodes is then still a number.
-_LARGEST = 1e140
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,9 @@ class EvaluationRecord:
         if len(set(counts)) != 1 or not 0 < self.episodes <= _MAX_EPISODES:
             return "speaks of {} episodes, with {} returns and {} lengths".format(*counts)
         numbers = (*self.to_metrics().values(), self.min, self.max, *self.returns)
-        if not all(map(math.isfinite, numbers)):
-            return "holds NaN or infinity"
         if (
-            not 0 <= self.seed < 2**63
+            not all(map(math.isfinite, numbers))
+            or not 0 <= self.seed < 2**63
             or not 1 <= self.max_episode_steps < 2**63
             or not 1 <= min(self.lengths) <= max(self.lengths) <= self.max_episode_steps
             or self.low > self.high
@@ -180,19 +176,17 @@ def make_evaluation_task(
 def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> EvaluationRecord:
     returns = np.array([episode.episode_return for episode in episodes], np.float64)
     lengths = [episode.length for episode in episodes]
-    scale = _find_scale(returns)
-    scaled = returns / scale
-    low, high = compute_mean_interval(scaled)
+    low, high = compute_mean_interval(returns)
     return EvaluationRecord(
         episodes=len(episodes),
         seed=plan.seed,
         stochastic=plan.stochastic,
         max_episode_steps=plan.max_episode_steps,
-        mean=scale * float(scaled.mean()),
-        std=scale * float(scaled.std()),
-        iqm=scale * float(compute_interquartile_means(scaled)),
-        low=scale * low,
-        high=scale * high,
+        mean=float(returns.mean()),
+        std=float(returns.std()),
+        iqm=float(compute_interquartile_means(returns)),
+        low=low,
+        high=high,
         min=float(returns.min()),
         max=float(returns.max()),
         length_mean=float(np.mean(lengths)),
@@ -201,17 +195,10 @@ def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) ->
     )
 
 
-def _find_scale(values: Float64) -> float:
-    """1, or for values whose squares would be infinite a power of two, which changes no digit."""
-    return 1.0 if float(np.abs(values).max()) < _LARGEST else 2.0**960
-
-
 def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
     """Mean of a - b over equal episodes, with its interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
         raise ValueError("only evaluations over the same episodes can be paired")
-    a_returns, b_returns = np.array(a.returns, np.float64), np.array(b.returns, np.float64)
-    scale = _find_scale(np.concatenate([a_returns, b_returns]))
-    difference = a_returns / scale - b_returns / scale
+    difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)
     low, high = compute_mean_interval(difference)
-    return {"mean": scale * float(difference.mean()), "low": scale * low, "high": scale * high}
+    return {"mean": float(difference.mean()), "low": low, "high": high}

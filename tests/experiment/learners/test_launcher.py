@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process, rlflame
 
-from rlflame.errors import LearnerFailure
-from rlflame.experiment.learners import launcher
 from rlflame.storage import checkpoint
 
 SHARDS = ("--set", "learning.gradient_shards=4")
@@ -68,17 +66,6 @@ def digest(folder: Path) -> str:
 
 def logs(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("metrics.jsonl", "episodes.csv")]
-
-
-@pytest.mark.parametrize("hung", [False, True])
-@pytest.mark.parametrize(("pids", "verb"), [({1: 11}, " has "), ({1: 11, 3: 33}, " have ")])
-def test_one_late_learner_or_several_are_the_subject_of_one_sentence(pids, verb, hung):
-    error = LearnerFailure("A learner has ended.", detail="has", hung=hung)
-    named = launcher._add_learner_names(error, pids, 4, 5.0)
-    assert verb in named.message
-    assert all(str(number) in named.message for number in (*pids, *pids.values()))
-    assert (named.hung, named.detail) == (hung, "has")
-    assert ("5 s" in named.message) == hung
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -296,3 +296,16 @@ def _draw_bars(axes: Axes, bars: Bars, letters: int, highest: float) -> None:
     axes.set_xticks(places, bars.groups)
     axes.margins(y=0.1)
     axes.grid(visible=True, axis="y")
+
+
+def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
+    """Draw the runs of a folder into a picture in it; an RlflameError without matplotlib."""
+    from rlflame.analysis import curves
+    from rlflame.storage import run_reader, safetensors_file
+
+    check_available()
+    out = folder / name
+    runs, _ = run_reader.read_runs([folder])
+    image = render_image(curves.make_figure(runs, metric=metric), out)
+    safetensors_file.write_atomically(out, image)
+    return out

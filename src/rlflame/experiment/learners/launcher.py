@@ -11,28 +11,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rlflame.config.flags import LearnerRank, has_agent_store, read_rank
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
 from rlflame.rollout import blas
-from rlflame.rollout.process.channel import MessageKind, ProtocolError, wait
+from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
-from rlflame.training.stop_signal import NullStop
-from rlflame.training.trainer import StopInterrupt, StopRequest
+from rlflame.training.stop_signal import NullStop, abort_on_stop
+from rlflame.training.trainer import StopRequest
 
 if TYPE_CHECKING:
-    from rlflame.experiment.learners.liveness import LearnerProcess
+    from rlflame.experiment.learners.liveness import LearnerProcess, Rendezvous
 
 
-#: A learner answers once Python and torch are loaded.
+#: Until all learners have loaded Python and torch, and met.
 JOIN_TIMEOUT_S = 180.0
-#: The same for learners that have said hello.
-_RENDEZVOUS_TIMEOUT_S = 60.0
 #: How a learner ends that has lost the others.
 LOST_EXIT_CODE = 70
 _GRACE_S = 3.0
@@ -42,13 +40,6 @@ _POLL_S = 0.2
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 #: Descriptors that no other file of this process gets: the lowest free ones are given out first.
 _numbers = itertools.cycle(range(512, 960))
-
-
-class SharedFile(NamedTuple):
-    """A path that all learners can open, and what they have to inherit for that."""
-
-    path: str
-    descriptors: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -91,18 +82,16 @@ def _join_torchrun(
     runtime: RuntimeSettings, learner_rank: LearnerRank, stop: StopRequest
 ) -> Iterator[ProcessGroup]:
     _stop_without_parent()
-    try:
-        with stop.allow_interrupt():
-            from rlflame.experiment.learners.liveness import (  # loads torch
-                await_learners,
-                make_torchrun_rendezvous,
-            )
+    with abort_on_stop(stop):  # nothing has been learned
+        from rlflame.experiment.learners.liveness import (  # loads torch
+            await_learners,
+            make_torchrun_rendezvous,
+        )
 
-            if has_agent_store():
-                await_learners(make_torchrun_rendezvous(), *learner_rank, JOIN_TIMEOUT_S)
-    except StopInterrupt:  # nothing has been learned
-        raise KeyboardInterrupt from None
-    with _join_group(runtime, learner_rank, JOIN_TIMEOUT_S) as group:
+        rendezvous = make_torchrun_rendezvous()
+        if has_agent_store():
+            await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
+    with _join_group(runtime, learner_rank, rendezvous) as group:
         yield group
 
 
@@ -134,88 +123,70 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 
 @contextmanager
 def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessGroup]:
+    size = runtime.learners
     with ExitStack() as stack:
-        shared = stack.enter_context(make_shared_file())
+        path, descriptors = stack.enter_context(make_shared_file())
         processes: dict[int, WorkerProcess] = {}
-        for rank in range(1, runtime.learners):
+        for rank in range(1, size):
             processes[rank] = WorkerProcess(
                 module="rlflame.experiment.learners.replica_main",
                 show_output=runtime.debug,
                 environment={**blas.make_child_environment(threads), **_LOOPBACK},
-                inherited_fds=shared.descriptors,
+                inherited_fds=descriptors,
             )
             stack.callback(processes[rank].terminate)
-            message = {"rank": rank, "size": runtime.learners, "meeting": shared.path}
-            processes[rank].channel.send(MessageKind.ORDER, message)
+            order = {"rank": rank, "size": size, "meeting": path}
+            processes[rank].channel.send(MessageKind.ORDER, order)
         os.environ.update(_LOOPBACK)
+        # Loads torch, which the other learners do meanwhile.
+        from rlflame.experiment.learners.liveness import FileRendezvous, await_learners
+
+        rendezvous = FileRendezvous(path)
         try:
-            _await_loaded(processes)
-            with _join_group(
-                runtime,
-                LearnerRank(0, runtime.learners),
-                _RENDEZVOUS_TIMEOUT_S,
-                shared,
-                processes,
-            ) as group:
+            await_learners(
+                rendezvous,
+                rank=0,
+                size=size,
+                timeout_s=JOIN_TIMEOUT_S,
+                has_failed=lambda: any(process.has_exited for process in processes.values()),
+            )
+            with _join_group(runtime, LearnerRank(0, size), rendezvous, processes) as group:
                 yield group
         except LearnerFailure as error:
             raise _explain_loss(error, processes) from error
-
-
-def _await_loaded(processes: Mapping[int, WorkerProcess]) -> None:
-    """Wait until every learner has loaded torch, which this process does meanwhile.
-
-    Joining waits inside torch, where neither a signal nor the death of a learner is noticed.
-    """
-    import rlflame.learning.parallel.torch_process_group  # noqa: F401
-
-    deadline = time.monotonic() + JOIN_TIMEOUT_S
-    pending = {process.channel: rank for rank, process in processes.items()}
-    while pending:
-        if time.monotonic() > deadline:
-            first = min(pending.values())
-            raise LearnerFailure(f"Learner {first} did not load within {JOIN_TIMEOUT_S:g} s.")
-        for channel in wait(pending, _POLL_S):
-            try:
-                if channel.receive_all():
-                    del pending[channel]
-            except (EOFError, ProtocolError) as error:
-                raise LearnerFailure("A learner has ended before it could join.") from error
 
 
 @contextmanager
 def _join_group(
     runtime: RuntimeSettings,
     learner_rank: LearnerRank,
-    join_timeout_s: float,
-    shared: SharedFile | None = None,
+    rendezvous: Rendezvous,
     processes: Mapping[int, WorkerProcess] | None = None,
 ) -> Iterator[ProcessGroup]:
-    """The group of all learners; its failures name the learners that are late.
+    """The group of all learners; its failures name the first learner that is late.
 
     `processes` are the other learners, None where torchrun has started them.
     """
-    from rlflame.experiment.learners.liveness import FileRendezvous, join_group
+    from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
+    from rlflame.learning.parallel.torch_process_group import format_timeout
 
-    rendezvous = FileRendezvous(shared.path) if shared is not None else None
     deadline_s = runtime.learner_deadline_s
-    with join_group(learner_rank, rendezvous, deadline_s, join_timeout_s) as (group, monitor):
+    with join_group(learner_rank, rendezvous, deadline_s, JOIN_TIMEOUT_S) as (group, monitor):
         try:
             yield group
         except LearnerFailure as error:
-            late_ranks = monitor.find_late_ranks(
-                _GRACE_S, lambda: bool(_find_exit_codes(processes or {}))
-            )
-            if processes is not None:
-                pids = {rank: processes[rank].pid for rank in late_ranks}
-            else:
-                learners = {rank: monitor.read_process(rank) for rank in late_ranks}
-                pids = {rank: learner.pid for rank, learner in learners.items()}
-                if error.hung:
-                    # Torchrun ends this process when the others are gone: after the error is shown.
-                    atexit.register(_kill_local_learners, [*learners.values()])
-            raise _add_learner_names(error, pids, learner_rank.size, deadline_s) from error
+            late_ranks = monitor.find_late_ranks(_GRACE_S)
+            if not late_ranks:
+                raise
+            learners = [monitor.read_process(rank) for rank in late_ranks]
+            if error.hung and processes is None:
+                # Torchrun ends this process when the others are gone: after the error is shown.
+                atexit.register(_kill_local_learners, learners)
+            name = _format_learner(late_ranks[0], learners[0].pid, learner_rank.size)
+            reason = format_timeout(deadline_s) if error.hung else "has ended."
+            error.message = f"{name} {reason}"
+            raise
         release_replicas(group)
 
 
@@ -229,9 +200,9 @@ def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess])
     if not exit_codes:
         return error
     rank, code = min(exit_codes.items())
+    name = _format_learner(rank, processes[rank].pid, len(processes) + 1)
     return LearnerFailure(
-        f"{_format_learners({rank: processes[rank].pid}, len(processes) + 1)} was lost: it "
-        f"{format_exit_clause(code)}.",
+        f"{name} was lost: it {format_exit_clause(code)}.",
         detail=processes[rank].read_output().strip(),
     )
 
@@ -242,29 +213,8 @@ def _find_exit_codes(processes: Mapping[int, WorkerProcess]) -> dict[int, int]:
     return {rank: code for rank, code in codes.items() if code != LOST_EXIT_CODE}
 
 
-def _add_learner_names(
-    error: LearnerFailure, pids: Mapping[int, int], size: int, deadline_s: float
-) -> LearnerFailure:
-    """The same error with the learners that are late, if they are known."""
-    from rlflame.learning.parallel.torch_process_group import format_timeout
-
-    if not pids:
-        return error
-    verb = "has" if len(pids) == 1 else "have"
-    reason = format_timeout(deadline_s, verb) if error.hung else f"{verb} ended."
-    return LearnerFailure(
-        f"{_format_learners(pids, size)} {reason}", detail=error.detail, hung=error.hung
-    )
-
-
-def _format_learners(pids: Mapping[int, int], size: int) -> str:
-    """Learner 1 of 2 (process 4711), or several."""
-    if len(pids) == 1:
-        ((rank, pid),) = pids.items()
-        return f"Learner {rank} of {size} (process {pid})"
-    *head_ranks, last = map(str, sorted(pids))
-    numbers = ", ".join(str(pids[rank]) for rank in sorted(pids))
-    return f"Learners {', '.join(head_ranks)} and {last} of {size} (processes {numbers})"
+def _format_learner(rank: int, pid: int, size: int) -> str:
+    return f"Learner {rank} of {size} (process {pid})"
 
 
 def _move_up(descriptor: int) -> int:
@@ -282,8 +232,8 @@ def _move_up(descriptor: int) -> int:
 
 
 @contextmanager
-def make_shared_file() -> Iterator[SharedFile]:
-    """The file where the learners of one machine meet, empty, until the end of the context.
+def make_shared_file() -> Iterator[tuple[str, Sequence[int]]]:
+    """The path of the file where the learners of one machine meet, and what they inherit for it.
 
     Other users can reach a port of this machine, but not this file. On Linux it has no name: the
     learners inherit it, and it is gone with the last of them.
@@ -292,9 +242,9 @@ def make_shared_file() -> Iterator[SharedFile]:
         descriptor = _move_up(os.memfd_create("rlflame-learners"))
         try:
             os.fchmod(descriptor, 0o600)
-            yield SharedFile(f"/proc/self/fd/{descriptor}", (descriptor,))
+            yield f"/proc/self/fd/{descriptor}", [descriptor]
         finally:
             os.close(descriptor)
     else:
         with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # for its owner alone
-            yield SharedFile(os.path.join(folder, "learners"))
+            yield os.path.join(folder, "learners"), []

@@ -84,7 +84,13 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
     )
 
 
-def await_learners(rendezvous: Rendezvous, rank: int, size: int, timeout_s: float) -> None:
+def await_learners(
+    rendezvous: Rendezvous,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    has_failed: Callable[[], bool] = lambda: False,
+) -> None:
     """Wait until all learners are there. What follows waits inside torch, which hears no signal and
     also waits for a learner that a signal has ended."""
     try:
@@ -93,6 +99,8 @@ def await_learners(rendezvous: Rendezvous, rank: int, size: int, timeout_s: floa
         awaited = ["all"] if rank else [str(number) for number in range(1, size)]
         deadline = time.monotonic() + timeout_s
         while not store.check(awaited):
+            if has_failed():
+                raise LearnerFailure("A learner has ended before it could join.")
             if time.monotonic() > deadline:
                 missing = ", ".join(name for name in awaited if not store.check([name]))
                 absent_learner = "the first learner" if rank else f"learner {missing}"
@@ -108,25 +116,21 @@ def await_learners(rendezvous: Rendezvous, rank: int, size: int, timeout_s: floa
 
 @contextlib.contextmanager
 def join_group(
-    learner_rank: LearnerRank, rendezvous: Rendezvous | None, deadline_s: float, timeout_s: float
+    learner_rank: LearnerRank, rendezvous: Rendezvous, deadline_s: float, timeout_s: float
 ) -> Iterator[tuple[TorchProcessGroup, LivenessMonitor]]:
-    """The group of all learners, and the monitor beside it; at torchrun's place by default."""
+    """The group of all learners, and the monitor beside it."""
+    is_torchrun = isinstance(rendezvous, TcpRendezvous)  # whose variables torch reads itself
     group = TorchProcessGroup(
         *learner_rank,
         deadline_s=deadline_s,
         join_timeout_s=timeout_s,
         clock=time.monotonic,
-        store=rendezvous.open_store(timeout_s) if rendezvous is not None else None,
+        store=None if is_torchrun else rendezvous.open_store(timeout_s),
     )
     try:
         yield (
             group,
-            LivenessMonitor(
-                rendezvous or make_torchrun_rendezvous(),
-                *learner_rank,
-                timeout_s,
-                lambda: group.exchange_count,
-            ),
+            LivenessMonitor(rendezvous, *learner_rank, timeout_s, lambda: group.exchange_count),
         )
     finally:
         with contextlib.suppress(RuntimeError):
@@ -191,19 +195,13 @@ class LivenessMonitor:
         with contextlib.suppress(RuntimeError):
             self._store.set(f"well/{self._rank}", str(exchanges))
 
-    def find_late_ranks(
-        self, timeout_s: float, is_over: Callable[[], bool] = lambda: False
-    ) -> Sequence[int]:
+    def find_late_ranks(self, timeout_s: float) -> Sequence[int]:
         """The ranks without an answer within the time; else those that are furthest behind."""
         answers: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         try:
             self._store.set("asked", "")
-            while (
-                len(answers) < len(self._other_ranks)
-                and time.monotonic() < deadline
-                and not is_over()
-            ):
+            while len(answers) < len(self._other_ranks) and time.monotonic() < deadline:
                 for rank in self._other_ranks:
                     if rank not in answers and self._store.check([f"well/{rank}"]):
                         answers[rank] = int(self._store.get(f"well/{rank}"))

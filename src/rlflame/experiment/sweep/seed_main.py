@@ -1,7 +1,7 @@
 """The process of one seed: trains it as a single run, and reports events and the end.
 
-After its order it receives STOP and the answers of a shared fleet. It sends EVENTs, then RESULT,
-FAILED or BROKEN, and its requests to such a fleet.
+After its order it receives STOP and the answers of a shared fleet. It sends EVENTs, then RESULT or
+FAILED, and its requests to such a fleet.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from rlflame.console.json_lines import JsonDisplay
 from rlflame.errors import (
     DamagedCheckpointsError,
     EnvironmentFailure,
-    RlflameError,
-    WriteError,
     format_shell,
-    from_os_error,
+    from_exception,
 )
-from rlflame.experiment.run import RunHost, open_run, start_run
+from rlflame.experiment.run import RunHost, resume_run, train_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.fleet.shared_fleet import FleetClient
@@ -52,21 +50,13 @@ def main() -> None:
 
 def _report_error(error: BaseException, folder: Path, channel: ParentChannel) -> None:
     """Send what ended the seed; a bug with its traceback."""
+    failure = from_exception(error)
     if isinstance(error, DamagedCheckpointsError):
         command = format_shell("rm", "-r", folder)
-        error.hint = f"restore one from a copy, or begin the seed anew: {command}"
-    elif isinstance(error, WriteError):
-        error.hint = error.remedy  # what to type is one for all seeds
-    elif isinstance(error, KeyboardInterrupt):
-        error = RlflameError("Interrupted.")
-    elif isinstance(error, MemoryError):
-        error = RlflameError("Memory ran out.", "fewer seeds side by side: --workers 1")
-    elif isinstance(error, OSError):
-        error = from_os_error(error)
-    if isinstance(error, RlflameError):
-        channel.send(MessageKind.FAILED, error.as_dict())
-    else:
-        channel.send(MessageKind.BROKEN, {"traceback": "".join(traceback.format_exception(error))})
+        failure.hint = f"restore one from a copy, or begin the seed anew: {command}"
+    elif failure.__cause__ is error:
+        failure.detail = "".join(traceback.format_exception(error))
+    channel.send(MessageKind.FAILED, failure.as_dict())
 
 
 def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -> None:
@@ -82,14 +72,11 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
     with _open_fleet(order, config, counts, channel) as fleet:
         host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, shared=True)
         if order["resume"]:
-            opening = open_run(
-                Path(order["folder"]), config.runtime, steps=order["steps"], host=host
-            )
+            folder = Path(order["folder"])
+            result = resume_run(folder, config.runtime, host, steps=order["steps"])
         else:
             init_from = Path(order["init_from"]) if order["init_from"] else None
-            opening = start_run(config, preset=order["preset"], init_from=init_from, host=host)
-        with opening as run:
-            result = run.train()
+            result = train_run(config, host, order["preset"], init_from)
     show.show_result(result)
     channel.send(MessageKind.RESULT, {"complete": result.complete})
 

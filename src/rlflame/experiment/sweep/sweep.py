@@ -1,9 +1,4 @@
-"""A sweep on disk: what its seeds run, where each of them stands, and their results together.
-
-P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
-evaluation in training had, and the mean of the last twentieth of these evaluations. They cannot be
-compared with each other.
-"""
+"""A sweep on disk: what its seeds run, where each of them stands, and their results together."""
 
 from __future__ import annotations
 
@@ -15,38 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.analysis.curves import EVALUATION
-from rlflame.config import resolve, toml_io
-from rlflame.config.nested import find_first_difference
+from rlflame.config import toml_io
 from rlflame.config.recipe import RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.experiment import resume
-from rlflame.rollout.task import Float64
-from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
-from rlflame.storage import run_reader, safetensors_file
+from rlflame.statistics import summarise
+from rlflame.storage import run_folder, safetensors_file, sweep_folder
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.run_folder import (
-    RETRY_HINT,
-    RunFolder,
-    has_checkpoint_files,
-    is_locked,
-    load_newest_checkpoint,
-    refuse_links,
-    report_disk_errors,
-)
-from rlflame.storage.sweep_folder import (
-    RESTORE_HINT,
-    SWEEP_FILE,
-    SeedOutcome,
-    SeedResult,
-    SweepSummary,
-    format_folder_name,
-    format_seeds,
-    get_seed_folder,
-    is_sweep,
-    parse_seeds,
-)
+from rlflame.storage.run_folder import RunFolder
+from rlflame.storage.sweep_folder import SWEEP_FILE, SeedOutcome, SeedResult, SweepSummary
 
 
 @dataclass(frozen=True)
@@ -62,7 +35,9 @@ class Sweep:
     def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
         """The config of a lone run of this seed."""
         learning = self.config.learning.model_copy(update={"seed": seed})
-        runtime = self.config.runtime.model_copy(update={"out": str(get_seed_folder(folder, seed))})
+        runtime = self.config.runtime.model_copy(
+            update={"out": str(sweep_folder.get_seed_folder(folder, seed))}
+        )
         return self.config.model_copy(update={"learning": learning, "runtime": runtime})
 
     def copy_with(self, **changes: Any) -> Sweep:
@@ -82,14 +57,6 @@ class SeedStatus:
     checkpoint: Checkpoint | None = None
 
 
-def choose_sweep_path(config: RunConfig, seeds: tuple[int, ...]) -> Path:
-    if config.runtime.out is not None:
-        return Path(config.runtime.out)
-    learning = config.learning
-    name = f"{resolve.make_short_name(learning.environment.id)}-{learning.algorithm}"
-    return Path("runs") / f"{name}-{format_folder_name(seeds)}"
-
-
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     lines = [
         toml_io.to_toml(sweep.config),
@@ -98,7 +65,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
         f"preset = {toml_io.format_value(sweep.preset)}",
         f"init_from = {toml_io.format_value(sweep.init_from)}",
     ]
-    with report_disk_errors(folder, RETRY_HINT):
+    with run_folder.report_disk_errors(folder, run_folder.RETRY_HINT):
         safetensors_file.write_atomically(folder / SWEEP_FILE, ("\n".join(lines) + "\n").encode())
 
 
@@ -107,21 +74,19 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         tables = toml_io.read_file(file)
     except ConfigError as error:
-        raise CheckpointError(error.message, RESTORE_HINT) from error
+        raise CheckpointError(error.message, sweep_folder.RESTORE_HINT) from error
     try:
         section = tables.pop("job")
-        seeds, init_from = section["seeds"], section.get("init_from")
-        if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
-            raise ValueError(f"seeds = {seeds!r}")
+        init_from = section.get("init_from")
         return Sweep(
             validate_config(tables),
-            parse_seeds(",".join(map(str, seeds))),
+            sweep_folder.parse_seeds(",".join(map(str, section["seeds"]))),
             str(section.get("preset") or ""),
             None if init_from is None else str(init_from),
         )
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{file} is not what a job of seeds is written as ({error}).", RESTORE_HINT
+            f"{file} is not what a job of seeds is written as ({error}).", sweep_folder.RESTORE_HINT
         ) from error
 
 
@@ -134,147 +99,99 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
 
     A damaged checkpoint is no error here: the process of the seed reports it.
     """
-    path = get_seed_folder(folder, seed)
+    path = sweep_folder.get_seed_folder(folder, seed)
     if not path.exists():
         return SeedStatus(seed, path)
-    if not has_checkpoint_files(path):
-        if is_locked(path):
+    if not run_folder.has_checkpoint_files(path):
+        if run_folder.is_locked(path):
             # Another process works here, and has not come to its first checkpoint.
             return SeedStatus(seed, path, started=True)
-        with report_disk_errors(folder, format_command("resume", folder)):
+        with run_folder.report_disk_errors(folder, format_command("resume", folder)):
             shutil.rmtree(path)
         return SeedStatus(seed, path)
     try:
-        checkpoint = load_newest_checkpoint(path, lambda _: None)
+        checkpoint = run_folder.load_newest_checkpoint(path, lambda _: None)
     except CheckpointError:
         return SeedStatus(seed, path, started=True)
     steps, progress = sweep.config.stop_at_steps, checkpoint.progress
-    is_end_valid = steps is not None and (
-        steps > progress.steps or steps == checkpoint.recipe.stop_at_steps
-    )
-    if is_end_valid and not progress.reached:
-        checkpoint = resume.extend_budget(checkpoint, steps, path)
+    current = checkpoint.recipe.stop_at_steps
+    if steps and not progress.reached and (steps > progress.steps or steps == current):
+        checkpoint = resume.copy_with_end(checkpoint, steps)
     finished = resume.is_finished(checkpoint) and resume.has_final_evaluation(path, checkpoint)
     return SeedStatus(seed, path, True, finished, checkpoint)
 
 
-def check_recipe(folder: Path, sweep: Sweep) -> None:
-    """Refuse a sweep whose file names another recipe than its seeds began with."""
-    for status in read_seed_statuses(folder, sweep):
-        if status.checkpoint is None:
-            continue
-        saved, current = (
-            {"learning": recipe.learning.model_dump(), "evaluation": recipe.evaluation.model_dump()}
-            for recipe in (status.checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
-        )
-        difference = find_first_difference(saved, current)
-        if difference is not None:
-            path, saved_value, current_value = difference
-            raise ConfigError(
-                f"Seed {status.seed} was begun with {path} = {toml_io.format_value(saved_value)}, "
-                f"and {folder / SWEEP_FILE} has {toml_io.format_value(current_value)}.",
-                f"write {toml_io.format_value(saved_value)} there again; another recipe is another "
-                "job: rlflame train --seeds",
-            )
+def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
+    """Refuse a sweep that a seed cannot continue, before any other does.
 
-
-def check_goal(folder: Path, sweep: Sweep, steps: int) -> None:
-    """Refuse an end that a seed has passed, or cannot learn until, before any other continues."""
+    Its file names another recipe than the seed began with, or the seed has passed the end that the
+    user asks for, or cannot learn until there.
+    """
     for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint
-        if checkpoint is None or checkpoint.progress.reached:
+        if checkpoint is None:
             continue
-        steps_done, goal = checkpoint.progress.steps, checkpoint.recipe.stop_at_steps
-        if steps <= steps_done and not (steps == goal and resume.is_finished(checkpoint)):
+        recipe, config = checkpoint.recipe, sweep.make_seed_config(status.seed, folder)
+        if (recipe.learning, recipe.evaluation) != (config.learning, config.evaluation):
             raise ConfigError(
-                f"--steps {steps} is not beyond the {steps_done} steps that seed {status.seed} "
-                "has taken.",
-                f"--steps {2 * steps_done}",
+                f"Seed {status.seed} was begun with another recipe than {folder / SWEEP_FILE} has.",
+                "put that file back; another recipe is another job: rlflame train --seeds",
             )
-        command = _format_longer_command(folder, sweep, status.folder, steps)
-        extension = resume.extend_budget(checkpoint, steps, status.folder)
-        resume.check_can_learn(checkpoint, extension, f"train longer from the beginning: {command}")
-
-
-def _format_longer_command(folder: Path, sweep: Sweep, seed_path: Path, steps: int) -> str:
-    """The command that trains all seeds for so long, with schedules that are made for it."""
-    config = seed_path / "config.toml"
-    options: list[object] = ["--config", config, "--seeds", format_seeds(sweep.seeds)]
-    if sweep.init_from is not None:
-        options += ["--init-from", sweep.init_from]
-    for name in ("horizon_steps", "horizon_iterations"):
-        if getattr(sweep.config.learning, name) is not None:
-            options += ["--set", f"learning.{name}=none"]
-    return format_command("train", *options, "--steps", steps, "--out", f"{folder}-longer")
+        if steps is not None and not checkpoint.progress.reached:
+            try:
+                resume.extend_budget(checkpoint, steps, status.folder / "latest.safetensors")
+            except ConfigError as error:
+                message = f"Seed {status.seed}: {error.message}"
+                raise ConfigError(message, error.hint) from error
 
 
 def open_sweep_folder(folder: Path) -> RunFolder:
     """The folder of a sweep, locked for this process."""
-    if not is_sweep(folder):
+    if not sweep_folder.is_sweep(folder):
         raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
-    refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
+    run_folder.refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)
 
 
 def summarise_sweep(
     folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome]
 ) -> SweepSummary:
-    statuses = read_seed_statuses(folder, sweep)
-    curves = {status.seed: _read_curve(status) for status in statuses}
     results = [
-        _make_seed_result(status, curves[status.seed], outcomes.get(status.seed))
-        for status in statuses
+        _make_seed_result(status, outcomes.get(status.seed))
+        for status in read_seed_statuses(folder, sweep)
     ]
-    scored = [result for result in results if result.evaluation is not None]
-    finals = {result.seed: float((result.evaluation or {})["mean"]) for result in scored}
-    scored_curves = [curves[result.seed] for result in scored]
-    tails = [result.last_evaluations for result in scored]
+    finals = {
+        result.seed: float(result.evaluation["mean"])
+        for result in results
+        if result.evaluation is not None
+    }
     learning = sweep.config.learning
-    # P2 and P4 are of all seeds that have a final evaluation: none with a damaged record is left
-    # out of a mean.
     return SweepSummary(
         environment=learning.environment.id,
         algorithm=learning.algorithm,
         seeds=tuple(results),
         final=summarise(np.array([*finals.values()], np.float64)) if finals else None,
         worst_seed=min(finals, key=lambda seed: finals[seed]) if finals else None,
-        p2=find_best_mean([curve for curve in scored_curves if curve is not None])
-        if None not in scored_curves
-        else None,
-        p4=compute_mean_std(np.array(tails, np.float64)) if tails and None not in tails else None,
     )
 
 
-def _read_curve(status: SeedStatus) -> tuple[Float64, Float64] | None:
-    """Steps and returns of the evaluations in training."""
-    try:
-        return run_reader.read_run(status.folder).read_values(EVALUATION)
-    except CheckpointError:
-        return None
-
-
-def _make_seed_result(
-    status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
-) -> SeedResult:
+def _make_seed_result(status: SeedStatus, outcome: SeedOutcome | None) -> SeedResult:
     error = outcome.error if outcome is not None else None
-    message = error.message if error is not None else ""
     state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    if not status.started and error is None:
+        state = "waiting"
+    result = SeedResult(status.seed, status.folder, state, error=error.message if error else "")
     checkpoint = status.checkpoint
     if checkpoint is None:
-        state = state if status.started or error is not None else "waiting"
-        return SeedResult(status.seed, status.folder, state, error=message)
+        return result
     final = checkpoint.evaluation if status.finished else None
-    return SeedResult(
-        seed=status.seed,
-        folder=status.folder,
-        state=state,
+    return replace(
+        result,
         steps=checkpoint.progress.steps,
         iterations=checkpoint.progress.iteration,
         episodes=checkpoint.progress.episodes,
         evaluation=None if final is None else final.as_dict(),
         best_return=None if checkpoint.best is None else checkpoint.best.mean,
-        last_evaluations=compute_tail_mean(curve[1]) if curve and len(curve[1]) else None,
         state_digest=checkpoint.state_digest,
         digest=checkpoint.digest,
-        error=message,
     )

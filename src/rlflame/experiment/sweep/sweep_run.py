@@ -7,12 +7,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config.module_trust import list_allowed_modules
 from rlflame.config.recipe import RunConfig
@@ -21,7 +20,8 @@ from rlflame.console.base import NullView, RunStart, RunView, SweepResources, Sw
 from rlflame.console.output import as_json_text
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError, format_command, make_error
-from rlflame.experiment.preflight import list_warnings, run_preflight
+from rlflame.experiment.components import create_folder
+from rlflame.experiment.preflight import run_preflight
 from rlflame.experiment.sweep import sweep as jobs
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
@@ -31,14 +31,13 @@ from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas, machine
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, WakePipe, wait
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
-from rlflame.storage import run_reader, safetensors_file
+from rlflame.storage import safetensors_file
 from rlflame.storage.available_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_folder import RunFolder, is_locked, report_disk_errors
-from rlflame.storage.sweep_folder import SeedOutcome, get_seed_folder
+from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_seed_folder
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
-_MODULE = "rlflame.experiment.sweep.seed_main"
 #: How long a resume waits for the seeds of a sweep that was killed.
 _WAIT_S = 20.0
 _POLL_S = 0.2
@@ -59,17 +58,15 @@ def train(
     """Train a config with each of the seeds, in a new folder of run folders."""
     stop, show = stop or NullStop(), show or NullView()
     recipe = config.recipe.copy_with_horizon()
-    preflight = run_preflight(recipe, config.runtime, init_from=init_from, stop=stop)
-    recipe, env = preflight.recipe, preflight.env
+    recipe, env, _ = run_preflight(
+        recipe, config.runtime, init_from=init_from, stop=stop, show_note=show.show_note
+    )
     init_path = str(init_from.resolve()) if init_from is not None else None
     sweep = Sweep(RunConfig.from_recipe(recipe, config.runtime), tuple(seeds), preset, init_path)
     sweep = sweep.copy_with(learning=recipe.learning.model_copy(update={"seed": seeds[0]}))
-    for warning in list_warnings(recipe):
-        show.show_note(warning)
     with _open_shared_fleet(sweep, show) as fleet:
-        folder = RunFolder.create(jobs.choose_sweep_path(config, sweep.seeds))
-        if note := folder.format_relocation_note(config.runtime.out):
-            show.show_note(note)
+        name = format_folder_name(sweep.seeds)
+        folder = create_folder(config.runtime, recipe.learning, name, show.show_note)
         try:
             jobs.write_sweep(folder.path, sweep)
             return _run_seeds(folder, sweep, RecipeSummary(recipe, env, preset), fleet, show, stop)
@@ -89,27 +86,18 @@ def resume(
     stop, show = stop or NullStop(), show or NullView()
     run_folder = jobs.open_sweep_folder(folder)
     try:
-        sweep = jobs.read_sweep(folder)
-        recorded_env_file = sweep.config.runtime.env_file
-        sweep = sweep.copy_with(runtime=runtime)
-        _await_processes(folder, sweep, show)
-        jobs.check_recipe(folder, sweep)
+        sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)
+        _await_processes(folder, sweep)
+        jobs.check_seeds(folder, sweep, steps)
         if steps is not None:
-            jobs.check_goal(folder, sweep, steps)
             sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
         if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
-        preflight = run_preflight(
-            sweep.config.recipe,
-            runtime,
-            resumed=True,
-            stop=stop,
-            read_recorded_env_file=lambda: recorded_env_file,
+        _, env, _ = run_preflight(
+            sweep.config.recipe, runtime, resumed=True, stop=stop, show_note=show.show_note
         )
-        for warning in list_warnings(preflight.recipe):
-            show.show_note(warning)
         jobs.write_sweep(folder, sweep)
-        summary = RecipeSummary(sweep.config.recipe, preflight.env, sweep.preset)
+        summary = RecipeSummary(sweep.config.recipe, env, sweep.preset)
         with _open_shared_fleet(sweep, show) as fleet:
             return _run_seeds(run_folder, sweep, summary, fleet, show, stop, resumed=True)
     finally:
@@ -138,16 +126,12 @@ def split_resources(
     return SweepResources(at_once, workers, memory_bound=at_once < requested)
 
 
-def _await_processes(folder: Path, sweep: Sweep, show: RunView) -> None:
+def _await_processes(folder: Path, sweep: Sweep) -> None:
     """The seeds of a sweep that was killed notice it a moment later."""
     deadline = time.monotonic() + _WAIT_S
     for seed in sweep.seeds:
         path = get_seed_folder(folder, seed)
-        note = f"Another process is still training in {path}: waiting up to {_WAIT_S:g} s for it."
         while path.exists() and is_locked(path) and time.monotonic() < deadline:
-            if note:
-                show.show_note(note)
-            note = ""
             time.sleep(0.1)
 
 
@@ -243,20 +227,10 @@ def _make_result(
         safetensors_file.write_atomically(folder / "seeds.csv", summary.as_csv().encode())
         text = as_json_text({"folder": str(folder), **summary.as_dict()}, indent=2) + "\n"
         safetensors_file.write_atomically(folder / "summary.json", text.encode())
-    return SweepResult(folder, summary, outcomes, has_trained, _draw_plot(folder))
-
-
-def _draw_plot(folder: Path) -> Path | None:
-    """The picture of all seeds; None without matplotlib or curves."""
-    out = folder / "plot.png"
-    try:
-        matplotlib_backend.check_available()
-        runs, _ = run_reader.read_runs([folder])
-        figure = matplotlib_backend.render_image(curves.make_figure(runs), out)
-        safetensors_file.write_atomically(out, figure)
-    except RlflameError:
-        return None
-    return out
+    plot = None
+    with suppress(RlflameError):  # without matplotlib or curves
+        plot = matplotlib_backend.write_image(folder, "plot.png")
+    return SweepResult(folder, summary, outcomes, has_trained, plot)
 
 
 @dataclass(eq=False)
@@ -274,6 +248,7 @@ class _SeedProcess:
         return self.process.terminate(grace_s=grace_s)
 
 
+@dataclass(eq=False)
 class SeedProcesses:
     """Runs a process for each seed, which gets its order first; `fleet` is shared by all.
 
@@ -281,23 +256,15 @@ class SeedProcesses:
     save. Each ends when the sweep's pipe closes, however the sweep ends.
     """
 
-    def __init__(
-        self,
-        orders: Mapping[int, dict[str, Any]],
-        config: RunConfig,
-        folder: RunFolder,
-        view: RunView,
-        stop: StopRequest,
-        fleet: Fleet | None,
-    ) -> None:
-        self._orders = orders
-        self._waiting = deque(orders)
-        self._show_output = config.runtime.debug
-        self._environment = blas.make_child_environment(count_blas_threads(config.learning))
-        self._folder = folder
-        self._view = view
-        self._stop = stop
-        self._fleet = fleet
+    orders: Mapping[int, dict[str, Any]]
+    config: RunConfig
+    folder: RunFolder
+    view: RunView
+    stop: StopRequest
+    fleet: Fleet | None
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(self.orders)
         self._processes: list[_SeedProcess] = []
         self._wake_pipe = WakePipe()
 
@@ -305,8 +272,8 @@ class SeedProcesses:
         """Until all have ended; those that a stop kept from beginning are absent."""
         outcomes: dict[int, SeedOutcome] = {}
         try:
-            while self._processes or (self._waiting and not self._stop.requested):
-                if self._stop.requested:
+            while self._processes or (self._waiting and not self.stop.requested):
+                if self.stop.requested:
                     self._request_stop()
                 elif self._waiting and len(self._processes) < min(at_once, _MAX_PROCESSES):
                     self._start(self._waiting.popleft())
@@ -318,7 +285,7 @@ class SeedProcesses:
                         self._processes.remove(seed_process)
                         assert seed_process.outcome is not None
                         outcomes[seed_process.seed] = seed_process.outcome
-                        self._view.show_seed_end(seed_process.seed, seed_process.outcome)
+                        self.view.show_seed_end(seed_process.seed, seed_process.outcome)
         finally:
             for seed_process in self._processes:
                 seed_process.close()
@@ -326,16 +293,18 @@ class SeedProcesses:
         return outcomes
 
     def _start(self, seed: int) -> None:
-        self._folder.check_held()
-        self._view.show_seed_start(seed)
+        self.folder.check_held()
+        self.view.show_seed_start(seed)
         process = WorkerProcess(
-            module=_MODULE, environment=self._environment, show_output=self._show_output
+            module="rlflame.experiment.sweep.seed_main",
+            environment=blas.make_child_environment(count_blas_threads(self.config.learning)),
+            show_output=self.config.runtime.debug,
         )
         server = None
-        if self._fleet is not None:
-            server = FleetServer(self._fleet, process.channel, self._wake_pipe)
+        if self.fleet is not None:
+            server = FleetServer(self.fleet, process.channel, self._wake_pipe)
         self._processes.append(_SeedProcess(seed, process, server))
-        process.channel.send(MessageKind.ORDER, self._orders[seed])
+        process.channel.send(MessageKind.ORDER, self.orders[seed])
 
     def _request_stop(self) -> None:
         for seed_process in self._processes:
@@ -365,7 +334,7 @@ class SeedProcesses:
 
     def _handle_message(self, seed_process: _SeedProcess, kind: MessageKind, value: Any) -> None:
         if kind is MessageKind.EVENT:
-            self._view.show_seed_event(seed_process.seed, json.loads(value["text"]))
+            self.view.show_seed_event(seed_process.seed, json.loads(value["text"]))
         elif kind is MessageKind.RESULT:
             seed_process.outcome = SeedOutcome("finished" if value["complete"] else "stopped")
         elif kind is MessageKind.FAILED:
@@ -374,10 +343,5 @@ class SeedProcesses:
             seed_process.outcome = (
                 SeedOutcome("stopped") if is_stop else SeedOutcome("failed", make_error(value))
             )
-        elif kind is MessageKind.BROKEN:
-            error = RlflameError(
-                "Something went wrong inside rlflame.", "this is a bug", value["traceback"]
-            )
-            seed_process.outcome = SeedOutcome("failed", error)
         elif seed_process.fleet_server is not None:
             seed_process.fleet_server.receive(kind, value)

@@ -74,11 +74,6 @@ class ReplayShape:
         """Memory of a full replay."""
         return math.ceil((self.stored_rows + 1) * self.columns * self._transition_bytes)
 
-    def find_capacity(self, nbytes: int) -> int:
-        """A capacity that takes no more than that."""
-        overhead = (self.segment_rows + 1) * self.columns
-        return max(1, int(nbytes / self._transition_bytes) - overhead)
-
     @property
     def _transition_bytes(self) -> float:
         """Of a transition: its numbers, how it ended, and its share of what time limits hide."""

@@ -137,9 +137,9 @@ class TorchProcessGroup:
         return lost
 
 
-def format_timeout(seconds: float, verb: str = "has") -> str:
-    """The end of a sentence about a learner; of several with the verb `have`."""
-    return f"{verb} not answered for {seconds:g} s (runtime.learner_deadline_s)."
+def format_timeout(seconds: float) -> str:
+    """The end of a sentence about a learner."""
+    return f"has not answered for {seconds:g} s (runtime.learner_deadline_s)."
 
 
 def _reset_group_count() -> None:

@@ -48,12 +48,10 @@ class PeerConnection:
             os.set_blocking(pipe, False)
         # Not select, which knows no descriptors from 1,024 on.
         self._arrival, self._either, self._room = select.poll(), select.poll(), select.poll()
-        for pipe, event, polls in (
-            (read_fd, select.POLLIN, (self._arrival, self._either)),
-            (write_fd, select.POLLOUT, (self._room, self._either)),
-        ):
-            for poll in polls:
-                poll.register(pipe, event)
+        for poll in (self._arrival, self._either):
+            poll.register(read_fd, select.POLLIN)
+        for poll in (self._room, self._either):
+            poll.register(write_fd, select.POLLOUT)
 
     def has_message(self, timeout_s: float = 0.0) -> bool:
         """Whether a message can be received, or the other end is closed."""
@@ -96,16 +94,11 @@ class PeerConnection:
     def _move(self, out: list[memoryview], into: list[memoryview]) -> None:
         """Write and read as the pipes allow, until both are done."""
         try:
-            out = _drop_bytes(out, self._write(out)) if out else out
             while out or into:
-                moved = 0
-                if into:
-                    moved = self._read(into)
-                    into = _drop_bytes(into, moved)
-                if out:
-                    count = self._write(out)
-                    out, moved = _drop_bytes(out, count), moved + count
-                if not moved:
+                sent = self._write(out) if out else 0
+                received = self._read(into) if into else 0
+                out, into = _drop_bytes(out, sent), _drop_bytes(into, received)
+                if not received and (into or not sent):
                     self._wait(into, out)
         except OSError as error:
             raise ConnectionLost from error

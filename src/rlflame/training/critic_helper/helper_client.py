@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from rlflame.config.recipe import LearningSettings, Recipe
@@ -16,13 +16,13 @@ from rlflame.learning.parallel.process_group import to_message
 from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
-from rlflame.training.critic_helper.conditions import explain_refusal
+from rlflame.training.critic_helper.conditions import can_split_update
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,
     ConnectionTimeout,
     PeerConnection,
 )
-from rlflame.training.trainer import Progress
+from rlflame.training.trainer import Plan, Progress
 
 #: Samples, counted once an epoch, from which on a critic helper saves more than it takes to load.
 _MIN_SAMPLES = 300_000
@@ -40,7 +40,7 @@ def is_helper_worthwhile(
     if runtime.critic_helper != "auto":
         return runtime.critic_helper == "on"
     return (
-        not explain_refusal(recipe.learning, runtime)
+        can_split_update(recipe.learning, runtime)
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
@@ -63,18 +63,20 @@ def _count_samples(recipe: Recipe, progress: Progress) -> int:
 
 
 class CriticHelper:
-    """The process, for as long as it is there.
+    """An algorithm whose critic a helper process updates, for as long as it is there.
 
-    It joins at the first batch after it has loaded.
+    The process joins at the first batch after it has loaded.
     """
 
     def __init__(
         self,
+        algorithm: Algorithm[Any],
         learning: LearningSettings,
         policy: PolicySpec,
         runtime: RuntimeSettings,
         note: Callable[[str], None],
     ) -> None:
+        self._algorithm = as_split_algorithm(algorithm)
         self._fingerprint = compute_fingerprint(learning)
         self._deadline_s = runtime.learner_deadline_s
         self._note = note
@@ -91,35 +93,74 @@ class CriticHelper:
             self._connection: PeerConnection | None = PeerConnection(
                 self._process.channel, self._deadline_s
             )
-            with self.catch_loss():
+            with self._catch_loss():
                 self._connection.send_message(message)
         except BaseException:
             self._process.terminate()
             raise
 
-    def wrap_algorithm(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
-        """The same algorithm, whose critic this process updates."""
-        return CriticHelperAlgorithm(algorithm, self)
-
     @property
     def connection(self) -> PeerConnection | None:
-        """To the critic helper, if there is one that has joined."""
+        """To the helper process, if there is one that has joined."""
         return self._connection if self._joined else None
 
-    def try_join(self) -> bool:
-        """Whether it has loaded, and joins now."""
+    def get_policy(self) -> PolicyArrays:
+        return self._algorithm.get_policy()
+
+    def get_state(self) -> State:
+        return self._algorithm.get_state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        self._algorithm.load_state(state)
+        self._send_state()
+
+    def update(self, batch: Batch, progress: float) -> Metrics:
+        algorithm = self._algorithm
+        if self._try_join():
+            self._send_state()
+        if self.connection is None:
+            return algorithm.update(batch, progress)
+        before = algorithm.get_state()
+        try:
+            with self._catch_loss():
+                self.connection.send_message({"update": to_message(batch), "progress": progress})
+                algorithm.start_split("actor", self.connection)
+                metrics = algorithm.update(batch, progress)
+                self.batch_count += 1
+                return metrics
+        except BaseException:
+            self.close()  # it waits for what does not come
+            raise
+        finally:
+            algorithm.stop_split()
+        algorithm.load_state(before)
+        return algorithm.update(batch, progress)
+
+    def close(self) -> None:
+        """The process is gone afterwards; may be called twice."""
+        self._connection = None
+        self._process.terminate()
+
+    def _try_join(self) -> bool:
+        """Whether the helper process has loaded, and joins now."""
         if self._joined or self._connection is None or not self._connection.has_message():
             return False
-        with self.catch_loss():
+        with self._catch_loss():
             if self._connection.receive_message() == self._fingerprint:
                 self._joined = True
             else:
                 self._report_loss("computes with other kernels than this process")
         return self._joined
 
+    def _send_state(self) -> None:
+        """The helper process stands where this process does."""
+        if self.connection is not None:
+            with self._catch_loss():
+                self.connection.send_message({"state": self._algorithm.get_state()})
+
     @contextmanager
-    def catch_loss(self) -> Iterator[None]:
-        """What is not answered inside ends there, and so does the critic helper."""
+    def _catch_loss(self) -> Iterator[None]:
+        """What is not answered inside ends there, and so does the helper process."""
         try:
             yield
         except ConnectionTimeout:
@@ -128,11 +169,6 @@ class CriticHelper:
             self._report_loss("cannot be told of numbers that are not finite")
         except ConnectionLost:
             self._report_loss(format_exit_clause(self._process.terminate(_GRACE_S)))
-
-    def close(self) -> None:
-        """The process is gone afterwards; may be called twice."""
-        self._connection = None
-        self._process.terminate()
 
     def _report_loss(self, reason: str) -> None:
         self.close()
@@ -144,85 +180,31 @@ class CriticHelper:
         )
 
 
-class NullCriticHelper:
-    """No critic helper: all is learned in this process."""
-
-    batch_count = 0
-
-    def wrap_algorithm(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
-        return algorithm
-
-    def close(self) -> None:
-        """There is no process."""
-
-
-class CriticHelperAlgorithm:
-    """An algorithm whose critic a helper process updates."""
-
-    def __init__(self, algorithm: Algorithm[Any], helper: CriticHelper) -> None:
-        self._algorithm = as_split_algorithm(algorithm)
-        self._helper = helper
-
-    def get_policy(self) -> PolicyArrays:
-        return self._algorithm.get_policy()
-
-    def update(self, batch: Batch, progress: float) -> Metrics:
-        helper, algorithm = self._helper, self._algorithm
-        if helper.try_join():
-            self._send_state()
-        if helper.connection is None:
-            return algorithm.update(batch, progress)
-        before = algorithm.get_state()
-        try:
-            with helper.catch_loss():
-                helper.connection.send_message({"update": to_message(batch), "progress": progress})
-                algorithm.start_split("actor", helper.connection)
-                metrics = algorithm.update(batch, progress)
-                helper.batch_count += 1
-                return metrics
-        except BaseException:
-            helper.close()  # it waits for what does not come
-            raise
-        finally:
-            algorithm.stop_split()
-        algorithm.load_state(before)
-        return algorithm.update(batch, progress)
-
-    def get_state(self) -> State:
-        return self._algorithm.get_state()
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        self._algorithm.load_state(state)
-        self._send_state()
-
-    def _send_state(self) -> None:
-        """The critic helper stands where this process does."""
-        if self._helper.connection is not None:
-            with self._helper.catch_loss():
-                self._helper.connection.send_message({"state": self._algorithm.get_state()})
-
-
 @contextmanager
 def open_critic_helper(
-    recipe: Recipe,
-    policy: PolicySpec,
+    algorithm: Algorithm[Any],
+    plan: Plan,
+    progress: Progress,
     runtime: RuntimeSettings,
     fleet: Fleet,
-    progress: Progress,
     note: Callable[[str], None],
     *,
     shared: bool,
-) -> Iterator[CriticHelper | NullCriticHelper]:
+) -> Iterator[CriticHelper | None]:
     """One for a run that has come so far, if it is wanted and can be had."""
-    helper: CriticHelper | NullCriticHelper = NullCriticHelper()
-    if is_helper_worthwhile(recipe, runtime, fleet, progress, shared=shared):
+    helper = None
+    if is_helper_worthwhile(plan.recipe, runtime, fleet, progress, shared=shared):
         try:
             if blas.can_set_threads():
-                helper = CriticHelper(recipe.learning, policy, runtime, note)
+                learning = plan.recipe.learning
+                helper = CriticHelper(algorithm, learning, plan.policy, runtime, note)
             elif runtime.critic_helper == "on":
                 # The two processes could add in different orders.
                 note("numpy's threads cannot be set on this machine: there is no critic helper.")
         except OSError as error:
             note(f"No critic helper could be started ({error}); all is learned in this process.")
-    with closing(helper):
+    try:
         yield helper
+    finally:
+        if helper is not None:
+            helper.close()
