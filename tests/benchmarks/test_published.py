@@ -13,9 +13,9 @@ from published_figures import COMPARISONS, find_benefit, make_section
 from race import RaceRun, Runner, describe_runner, format_weights_comparison
 from race_recipes import SETUPS, make_sb3_request, make_variants
 
-from rlflame.bench.machine_load import read_conditions
 from rlflame.errors import ConfigError
 from rlflame.learning.parallel.process_group import release_replicas
+from rlflame.rollout.machine import describe_machine
 
 SMALL = tuple(
     word
@@ -174,7 +174,7 @@ def test_without_stable_baselines3_its_curve_is_left_out(tmp_path, monkeypatch, 
         (("dppo", "--compare", "local,inline"), "collects in one place"),
         (("dsac", "--learners", "0"), "--learners '0'"),
         (("dppo", "--learners", "3", "--set", "gradient_shards=8"), "cannot share"),
-        (("dppo", "-o", ""), "results go into a folder"),
+        (("dppo", "-o", "-"), "results go into one"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(words, sentence):
@@ -223,7 +223,7 @@ def test_a_result_stands_beside_what_flame_s_readmes_say(tmp_path, capsys):
     facts = {
         "benchmark": "replay",
         "environment": "Pendulum-v1",
-        "machine": read_conditions(sample=lambda: 0.0).machine,
+        "machine": describe_machine(),
         "fillings": [
             {"fleet": fleet, "workers": 2, "fills": [{**f, "transitions": n} for f in fills]}
             for fleet, n in (("local", 100), ("flame", 200))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block, Section
+from rlflame.analysis.report.document import Block
 from rlflame.bench.case import Case, Stopwatch, run_case
 from rlflame.bench.result import (
     BenchResult,
@@ -33,16 +33,13 @@ RETRY_HINT = "the same command measures anew"
 _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
 #: The parts of a run that are timed, as the table names them.
 _PARTS = {"learning": "learn_s", "whole run": "seconds"}
-_SPEEDUPS = (
+_COLUMNS = (
     *("learners", "times"),
     ("learning, s", "learn_s", ",.3f"),
     ("speed-up", "speedup_learning", ",.2fx"),
     ("ideal", "ideal", ".3gx"),
     ("whole run, s", "seconds", ",.3f"),
     ("speed-up", "speedup_whole", ",.2fx"),
-)
-_UPDATES = (
-    "learners",
     ("ms an update", "update_ms", ".2f"),
     ("computing", "compute_ms", ".2f"),
     ("exchanging and waiting", "exchange_ms", ".2f"),
@@ -125,42 +122,22 @@ class LearnersBenchmark:
             "same_bits": same_bits,
             "sides": [describe_side(side, sides[0]) for side in sides],
         }
-        speedups: tuple[Block, ...] = (
-            self._describe_work(),
-            make_table(facts["sides"], _SPEEDUPS),
-            *format_bits(
-                [same_bits],
-                "All learned the same weights, to the last bit.",
-                "They did not learn the same weights.",
-            ),
-        )
-        updates: tuple[Block, ...] = (
-            "On the first learner's clock. Exchange takes a smaller share of larger minibatches "
-            "and wider networks.",
-            make_table(facts["sides"], _UPDATES),
-        )
+        units = "x".join(map(str, learning.network.hidden))
+        blocks: list[Block] = [
+            f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples an "
+            f"update, {format_count(self.case.iterations - 1, 'iteration')} after one to warm up. "
+            "Rollouts are the same on all sides and count in the whole run only. Speed-up is of "
+            "the time for as many steps. Updates are on the first learner's clock.",
+            make_table(facts["sides"], _COLUMNS),
+            *format_bits([same_bits], "The learned weights"),
+        ]
         return BenchResult(
             self.name,
             "Benchmark: learners",
             facts,
-            [
-                Section("Speed-up", speedups),
-                Section("Where the time of an update goes", updates),
-            ],
+            blocks,
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
             [_CSV_HEAD, *_make_csv_rows(sides)],
-        )
-
-    def _describe_work(self) -> str:
-        learning = self.case.recipe.learning
-        units = "x".join(map(str, learning.network.hidden))
-        return (
-            f"{self.case.name}: {learning.algorithm.upper()} by {learning.provider}, {units} "
-            f"units, {learning.samples_per_gradient:,} samples an update in "
-            f"{format_count(learning.gradient_shards, 'shard')}, "
-            f"{format_count(self.case.iterations - 1, 'iteration')} after one to warm up. Rollouts "
-            "are the same on all sides and count in the whole run only. Speed-up is of the time "
-            "for as many steps."
         )
 
 
@@ -171,7 +148,8 @@ def describe_side(side: Side, base: Side) -> dict[str, Any]:
         for part in ("learn_s", "exchange_s")
     )
     return {
-        **side.describe(),
+        **side.labels,
+        "times": len(side.repetitions),
         "runs": side.repetitions,
         "learn_s": compute_median_interval(side.list_values("learn_s")),
         "speedup_learning": _compute_speedup(side, base, "learn_s"),

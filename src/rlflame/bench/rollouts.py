@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, ClassVar, Literal
 
-from rlflame.analysis.report.document import Section
 from rlflame.bench.case import Case, Clock
 from rlflame.bench.raw_stepping import (
     WAYS,
@@ -195,44 +194,35 @@ class RolloutsBenchmark:
         rates = [describe_rate(side) for side in sides]
         columns: list[Column] = [*_COLUMNS]
         for way in rates[0]["limits"]:
-            columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
+            columns += [(f"bare {way}", f"limits {way}", ",.0f"), ("share", f"shares {way}", ".3f")]
         rows = [
             {
                 **rate,
                 "rate": compute_median_interval(rate["steps_per_s"]),
-                **{f"{way}_limit": median(values) for way, values in rate["limits"].items()},
-                **{f"{way}_share": median(values) for way, values in rate["shares"].items()},
+                **{
+                    f"{part} {way}": median(values)
+                    for part in ("limits", "shares")
+                    for way, values in rate[part].items()
+                },
             }
             for rate in rates
         ]
+        note = (
+            f"{self.case.name}: environment steps a second, with an untrained policy that does not "
+            f"learn, in rounds of {self.case.tasks} tasks, which is work for as many workers. The "
+            "limits are bare stepping: as many processes repeat recorded resets and actions, in "
+            "turn with the workers. A share is the median over these pairs."
+        )
+        if not has_workers(self.fleet) and max(self.workers) > 1:
+            note += f" Several workers {self.fleet} are as many processes, each with its own seed."
         work = self.case.rollout_work
         return BenchResult(
             self.name,
             f"Benchmark: rollouts of {self.case.env.id}",
             {"environment": self.case.env.id, "case": self.case.name, "rates": rates},
-            [Section("Rate", (*self._format_notes(), make_table(rows, columns)))],
+            [note, make_table(rows, columns)],
             [side.make_measurement("steps_per_s", "steps/s", work, "higher") for side in sides],
         )
-
-    def _format_notes(self) -> list[str]:
-        notes = [
-            f"{self.case.name}: environment steps a second, with an untrained policy that does "
-            f"not learn, in rounds of {self.case.tasks} tasks. The limits are bare stepping: as "
-            "many processes repeat recorded resets and actions, in turn with the workers. A share "
-            "is the median over these pairs."
-        ]
-        most = max(self.workers)
-        if not has_workers(self.fleet) and most > 1:
-            notes.append(
-                f"One worker {self.fleet} is this process; several are as many processes, each "
-                "with its own rounds, as several seeds have them."
-            )
-        elif most > self.case.tasks:
-            notes.append(
-                f"Of {most} workers of {self.fleet} {most - self.case.tasks} never had a task: "
-                f"--set rollout.num_slots={most} has one for each."
-            )
-        return notes
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
@@ -250,7 +240,8 @@ def describe_rate(side: Side) -> dict[str, Any]:
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {
-        **side.describe(),
+        **side.labels,
+        "times": len(side.repetitions),
         "steps_per_s": rates,
         "limits": limits,
         "shares": shares,

@@ -12,18 +12,12 @@ from typing import Any, NamedTuple, Protocol
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.bench.case import Clock
 from rlflame.bench.machine_load import LoadMonitor
-from rlflame.bench.result import BenchResult, ResultFolder, Side, find_free_name
+from rlflame.bench.result import BenchResult, ResultFolder, Side
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.display import StatusLine
 from rlflame.console.output import print_note, print_result_lines
 from rlflame.console.run_text import format_retry
-from rlflame.errors import (
-    Interruption,
-    RlflameError,
-    format_shell,
-    mark_documented,
-    mark_errors_documented,
-)
+from rlflame.errors import Interruption, RlflameError, mark_documented, mark_errors_documented
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, FleetEvent
 from rlflame.terminal_text import format_count
@@ -73,20 +67,20 @@ class BenchSession:
     @contextmanager
     def open_fleets(
         self, kinds: Sequence[str], workers: int, fewest: int, warm_up: Callable[[Fleet], object]
-    ) -> Iterator[list[OpenFleet]]:
-        """Fleets of several kinds, all open and warm at the same time.
+    ) -> Iterator[dict[str, OpenFleet]]:
+        """Fleets by kind, all open and warm at the same time.
 
         A fleet without workers is one process, and open only beside the `fewest` workers.
         """
         with ExitStack() as stack:
-            opened = []
+            opened = {}
             for kind in kinds:
                 count = workers if factory.has_workers(kind) else 1
                 if count == workers or workers == fewest:
                     start_s = self.clock()
                     fleet = stack.enter_context(self.open_fleet(kind, workers))
                     warm_up(fleet)
-                    opened.append(OpenFleet(kind, count, fleet, self.clock() - start_s))
+                    opened[kind] = OpenFleet(kind, count, fleet, self.clock() - start_s)
             yield opened
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
@@ -164,27 +158,20 @@ class BenchRunner:
         with SignalStop() as stop, StatusLine() as line:
             session = BenchSession(self._runtime, line, stop)
             try:
-                complete = self._measure(session)
+                with closing(self._benchmark.measure(session)) as parts:
+                    for _ in parts:
+                        self._save_partial(session)
             except BaseException as error:
                 session.show_status("")
+                if isinstance(error, StopInterrupt) and stop.signal_number is not None:
+                    message = f"Stopped before the end of {session.turn or 'the start'}."
+                    hint = "the same command measures anew"
+                    error = Interruption(message, hint, stop.signal_number)
                 if self._report(complete=False):
                     mark_documented(error)
-                raise
+                raise error
             session.show_status("")
-            has_results = self._report(complete)
-            if stop.signal_number is not None and not complete:
-                raise self._make_interruption(has_results, stop.signal_number)
-
-    def _measure(self, session: BenchSession) -> bool:
-        """Whether the benchmark came to its end."""
-        try:
-            with closing(self._benchmark.measure(session)) as parts:
-                for _ in parts:
-                    self._save_partial(session)
-        except StopInterrupt:
-            session.show_note(f"{session.turn or 'The start'} was stopped before its end.")
-            return False
-        return True
+            self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
         """Write what there is so far. If that fails, the end of the benchmark tries again."""
@@ -200,7 +187,7 @@ class BenchRunner:
         sides = [side for side in self._benchmark.sides if side.repetitions]
         if not sides:
             return None
-        result, conditions = self._benchmark.make_result(sides), self._monitor.finish()
+        result, conditions = self._benchmark.make_result(sides), self._monitor.describe()
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
@@ -225,18 +212,3 @@ class BenchRunner:
                 print_note(f"written: {folder.draw()}")
             except PlotUnavailableError as error:
                 print_note(f"no picture: {error.message} {error.hint}")
-
-    def _make_interruption(self, has_results: bool, signal_number: int) -> Interruption:
-        hint = "the same command measures anew"
-        if not has_results:
-            message = "Stopped; nothing was measured to its end yet."
-            return Interruption(message, hint, signal_number)
-        place = ""
-        if self._folder is not None:
-            # A name of dots would read as the end of the sentence.
-            path = self._folder.path
-            place = f", and in {path if path.name.strip('.') else path.resolve()}"
-            hint = f"{format_shell('-o', find_free_name(path))} measures anew"
-        error = Interruption(f"Stopped; the results so far are above{place}.", hint, signal_number)
-        mark_documented(error)
-        return error

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block, Section
+from rlflame.analysis.report.document import Block
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
 from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
 from rlflame.bench.runner import BenchSession, OpenFleet
-from rlflame.bench.scaling_model import compute_gains, fit_overheads, make_advice, make_rows
+from rlflame.bench.scaling_model import fit_overheads, make_advice, make_rows
 from rlflame.rollout import machine
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.terminal_text import format_count
 
-_SPEEDUPS = (
+_COLUMNS = (
     *("case", "fleet", "workers", "times"),
     ("seconds", "seconds", ",.3f"),
     ("steps/s", "steps_per_s", ",.0f"),
     ("theoretical", "theoretical", ".2fx"),
     ("speed-up", "speedup", ".2fx"),
-    ("efficiency", "efficiency", ".2f"),
-)
-_LOSSES = (
-    *("case", "fleet", "workers"),
+    ("gain of Flame, %", "gain_pct", "+.1f"),
     ("learning", "learning", ".1%"),
     ("latency and dispatch", "lost", ".1%"),
     ("start-up, s", "start_s", ".2f"),
@@ -35,12 +32,6 @@ _OVERHEADS = (
     ("ms a task", "task_s", "ms"),
     ("ms an iteration", "iteration_s", "ms"),
     ("rows", "cells", ""),
-)
-_GAINS = (
-    *("case", "workers"),
-    ("local, s", "local_s", ".3f"),
-    ("Flame, s", "flame_s", ".3f"),
-    ("gain, %", "percent", "+.1f"),
 )
 _REPETITION = ("seconds", "steps", "episodes", "collect_s", "learn_s", "retried")
 
@@ -64,29 +55,30 @@ class ScalingBenchmark:
             with fleets as opened:
                 for case in self.cases:
                     if case is not first:
-                        for entry in opened:
+                        for entry in opened.values():
                             warm_up(case, entry.fleet, stop, clock)
                     self._measure_case(session, case, opened)
                     yield
 
-    def _measure_case(self, session: BenchSession, case: Case, opened: Sequence[OpenFleet]) -> None:
-        cells = {
-            entry.kind: entry.make_side(
+    def _measure_case(
+        self, session: BenchSession, case: Case, opened: Mapping[str, OpenFleet]
+    ) -> None:
+        cells = [
+            entry.make_side(
                 case.name,
                 # How many tasks the fleet can run at one moment, and workers that have answered.
                 capacity=entry.fleet.capacity,
                 answered=len(entry.fleet.probe().workers),
                 start_s=entry.start_s if case is self.cases[0] else None,
             )
-            for entry in opened
-        }
-        fleets = {entry.kind: entry.fleet for entry in opened}
-        self.sides += cells.values()
-        for cell in session.take_turns([*cells.values()], self.repeat):
+            for entry in opened.values()
+        ]
+        self.sides += cells
+        for cell in session.take_turns(cells, self.repeat):
             watch = Stopwatch(session.clock, session.show_progress)
-            repetition = run_case(case, fleets[cell.labels["fleet"]], session.stop, watch)
+            repetition = run_case(case, opened[cell.labels["fleet"]].fleet, session.stop, watch)
             cell.repetitions.append({**repetition, "retried": session.take_retried()})
-        for cell in cells.values():
+        for cell in cells:
             session.show_note(
                 f"{cell.name}: {cell.compute_median('seconds'):.3f} s (median of {self.repeat})"
             )
@@ -98,15 +90,14 @@ class ScalingBenchmark:
             "cells": [{**cell.labels, "repetitions": cell.repetitions} for cell in sides],
             "rows": rows,
             "overheads": overheads,
-            "gains": compute_gains(sides),
-            "advice": make_advice(self.cases, sides, rows, overheads, machine.count_usable_cores()),
+            "advice": make_advice(rows, overheads, machine.count_usable_cores()),
         }
         work = {case.name: case.work for case in self.cases}
         return BenchResult(
             self.name,
             "Benchmark: scaling",
             facts,
-            _make_sections(facts),
+            _make_blocks(facts),
             [cell.make_measurement("seconds", "s", work[cell.labels["case"]]) for cell in sides],
             [("case", "workers", "backend", *_REPETITION), *_make_csv_rows(sides)],
         )
@@ -121,12 +112,8 @@ def _make_csv_rows(cells: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
-    weights = [
-        digest
-        for cell in cells
-        if cell.labels["case"] == case.name
-        for digest in cell.list_values("weights")
-    ]
+    case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
+    weights = [digest for cell in case_cells for digest in cell.list_values("weights")]
     return {
         "name": case.name,
         "environment": case.env.id,
@@ -138,52 +125,35 @@ def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
     }
 
 
-def _make_sections(facts: dict[str, Any]) -> list[Section]:
+def _make_blocks(facts: dict[str, Any]) -> list[Block]:
     tasks = "; ".join(
         f"{case['name']}: {format_count(case['tasks'], 'task')} an iteration, "
         f"{format_count(case['iterations'], 'iteration')}"
         for case in facts["cases"]
     )
-    speedups: list[Block] = [
-        "The same work on every side, collecting and learning, through the loop that trains; "
-        f"medians with 95% bootstrap intervals from {FEWEST_SEEDS} repetitions on. Speed-up is "
-        "beside the fastest with the fewest workers; theoretical is the most that the tasks allow.",
-        make_table(facts["rows"], _SPEEDUPS, 2),
+    blocks: list[Block] = [
+        "The same training on every side; medians with 95% bootstrap intervals from "
+        f"{FEWEST_SEEDS} repetitions on. Speed-up is beside the fastest with the fewest workers; "
+        "theoretical is the most that the tasks allow. Gain is the throughput of Flame over that "
+        "of as many local workers. Latency and dispatch is the time beside learning and the "
+        "episodes, where their length is known. Start-up is in no other figure.",
+        make_table(facts["rows"], _COLUMNS, 2),
         f"{tasks}.",
         *format_bits(
             [case["same_bits"] for case in facts["cases"]],
-            "Every side learned the same weights, to the last bit.",
-            "The sides did not learn the same weights.",
+            "The learned weights",
             [cell["fleet"] for cell in facts["cells"]],
         ),
         *_format_missing_workers(facts["cells"]),
     ]
-    losses: list[Block] = [
-        "Shares of the measured time. Latency and dispatch is the rest beside learning and the "
-        "episodes themselves, where their length is known. Start-up is from opening the fleet "
-        "to the end of its first iterations, and is in no other figure.",
-        make_table(facts["rows"], _LOSSES, 2),
-    ]
     if facts["overheads"]:
-        losses += [
-            "Least squares over the rows above: an iteration of T tasks on P workers takes its "
-            "learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
-            "overhead; neither overhead is below 0.",
+        blocks += [
+            "Overhead by least squares over these rows: an iteration of T tasks on P workers takes "
+            "its learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
+            "overhead.",
             make_table([vars(overhead) for overhead in facts["overheads"]], _OVERHEADS),
         ]
-    sections = [
-        Section("Speed-up", tuple(speedups)),
-        Section("Where the time goes", tuple(losses)),
-        Section("What to do", tuple(facts["advice"])),
-    ]
-    if facts["gains"]:
-        note = (
-            "With as many workers on both sides; the gain is of Flame's throughput over local's. "
-            "Flame can win here only where its executors have more processors than this machine."
-        )
-        gains = Section("Flame beside this machine", (note, make_table(facts["gains"], _GAINS)))
-        sections.insert(2, gains)
-    return sections
+    return [*blocks, *facts["advice"]]
 
 
 def _format_missing_workers(cells: Sequence[dict[str, Any]]) -> list[str]:
