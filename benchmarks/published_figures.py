@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block, Section
-from rlflame.bench.result import BenchResult, Side, compute_speedup, format_value, make_table
+from rlflame.analysis.report.document import Block, Section, format_value, make_table
+from rlflame.bench.result import BenchResult, Side, compute_speedup
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.errors import ConfigError

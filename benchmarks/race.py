@@ -19,9 +19,10 @@ from rlflame.analysis.curves import compute_moving_average
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.plots.matplotlib_backend import render_image
 from rlflame.analysis.report.bench_comparison import Measurement
+from rlflame.analysis.report.document import make_table
 from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
 from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
-from rlflame.bench.result import BenchResult, has_equal_digests, make_table
+from rlflame.bench.result import BenchResult, has_equal_digests
 from rlflame.bench.runner import BenchSession
 from rlflame.config.nested import flatten
 from rlflame.config.recipe import LearningSettings

@@ -156,10 +156,10 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
     new["measurements"][0]["better"] = "higher"
     (tmp_path / "other.json").write_text(json.dumps(new))
     said = rlflame("bench", "--diff", "old.json", "other.json").err
-    assert "a was measured with the lower as the better before, and with the higher" in said
+    assert 'a was measured with better "lower" before, and with "higher" now' in said
     # Of seconds, less is better: a fifth of them is gone.
     assert change["improvement"]["value"] == pytest.approx(20.0)
-    assert "+20.0%" in rlflame("bench", "--diff", "old.json", "new.json").out
+    assert "+20.0 [" in rlflame("bench", "--diff", "old.json", "new.json").out
 
 
 def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
@@ -186,31 +186,17 @@ def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
     assert "new.json was stopped before its end" in said
     assert "Before: old.json; now: new.json." in said
     assert (
-        "They were not measured alike: processor one before, another now; usable cores 2 before, "
-        "4 now; torch 1 before, 2 now; OMP_NUM_THREADS unset before, 1 now; numpy absent before, 2 "
-        "now." in said
+        "They were not measured alike: processor one before, another now; usable_cores 2 before, "
+        "4 now; packages.torch 1 before, 2 now; packages.numpy absent before, 2 now; "
+        "OMP_NUM_THREADS absent before, 1 now." in said
     )
-    assert "In new.json alone: c." in said
-    assert "In old.json alone: b." in said
-    assert "new.json alone says: only new.json has it (1); that may be other work." in said
-    assert "old.json alone says: only old.json has it (1)" in said
+    assert "In new.json alone: c; only new.json has it (1)." in said
+    assert "In old.json alone: b; only old.json has it (1)." in said
     assert "was stopped before its end" in rlflame("report", "new.json").out
     written("more.json", 16, "a")
     spoken = rlflame("bench", "--diff", "old.json", "more.json")
     assert spoken.code == 2
     assert "a was measured with tasks 8 before, and with 16 now." in spoken.err
-
-
-def test_results_that_do_not_say_what_they_are_of_are_said_to(tmp_path):
-    for name, more in (("old", {}), ("new", {"work": {"tasks": 8}})):
-        one = {"name": "a", "unit": "s", "better": "lower", "values": [4.0], **more}
-        machine = {"packages": {name: "1"}} if name == "new" else {}
-        facts = {"measurements": [one], **({"machine": machine} if machine else {})}
-        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
-    said = rlflame("bench", "--diff", "old.json", "new.json").out
-    assert "old.json does not say what work it timed" in said
-    assert "old.json does not say what it was measured on" in said
-    assert "new.json does not say" not in said
 
 
 def test_rates_of_workers(tmp_path, monkeypatch):

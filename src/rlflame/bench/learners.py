@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block
+from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Stopwatch, run_case
 from rlflame.bench.result import (
     BenchResult,
@@ -16,7 +16,6 @@ from rlflame.bench.result import (
     compute_speedup,
     format_bits,
     has_equal_digests,
-    make_table,
 )
 from rlflame.bench.runner import BenchSession
 from rlflame.config.batch_scaling import check_learners

@@ -9,9 +9,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block
+from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Clock, Stopwatch
-from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
+from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests
 from rlflame.bench.rollouts import RolloutRounds
 from rlflame.bench.runner import BenchSession
 from rlflame.fleet.base import Fleet, TrafficCounter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,12 +15,12 @@ from rlflame import __version__
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
 from rlflame.analysis.report.bench_comparison import Measurement
-from rlflame.analysis.report.document import Block, Document, Section, Table, to_markdown
+from rlflame.analysis.report.document import Block, Document, Section, to_markdown
 from rlflame.bench.machine_load import format_conditions
 from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError
 from rlflame.fleet.factory import is_remote
-from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians
+from rlflame.statistics import Interval, compare_medians
 from rlflame.storage.safetensors_file import write_atomically
 from rlflame.terminal_text import format_count
 
@@ -106,42 +106,6 @@ class BenchResult:
             "Workers were lost or slow and their tasks were collected again, which takes longer, "
             f"in {'; '.join(names)}: measure again for figures without."
         ]
-
-
-#: The head of a column, the name of a fact, and how it is formatted; or the name alone.
-Column = str | tuple[str, str, str]
-
-
-def make_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], words: int = 1
-) -> Table:
-    """A table of facts, whose first `words` columns are text.
-
-    `times` of a row is how often it was measured.
-    """
-    triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
-    cells = tuple(
-        tuple(format_value(row.get(key), spec, row.get("times", 0)) for _, key, spec in triples)
-        for row in rows
-    )
-    return Table(tuple(head for head, _, _ in triples), cells, words)
-
-
-def format_value(value: Any, spec: str = "", times: int = 0) -> str:
-    """A value by its format; an interval where there were enough `times`.
-
-    The format `ms` shows seconds as milliseconds, and one that ends in `x` a factor.
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, Interval):
-        text = format_value(value.value, spec)
-        if times < FEWEST_SEEDS:
-            return text
-        return f"{text} [{format_value(value.low, spec)}, {format_value(value.high, spec)}]"
-    if spec == "ms":
-        return f"{1000.0 * value:.2f}"
-    return f"{value:{spec.removesuffix('x')}}{'x' if spec.endswith('x') else ''}"
 
 
 def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, ClassVar, Literal
 
+from rlflame.analysis.report.document import Column, make_table
 from rlflame.bench.case import Case, Clock
 from rlflame.bench.raw_stepping import (
     WAYS,
@@ -23,7 +24,7 @@ from rlflame.bench.raw_stepping import (
     serve_steps,
     sum_rates,
 )
-from rlflame.bench.result import BenchResult, Column, Side, make_table
+from rlflame.bench.result import BenchResult, Side
 from rlflame.bench.runner import BenchSession
 from rlflame.config.recipe import Recipe
 from rlflame.experiment import components

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block
+from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
-from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
+from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests
 from rlflame.bench.runner import BenchSession, OpenFleet
 from rlflame.bench.scaling_model import fit_overheads, make_advice, make_rows
 from rlflame.rollout import machine

@@ -22,9 +22,6 @@ from rlflame.statistics import (
     SeedComparison,
     Significance,
     compare,
-    compute_mean_std,
-    compute_tail_mean,
-    find_best_mean,
     summarise,
 )
 from rlflame.storage import run_reader
@@ -58,25 +55,15 @@ class Report:
         """Raise an UnsupportedClaimError unless the claim holds for everything compared."""
         for name, verdict in self.verdicts.items():
             if not verdict.as_dict()[claim.replace("-", "_")]:
+                level = 95 if claim == "better" else 90
+                interval = verdict.gain if claim == "better" else verdict.equivalence
                 raise UnsupportedClaimError(
-                    f"Not shown: {claim.replace('-', ' ')} in {name}. "
-                    f"{self._format_reason(claim, verdict)}",
-                    "more seeds, or more repetitions, make intervals narrower",
+                    f"Not shown: {claim} in {name}. The {level}% interval of the difference is "
+                    f"[{interval.low:,.4g}, {interval.high:,.4g}]{self.unit}, and the margin is "
+                    f"±{verdict.margin:,.4g}{self.unit}.",
+                    f"{FEWEST_SEEDS} seeds or repetitions on each side, or more: they make "
+                    "intervals narrower",
                 )
-
-    def _format_reason(self, claim: str, verdict: Significance) -> str:
-        if not verdict.has_enough_seeds:
-            return f"It takes {FEWEST_SEEDS} on each side."
-        margin = f"{verdict.margin:,.4g}{self.unit}"
-        level, interval, bound = {
-            "better": ("95%", verdict.gain, "above 0"),
-            "equivalent": ("90%", verdict.equivalence, f"within ±{margin}"),
-            "not-worse": ("90%", verdict.equivalence, f"above -{margin}"),
-        }[claim]
-        return (
-            f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
-            f"{self.unit}; it would have to lie {bound}."
-        )
 
 
 class UnsupportedClaimError(RlflameError):
@@ -85,12 +72,6 @@ class UnsupportedClaimError(RlflameError):
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
     """`margin` is a share. Benchmark results are .json files, runs are folders."""
-    for path in (*current, *baseline):
-        if (file := bench_comparison.find_results(path)) is not None:
-            raise ConfigError(
-                f"{path} is of a benchmark, whose results are in its .json file.",
-                format_command("report", file),
-            )
     tables = [path for path in (*current, *baseline) if path.suffix == ".json"]
     if not tables:
         return _build_run_report(current, baseline, margin)
@@ -258,9 +239,8 @@ def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
     }
 
 
-def _describe_final(run: RunData) -> Facts | None:
-    if run.result is None:
-        return None
+def _describe_final(run: RunData) -> Facts:
+    assert run.result is not None
     evaluation = run.result["evaluation"]
     return {"steps": run.result["steps"], **{name: evaluation.get(name) for name in _METRICS}}
 
@@ -272,8 +252,7 @@ def _find_best(run: RunData) -> Facts | None:
         for line in run.metrics
         if curves.EVALUATION in line
     ]
-    final = _describe_final(run)
-    evaluations += [final] if final else []
+    evaluations += [_describe_final(run)] if run.result is not None else []
     return max(evaluations, key=lambda evaluation: evaluation["mean"], default=None)
 
 
@@ -282,10 +261,6 @@ def _describe_group(group: RunGroup) -> Facts:
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     unfinished = len(group.runs) - len(finals)
-    evaluations = [run.read_values(curves.EVALUATION) for run in group.runs]
-    highest = find_best_mean(evaluations)
-    tails = [compute_tail_mean(values) for _, values in evaluations if len(values)]
-    is_complete = len(tails) == len(evaluations)
     return {
         "label": group.label,
         "environment": group.environment,
@@ -293,6 +268,4 @@ def _describe_group(group: RunGroup) -> Facts:
         "unfinished": unfinished,
         "final": summarise(np.array(finals, np.float64)).as_dict() if not unfinished else None,
         "best": summarise(np.array(bests, np.float64)).as_dict() if bests else None,
-        "p2": highest and {"steps": highest[0], **highest[1].as_dict()},
-        "p4": compute_mean_std(np.array(tails, np.float64)).as_dict() if is_complete else None,
     }
