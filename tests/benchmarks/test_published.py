@@ -137,7 +137,7 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
     assert (work[3]["steps"], work[3]["arguments.n_steps"]) == (300, 8 * 16)
     assert not any("seed" in name for one in work for name in one)
     assert [one["retried"] for one in facts["measurements"]] == [[2], [2], [2], [0]]
-    assert "dppo, scaled with 2, 1 of 1 (2 tasks): measure again" in spoken.out
+    assert "dppo, scaled with 2." in spoken.out
     assert (tmp_path / "new/dppo.curves.png").stat().st_size > 0
     table = (tmp_path / "new/dppo.csv").read_text().splitlines()
     assert table[0] == "learners,recipe,seconds,steps,case,final_return,retried"

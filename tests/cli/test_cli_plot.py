@@ -498,13 +498,12 @@ def test_what_is_for_curves_does_not_count_for_a_table(tmp_path):
         assert f"  hint: rlflame plot {path}" in spoken.err
 
 
-@pytest.mark.parametrize("named", ["folder", "json", "two"])
+@pytest.mark.parametrize("named", ["json", "two"])
 def test_of_a_benchmark_the_table_is_named(tmp_path, named):
     path = table(tmp_path, "workers,backend,seconds", "1,local,2")
     (tmp_path / "scaling.json").write_text("{}")
     (tmp_path / "other.csv").write_text(path.read_text())
     given = {
-        "folder": [tmp_path],
         "json": [tmp_path / "scaling.json"],
         "two": [path, tmp_path / "other.csv"],
     }
@@ -512,17 +511,6 @@ def test_of_a_benchmark_the_table_is_named(tmp_path, named):
     assert spoken.code == 2
     assert "a picture of run times is of one .csv" in spoken.err
     assert f"  hint: rlflame plot {path}" in spoken.err
-
-
-@pytest.mark.parametrize("named", ["it", "it/rollouts.json"])
-def test_of_rates_there_is_no_picture(tmp_path, monkeypatch, named):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "it").mkdir()
-    (tmp_path / "it/rollouts.json").write_text("{}")
-    spoken = rlflame("plot", named)
-    assert spoken.code == 2
-    assert f"{named}: a picture of run times is of one .csv." in spoken.err
-    assert "  hint: rlflame report it/rollouts.json" in spoken.err
 
 
 def test_a_backend_that_begins_with_a_line_is_in_the_legend(tmp_path):

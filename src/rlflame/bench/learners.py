@@ -24,7 +24,7 @@ from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.task import Float32
-from rlflame.statistics import Interval, compute_median_interval
+from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 
 #: What to do when a learner was lost.
@@ -125,8 +125,8 @@ class LearnersBenchmark:
         blocks: list[Block] = [
             f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples an "
             f"update, {format_count(self.case.iterations - 1, 'iteration')} after one to warm up. "
-            "Rollouts are the same on all sides and count in the whole run only. Speed-up is of "
-            "the time for as many steps. Updates are on the first learner's clock.",
+            "Rollouts are the same on all sides and count in the whole run only. Updates "
+            "are on the first learner's clock.",
             make_table(facts["sides"], _COLUMNS),
             *format_bits([same_bits], "The learned weights"),
         ]
@@ -151,23 +151,17 @@ def describe_side(side: Side, base: Side) -> dict[str, Any]:
         "times": len(side.repetitions),
         "runs": side.repetitions,
         "learn_s": compute_median_interval(side.list_values("learn_s")),
-        "speedup_learning": _compute_speedup(side, base, "learn_s"),
+        "speedup_learning": compute_speedup(
+            base.list_values("learn_s"), side.list_values("learn_s")
+        ),
         "seconds": compute_median_interval(side.list_values("seconds")),
-        "speedup_whole": _compute_speedup(side, base, "seconds"),
+        "speedup_whole": compute_speedup(base.list_values("seconds"), side.list_values("seconds")),
         "ideal": side.labels["learners"] / base.labels["learners"],
         "update_ms": update_ms,
         "compute_ms": update_ms - exchange_ms,
         "exchange_ms": exchange_ms,
         "exchange_share": exchange_ms / update_ms,
     }
-
-
-def _compute_speedup(side: Side, base: Side, part: str) -> Interval:
-    """In seconds a step of the environment: runs may differ in length."""
-    base_s, own_s = (
-        [run[part] / run["steps"] for run in entry.repetitions] for entry in (base, side)
-    )
-    return compute_speedup(base_s, own_s)
 
 
 def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:

@@ -49,13 +49,11 @@ def format_conditions(facts: dict[str, Any]) -> list[str]:
     before, meanwhile = (
         "unknown" if facts[name] is None else f"{facts[name]:.1f}" for name in ("at_work", "others")
     )
-    warning = "This machine was busy with other work: measure again when it is idle."
     return [
         f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores usable, "
         f"{format_size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, "
         f"Python {machine['python']}; {packages}; BLAS {machine['blas']}.",
         f"Processors at work before: {before}; for other programs meanwhile: {meanwhile}.",
-        *[warning] * facts["busy"],
     ]
 
 

@@ -5,15 +5,14 @@ Nothing is learned, so that no learner hides what moving transitions costs.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Clock, Stopwatch
 from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests
 from rlflame.bench.rollouts import RolloutRounds
-from rlflame.bench.runner import BenchSession
+from rlflame.bench.runner import BenchSession, FleetBenchmark
 from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
 from rlflame.learning.base import compute_digest
@@ -70,33 +69,20 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
     }
 
 
-@dataclass
-class ReplayBenchmark:
-    """Replays filled by several fleets, in turn, with one number of workers after the other."""
+class ReplayBenchmark(FleetBenchmark):
+    """Replays filled with the rollouts of a case."""
 
-    case: Case
-    fleets: Sequence[str]
-    workers: Sequence[int]
-    repeat: int
-    sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "replay"
 
-    def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        def warm_up(fleet: Fleet) -> None:
-            with RolloutRounds(self.case, fleet, session.stop, "uniform") as rounds:
-                rounds.collect()
+    def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
+        with RolloutRounds(case, fleet, session.stop, "uniform") as rounds:
+            rounds.collect()
 
-        for count in self.workers:
-            with session.open_fleets(self.fleets, count, min(self.workers), warm_up) as opened:
-                group = [entry.make_side(self.case.name) for entry in opened.values()]
-                self.sides += group
-                for side in session.take_turns(group, self.repeat):
-                    fleet = opened[side.labels["fleet"]].fleet
-                    fill = fill_replay(self.case, fleet, session.stop, session.clock)
-                    side.repetitions.append({**fill, "retried": session.take_retried()})
-            yield
+    def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
+        return fill_replay(case, fleet, session.stop, session.clock)
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        (case,) = self.cases
         same_bits = has_equal_digests([d for side in sides for d in side.list_values("content")])
         fillings = [
             {
@@ -109,23 +95,23 @@ class ReplayBenchmark:
             for side in sides
         ]
         facts = {
-            "environment": self.case.env.id,
-            "case": self.case.name,
-            "iterations": self.case.iterations,
+            "environment": case.env.id,
+            "case": case.name,
+            "iterations": case.iterations,
             "same_bits": same_bits,
             "fillings": fillings,
         }
         blocks: list[Block] = [
             f"{sides[0].repetitions[0]['transitions']:,} transitions of random actions in "
-            f"{format_count(self.case.iterations, 'iteration')}, from the fleet into the replay, "
+            f"{format_count(case.iterations, 'iteration')}, from the fleet into the replay, "
             "and a batch out of it after each. Start-up is in no figure.",
             make_table(fillings, _COLUMNS, 2),
             *format_bits([same_bits], "The contents of the replays", self.fleets),
         ]
-        work = self.case.work
+        work = case.work
         return BenchResult(
             self.name,
-            f"Benchmark: a replay of {self.case.env.id}",
+            f"Benchmark: a replay of {case.env.id}",
             facts,
             blocks,
             [side.make_measurement(_RATE, "transitions/s", work, "higher") for side in sides],

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rlflame import __version__
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
-from rlflame.analysis.report.bench_comparison import Measurement
+from rlflame.analysis.report.bench_comparison import Measurement, list_doubts
 from rlflame.analysis.report.document import Block, Document, Section, to_markdown
 from rlflame.bench.machine_load import format_conditions
 from rlflame.console.output import as_json_text
@@ -22,7 +22,6 @@ from rlflame.errors import ConfigError
 from rlflame.fleet.factory import is_remote
 from rlflame.statistics import Interval, compare_medians
 from rlflame.storage.safetensors_file import write_atomically
-from rlflame.terminal_text import format_count
 
 
 @dataclass
@@ -81,31 +80,22 @@ class BenchResult:
         return as_json_text(facts, indent=1)
 
     def to_markdown(self) -> str:
-        last = format_conditions(self.conditions) if self.conditions else []
-        if not self.complete:
-            last.append("Stopped before the end: this is what was measured until then.")
-        results = Section("Results", (*self.blocks, *self._format_retried()))
-        return to_markdown(Document(self.title, (results, Section("Measured on", tuple(last)))))
+        doubts = list_doubts(
+            f"{self.name}.json",
+            self.measurements,
+            complete=self.complete,
+            busy=self.conditions.get("busy", False),
+        )
+        conditions = format_conditions(self.conditions) if self.conditions else []
+        results = Section("Results", tuple(self.blocks))
+        return to_markdown(
+            Document(self.title, (results, Section("Measured on", (*conditions, *doubts))))
+        )
 
     def to_csv(self) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(self.table)
         return text.getvalue()
-
-    def _format_retried(self) -> list[str]:
-        """A sentence on repetitions in which tasks went to a second worker."""
-        names = [
-            f"{entry.name}, {number} of {len(entry.retried)} ({format_count(tasks, 'task')})"
-            for entry in self.measurements
-            for number, tasks in enumerate(entry.retried, 1)
-            if tasks
-        ]
-        if not names:
-            return []
-        return [
-            "Workers were lost or slow and their tasks were collected again, which takes longer, "
-            f"in {'; '.join(names)}: measure again for figures without."
-        ]
 
 
 def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:

@@ -16,10 +16,8 @@ from rlflame.analysis.report.document import Column, make_table
 from rlflame.bench.case import Case, Clock
 from rlflame.bench.raw_stepping import (
     WAYS,
-    Pieces,
     Step,
     SteppingProcesses,
-    make_pieces,
     make_raw_processes,
     serve_steps,
     sum_rates,
@@ -31,7 +29,6 @@ from rlflame.experiment import components
 from rlflame.fleet.base import ContextManagerMixin, Fleet
 from rlflame.fleet.factory import has_workers, make_inline_fleet
 from rlflame.learning.factory import make_algorithm
-from rlflame.rollout.policy import Policy
 from rlflame.rollout.task import Fragment, RolloutTask
 from rlflame.statistics import compute_median_interval
 from rlflame.training.stop_signal import NullStop
@@ -43,8 +40,6 @@ _COLUMNS = (
     ("ms an episode", "ms_per_episode", ",.2f"),
 )
 _WARM_ROUNDS = 2
-#: A script ends after so many steps, or after these seconds and two rounds.
-_MAX_SCRIPT_STEPS, _RECORD_S = 20_000, 5.0
 
 
 class RolloutRounds(ContextManagerMixin):
@@ -87,17 +82,6 @@ class RolloutRounds(ContextManagerMixin):
 
     def close(self) -> None:
         self._fleet.release(self._policy_id)
-
-
-def record_pieces(rounds: RolloutRounds, clock: Clock) -> Pieces:
-    """Record rounds until the script is long enough, which also warms up."""
-    start_s, steps, script = clock(), 0, list[list[Fragment]]()
-    while len(script) < _WARM_ROUNDS or (
-        steps < _MAX_SCRIPT_STEPS and clock() - start_s < _RECORD_S
-    ):
-        script.append(rounds.collect())
-        steps += sum(int(fragment.lengths.sum()) for fragment in script[-1])
-    return make_pieces(script, Policy(rounds.spec, rounds.policy).to_environment)
 
 
 def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
@@ -171,16 +155,14 @@ class RolloutsBenchmark:
         # The policy acts, also where training would begin with random actions.
         rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
         limits = dict[str, SteppingProcesses]()
-        if self.has_limits:
-            env, pieces = self.case.env, record_pieces(rounds, clock)
-            for way in WAYS:
-                processes = make_raw_processes(env, pieces, way, workers, stop)
-                if stack.enter_context(processes).is_possible:
-                    limits[way] = processes
+        for way in WAYS if self.has_limits else ():
+            processes = make_raw_processes(self.case.env, way, workers, stop)
+            if stack.enter_context(processes).is_possible:
+                limits[way] = processes
         collectors = None
         if workers > 1 and not has_workers(self.fleet):
             collectors = stack.enter_context(make_collectors(self.case, workers, stop))
-        elif not self.has_limits:
+        else:
             rounds.warm_up()
         for _ in session.take_turns([side], self.repeat):
             if collectors is None:
@@ -211,7 +193,7 @@ class RolloutsBenchmark:
         note = (
             f"{self.case.name}: environment steps a second, with an untrained policy that does not "
             f"learn, in rounds of {self.case.tasks} tasks, which is work for as many workers. The "
-            "limits are bare stepping: as many processes repeat recorded resets and actions, in "
+            "limits are bare stepping: as many processes repeat episodes of random actions, in "
             "turn with the workers. A share is the median over these pairs."
         )
         if not has_workers(self.fleet) and max(self.workers) > 1:

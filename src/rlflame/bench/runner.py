@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
-from rlflame.bench.case import Clock
+from rlflame.bench.case import Case, Clock
 from rlflame.bench.machine_load import LoadMonitor
 from rlflame.bench.result import BenchResult, ResultFolder, Side
 from rlflame.config.runtime import RuntimeSettings
@@ -26,18 +26,6 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
 #: Seconds between two looks of a repetition at the status line.
 _STATUS_INTERVAL_S = 0.5
-
-
-class OpenFleet(NamedTuple):
-    kind: str
-    workers: int
-    fleet: Fleet
-    #: From opening the fleet to the end of its first iteration.
-    start_s: float
-
-    def make_side(self, case: str, **labels: Any) -> Side:
-        names = {"case": case, "fleet": self.kind, "workers": self.workers}
-        return Side(f"{case}, {self.kind} with {self.workers}", {**names, **labels})
 
 
 class BenchSession:
@@ -63,25 +51,6 @@ class BenchSession:
         self.show_status(f"{kind} with {workers}: starting")
         runtime = self.runtime.model_copy(update={"fleet": kind, "workers": workers})
         return factory.make_fleet(runtime, None, self._events)
-
-    @contextmanager
-    def open_fleets(
-        self, kinds: Sequence[str], workers: int, fewest: int, warm_up: Callable[[Fleet], object]
-    ) -> Iterator[dict[str, OpenFleet]]:
-        """Fleets by kind, all open and warm at the same time.
-
-        A fleet without workers is one process, and open only beside the `fewest` workers.
-        """
-        with ExitStack() as stack:
-            opened = {}
-            for kind in kinds:
-                count = workers if factory.has_workers(kind) else 1
-                if count == workers or workers == fewest:
-                    start_s = self.clock()
-                    fleet = stack.enter_context(self.open_fleet(kind, workers))
-                    warm_up(fleet)
-                    opened[kind] = OpenFleet(kind, count, fleet, self.clock() - start_s)
-            yield opened
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
         """Every side in turn, so that a machine that drifts does so for all of them."""
@@ -135,6 +104,66 @@ class Benchmark(Protocol):
 
     def make_result(self, sides: Sequence[Any]) -> BenchResult:
         """The result of the sides that have been measured."""
+
+
+@dataclass
+class FleetBenchmark:
+    """Cases on several fleets, all open at once, with one number of workers after the other."""
+
+    cases: Sequence[Case]
+    fleets: Sequence[str]
+    workers: Sequence[int]
+    repeat: int
+    sides: list[Side] = field(default_factory=list)
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        """A fleet without workers is one process, and open only beside the fewest workers."""
+        clock, first = session.clock, self.cases[0]
+        for count in self.workers:
+            with ExitStack() as stack:
+                fleets, starts_s = dict[str, Fleet](), dict[str, float]()
+                for kind in self.fleets:
+                    if factory.has_workers(kind) or count == min(self.workers):
+                        start_s = clock()
+                        fleets[kind] = stack.enter_context(session.open_fleet(kind, count))
+                        self.warm_up(session, first, fleets[kind])
+                        starts_s[kind] = clock() - start_s
+                for case in self.cases:
+                    if case is not first:
+                        for fleet in fleets.values():
+                            self.warm_up(session, case, fleet)
+                    sides = [
+                        _make_side(case, kind, count, fleets[kind], starts_s.pop(kind, None))
+                        for kind in fleets
+                    ]
+                    self.sides += sides
+                    for side in session.take_turns(sides, self.repeat):
+                        facts = self.run_once(session, case, fleets[side.labels["fleet"]])
+                        side.repetitions.append({**facts, "retried": session.take_retried()})
+                    yield
+
+    def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
+        """Run work that does not count, until the fleet is as fast as it gets."""
+        raise NotImplementedError
+
+    def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
+        """The facts of a repetition."""
+        raise NotImplementedError
+
+
+def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float | None) -> Side:
+    count = count if factory.has_workers(kind) else 1
+    labels = {
+        "case": case.name,
+        "fleet": kind,
+        "workers": count,
+        # How many tasks the fleet can run at one moment, and workers that have answered.
+        "capacity": fleet.capacity,
+        "answered": len(fleet.probe().workers),
+        # From opening the fleet to the end of its warm-up, in its first case.
+        "start_s": start_s,
+    }
+    return Side(f"{case.name}, {kind} with {count}", labels)
 
 
 class BenchRunner:

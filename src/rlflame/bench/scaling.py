@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
 from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests
-from rlflame.bench.runner import BenchSession, OpenFleet
+from rlflame.bench.runner import BenchSession, FleetBenchmark
 from rlflame.bench.scaling_model import fit_overheads, make_advice, make_rows
+from rlflame.fleet.base import Fleet
 from rlflame.rollout import machine
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.terminal_text import format_count
@@ -36,52 +35,18 @@ _OVERHEADS = (
 _REPETITION = ("seconds", "steps", "episodes", "collect_s", "learn_s", "retried")
 
 
-@dataclass
-class ScalingBenchmark:
-    """Cases on several fleets, all open at once, with one number of workers after the other."""
+class ScalingBenchmark(FleetBenchmark):
+    """The training of several cases."""
 
-    cases: Sequence[Case]
-    fleets: Sequence[str]
-    workers: Sequence[int]
-    repeat: int
-    sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "scaling"
 
-    def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        first, stop, clock = self.cases[0], session.stop, session.clock
-        warm_first = partial(warm_up, first, stop=stop, clock=clock, wait_for_all=True)
-        for count in self.workers:
-            fleets = session.open_fleets(self.fleets, count, min(self.workers), warm_first)
-            with fleets as opened:
-                for case in self.cases:
-                    if case is not first:
-                        for entry in opened.values():
-                            warm_up(case, entry.fleet, stop, clock)
-                    self._measure_case(session, case, opened)
-                    yield
+    def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
+        wait_for_all = case is self.cases[0]
+        warm_up(case, fleet, session.stop, session.clock, wait_for_all=wait_for_all)
 
-    def _measure_case(
-        self, session: BenchSession, case: Case, opened: Mapping[str, OpenFleet]
-    ) -> None:
-        cells = [
-            entry.make_side(
-                case.name,
-                # How many tasks the fleet can run at one moment, and workers that have answered.
-                capacity=entry.fleet.capacity,
-                answered=len(entry.fleet.probe().workers),
-                start_s=entry.start_s if case is self.cases[0] else None,
-            )
-            for entry in opened.values()
-        ]
-        self.sides += cells
-        for cell in session.take_turns(cells, self.repeat):
-            watch = Stopwatch(session.clock, session.show_progress)
-            repetition = run_case(case, opened[cell.labels["fleet"]].fleet, session.stop, watch)
-            cell.repetitions.append({**repetition, "retried": session.take_retried()})
-        for cell in cells:
-            session.show_note(
-                f"{cell.name}: {cell.compute_median('seconds'):.3f} s (median of {self.repeat})"
-            )
+    def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
+        watch = Stopwatch(session.clock, session.show_progress)
+        return run_case(case, fleet, session.stop, watch)
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         rows, overheads = make_rows(self.cases, sides), fit_overheads(self.cases, sides)

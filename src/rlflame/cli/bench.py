@@ -190,7 +190,7 @@ def replay(
 
     fleets, counts = parse_fleets(compare), parse_counts(workers or str(count_usable_cores()))
     case, runtime = make_replay_case(env, transitions, sets=sets or ())
-    _run(ReplayBenchmark(case, fleets, counts, repeat), runtime, out, as_json, debug)
+    _run(ReplayBenchmark([case], fleets, counts, repeat), runtime, out, as_json, debug)
 
 
 def learners(

@@ -88,7 +88,8 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
     except (LookupError, TypeError, ValueError, csv.Error) as error:
         raise CheckpointError(
             f"{table}, line {line} is no run.",
-            f"it needs the columns {unit} (1 to {_MOST_WORKERS:,}), {side} (a name) and seconds (above 0)",
+            f"it needs the columns {unit} (1 to {_MOST_WORKERS:,}), {side} (a name) and "
+            "seconds (above 0)",
         ) from error
     if not times:
         raise CheckpointError(f"{table} has no rows.", "it needs one for each run")

@@ -18,19 +18,13 @@ from rlflame.errors import CheckpointError, ConfigError
 from rlflame.statistics import Significance, compare_medians
 from rlflame.storage.run_reader import Count
 
-#: Of `rlflame bench`'s files, without their ends.
-NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")
 #: Finite, and small enough to be averaged.
 _Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
-_MEASUREMENTS = (
+_COLUMNS = (
     ("measured", "name", ""),
     *("unit", "times", "median", "least", "most"),
 )
-_CHANGES = (
-    ("measured", "name", ""),
-    *("unit", "median before", "median now"),
-    ("improvement, %", "improvement", "+.1f"),
-)
+_CHANGES = (("median before", "before", ""), ("improvement, %", "improvement", "+.1f"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +71,25 @@ class BenchmarkResults(BaseModel):
 
     @property
     def doubts(self) -> list[str]:
-        """Sentences with which it has to be read."""
-        retried = "; ".join(m.name for m in self.measurements if any(m.retried))
-        sentences = {
-            f"{self.name} was stopped before its end.": self.complete is False,
-            f"{self.name} was measured on a machine that was busy with other work.": self.busy
-            is True,
-            f"In {self.name} tasks were collected again, which takes longer: {retried}.": retried,
-        }
-        return [sentence for sentence, holds in sentences.items() if holds]
+        return list_doubts(
+            self.name,
+            self.measurements,
+            complete=self.complete is not False,
+            busy=self.busy is True,
+        )
+
+
+def list_doubts(
+    name: str, measurements: Sequence[Measurement], *, complete: bool, busy: bool
+) -> list[str]:
+    """Sentences with which the results of this name have to be read."""
+    retried = "; ".join(m.name for m in measurements if any(m.retried))
+    sentences = {
+        f"{name} was stopped before its end.": not complete,
+        f"{name} was measured on a machine that was busy with other work.": busy,
+        f"In {name} tasks were collected again, which takes longer: {retried}.": retried,
+    }
+    return [sentence for sentence, holds in sentences.items() if holds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +136,6 @@ def read_results(path: Path) -> BenchmarkResults:
             "values",
         ) from error
     return results.model_copy(update={"name": str(path)})
-
-
-def find_results(path: Path) -> Path | None:
-    """The results of a benchmark that belong to a folder or a table."""
-    if path.suffix == ".json" or (path / "config.toml").exists():
-        return None
-    candidates = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
-    if path.suffix == ".csv":
-        candidates.append(path.with_suffix(".json"))
-    return next((file for file in candidates if file.is_file()), None)
 
 
 def compare_measurements(
@@ -214,40 +208,24 @@ def _format_quantity(value: float) -> str:
     return f"{value:,.2f}" if value >= 1.0 else f"{value:.3g}"
 
 
-def make_results_section(results: BenchmarkResults) -> Section:
-    rows = [
-        {
-            "name": m.name,
-            "unit": m.unit,
-            "times": len(m.values),
-            "median": _format_quantity(m.median),
-            "least": _format_quantity(min(m.values)),
-            "most": _format_quantity(max(m.values)),
-        }
-        for m in results.measurements
-    ]
-    return Section("Benchmark", (make_table(rows, _MEASUREMENTS, 2), *results.doubts))
-
-
-def make_comparison_section(
-    changes: Sequence[Change],
-    current: BenchmarkResults,
-    baseline: BenchmarkResults,
-    doubts: Sequence[str],
+def make_section(
+    results: BenchmarkResults, changes: Sequence[Change], doubts: Sequence[str]
 ) -> Section:
-    rows = [
-        {
-            "name": change.name,
-            "unit": change.unit,
-            "median before": _format_quantity(change.medians[1]),
-            "median now": _format_quantity(change.medians[0]),
-            "improvement": change.verdict.gain,
-            "times": min(change.verdict.counts),
-        }
-        for change in changes
-    ]
+    """What was measured and, where it was compared, the changes."""
+    by_name = {change.name: change for change in changes}
+    rows = []
+    for m in results.measurements:
+        values = {"median": m.median, "least": min(m.values), "most": max(m.values)}
+        row = {"name": m.name, "unit": m.unit, "times": len(m.values)}
+        if change := by_name.get(m.name):
+            values["before"] = change.medians[1]
+            row |= {"times": min(change.verdict.counts), "improvement": change.verdict.gain}
+        rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (
-        f"Before: {baseline.name}; now: {current.name}. An improvement is positive whichever way "
-        "is better; its 95% interval is a bootstrap over repetitions, from three on."
+        "An improvement is positive whichever way is better; its 95% interval is a bootstrap over "
+        "repetitions, from three on."
     )
-    return Section("Benchmark, compared", (note, make_table(rows, _CHANGES, 2), *doubts))
+    if not changes:
+        return Section("Benchmark", (make_table(rows, _COLUMNS, 2), *doubts))
+    table = make_table(rows, (*_COLUMNS, *_CHANGES), 2)
+    return Section("Benchmark", (note, table, *doubts))

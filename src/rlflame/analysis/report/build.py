@@ -104,22 +104,24 @@ def _build_bench_report(
     current_path: Path, baseline_paths: Sequence[Path], margin: float
 ) -> Report:
     current = bench_comparison.read_results(current_path)
-    title = f"Benchmark: {current_path.stem}"
+    changes, doubts = list[bench_comparison.Change](), current.doubts
     facts: Facts = {
         "measurements": [{**asdict(m), "median": m.median} for m in current.measurements],
-        "doubts": current.doubts,
     }
-    if not baseline_paths:
-        return Report(Document(title, (bench_comparison.make_results_section(current),)), facts)
-    baseline = bench_comparison.read_results(baseline_paths[0])
-    changes = bench_comparison.compare_measurements(
-        current.measurements, baseline.measurements, margin
+    if baseline_paths:
+        baseline = bench_comparison.read_results(baseline_paths[0])
+        changes = bench_comparison.compare_measurements(
+            current.measurements, baseline.measurements, margin
+        )
+        doubts = bench_comparison.find_doubts(current, baseline)
+        facts["changes"] = [change.as_dict() for change in changes]
+    section = bench_comparison.make_section(current, changes, doubts)
+    return Report(
+        Document(f"Benchmark: {current_path.stem}", (section,)),
+        {**facts, "doubts": doubts},
+        {change.name: change.verdict for change in changes},
+        "%",
     )
-    doubts = bench_comparison.find_doubts(current, baseline)
-    facts |= {"doubts": doubts, "changes": [change.as_dict() for change in changes]}
-    section = bench_comparison.make_comparison_section(changes, current, baseline, doubts)
-    verdicts = {change.name: change.verdict for change in changes}
-    return Report(Document(title, (section,)), facts, verdicts, "%")
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
@@ -141,41 +143,35 @@ def _compare_environments(
     current: Sequence[RunData], baseline: Sequence[RunData], margin: float
 ) -> list[tuple[str, SeedComparison]]:
     """Ours beside theirs by final evaluations, environment by environment."""
-    current_groups, baseline_groups = (_group_by_environment(runs) for runs in (current, baseline))
-    if current_groups.keys() != baseline_groups.keys():
+    scores, baseline_scores = _read_scores(current), _read_scores(baseline)
+    if scores.keys() != baseline_scores.keys():
         raise ConfigError(
-            f"The runs are of {', '.join(current_groups)}, and those behind --vs of "
-            f"{', '.join(baseline_groups)}.",
+            f"The runs are of {', '.join(scores)}, and those behind --vs of "
+            f"{', '.join(baseline_scores)}.",
             "both sides need runs of the same environments",
         )
-    return [
-        (name, compare(_read_scores(group), _read_scores(baseline_groups[name]), margin))
-        for name, group in current_groups.items()
-    ]
+    return [(name, compare(scores[name], baseline_scores[name], margin)) for name in scores]
 
 
-def _group_by_environment(runs: Sequence[RunData]) -> dict[str, RunGroup]:
-    groups: dict[str, RunGroup] = {}
-    for group in group_runs(runs):
-        if group.environment in groups:
-            raise ConfigError(
-                f"The runs of {group.environment} are of more than one recipe: "
-                f"{groups[group.environment].label}; {group.label}.",
-                "name the runs of one recipe on either side of --vs",
-            )
-        groups[group.environment] = group
-    return groups
-
-
-def _read_scores(group: RunGroup) -> Float64:
-    scores = []
-    for run in group.runs:
+def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
+    """The final evaluations by environment."""
+    groups = group_runs(runs)
+    if len({group.environment for group in groups}) < len(groups):
+        raise ConfigError(
+            f"The runs are of more than one recipe: {'; '.join(g.label for g in groups)}.",
+            "name the runs of one recipe on either side of --vs",
+        )
+    for run in runs:
         if run.evaluation is None:
             raise CheckpointError(
                 f"{run.folder} has no final evaluation yet.", format_command("resume", run.folder)
             )
-        scores.append(run.evaluation["mean"])
-    return np.array(scores, np.float64)
+    return {
+        group.environment: np.array(
+            [run.evaluation["mean"] for run in group.runs if run.evaluation]
+        )
+        for group in groups
+    }
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:

@@ -13,7 +13,7 @@ from rlflame.statistics import FEWEST_SEEDS, Interval, SeedComparison
 from rlflame.terminal_text import format_count, format_size
 
 Facts = Mapping[str, Any]
-_PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "torch")
+_VERSIONS = ("rlflame", "python", "numpy", "gymnasium", "mujoco", "box2d", "torch")
 _GROUPS = (
     ("recipe", "label", ""),
     "environment",
@@ -51,9 +51,12 @@ _SPEEDS = (
     *((phase, phase, ".0%") for phase in ("collect", "learn", "evaluate")),
     ("processor time, s", "cpu_s", ",.1f"),
 )
-_MACHINES = ("", "processor (as the linear algebra sees it)", "cores used", "memory", "system",
-             "versions")  # fmt: skip
-_EXECUTORS = ("host", "number", ("processor", "core", ""), "versions")
+_MACHINES = (
+    ("machine", "name", ""),
+    *("number", "processor", "blas"),
+    ("cores", "usable_cores", ""),
+    *("memory", "system", "versions"),
+)
 
 
 def make_document(
@@ -180,43 +183,22 @@ def _format_fleet(cluster: Facts) -> str:
 
 
 def _make_machine_blocks(facts: Facts) -> list[Block]:
-    executors = [
-        {
-            **worker,
-            "number": worker.get("number") or 1,
-            "versions": _format_versions(worker, "python"),
-        }
+    """The machines of drivers by number, and the executors by host."""
+    rows = [
+        {**machine, **(machine.get("packages") or {}), "name": str(number)}
+        for number, machine in enumerate(facts["machines"], 1)
+    ]
+    rows += [
+        {**worker, "name": worker.get("host"), "processor": worker.get("core")}
         for cluster in facts["clusters"]
         if is_remote(cluster["fleet"])
         for worker in cluster["workers"]
     ]
-    rows = [_make_machine_row(*entry) for entry in enumerate(facts["machines"], 1)]
-    blocks: list[Block] = [make_table(rows, _MACHINES, 6)]
-    if executors:
-        blocks += ["Executors:", make_table(executors, _EXECUTORS, 4)]
-    return blocks
-
-
-def _make_machine_row(number: int, machine: Facts) -> Facts:
-    versions = {
-        **(machine.get("packages") or {}),
-        "Python": machine.get("python"),
-        "rlflame": machine.get("rlflame"),
-    }
-    processor, blas, memory = map(machine.get, ("processor", "blas", "memory_bytes"))
-    values = (
-        number,
-        f"{processor or '-'}{f' ({blas})' if blas else ''}",
-        f"{machine.get('usable_cores', '-')} of {machine.get('cores', '-')}",
-        None if memory is None else format_size(memory),
-        machine.get("system"),
-        _format_versions(versions, "rlflame", "Python") or None,
-    )
-    return dict(zip(_MACHINES, values, strict=True))
-
-
-def _format_versions(versions: Facts, *names: str) -> str:
-    return ", ".join(f"{n} {versions[n]}" for n in (*names, *_PACKAGES) if versions.get(n))
+    for row in rows:
+        memory = row.get("memory_bytes")
+        row["memory"] = None if memory is None else format_size(memory)
+        row["versions"] = ", ".join(f"{n} {row[n]}" for n in _VERSIONS if row.get(n))
+    return [make_table(rows, _MACHINES, len(_MACHINES))]
 
 
 def _make_reproduction_blocks(runs: Sequence[Facts]) -> list[Block]:
