@@ -188,7 +188,6 @@ class RaceBenchmark:
             blocks.append("No episode has ended, so there are no curves of returns.")
         return BenchResult(
             self.name,
-            f"Benchmark: {self.name}",
             {"same_bits": same_bits, "runners": rows},
             blocks,
             [

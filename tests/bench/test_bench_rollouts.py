@@ -10,9 +10,9 @@ import signal
 import time
 from types import SimpleNamespace
 
+import fakes
 import numpy as np
 import pytest
-import fakes
 import tiny_runs
 
 from rlflame.analysis.report.bench_comparison import Measurement, compare_measurements
@@ -203,7 +203,7 @@ def test_what_was_measured_before_a_stop_is_kept():
     # Three warm-ups of one wait, then two of each repetition: the fourth of these is cut short.
     found, session, kept = scaling(StopAfter(3 + 7))
     assert kept == ["stopped"]
-    assert "a, inline with 1: 1 of 2, 2 iterations" in session.statuses
+    assert "a, inline with 1: 1 of 2" in session.statuses
     assert session.turn == "a, local with 2: 2 of 2"
     assert [(c.labels["fleet"], len(c.repetitions)) for c in found.sides] == [
         ("local", 1), ("flame", 1), ("inline", 1),
@@ -370,7 +370,7 @@ def test_shares_are_of_pairs():
 def test_rates_and_limits_of_a_fleet():
     """For no time at all: a round each time, of four rows and seven steps."""
     session = Session(clock=ticking())
-    benchmark = RolloutsBenchmark(case(), "local", [1, 2], 0.0, 2)
+    benchmark = RolloutsBenchmark([case()], ["local"], [1, 2], 2, seconds=0.0)
     assert [*benchmark.measure(session)] == [None, None]
     assert session.opened == [("local", 1), ("local", 2)]
     for side in benchmark.sides:

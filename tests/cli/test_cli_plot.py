@@ -359,20 +359,6 @@ def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_case_of_one_bar_beside_others_of_several_is_said_and_not_drawn(tmp_path):
-    rows = ("case,learners,recipe,seconds", "ours,1,exact,2", "ours,2,exact,1")
-    path = table(tmp_path, *rows, "theirs,1,theirs,3")
-    bars = make_speedup_chart(path)
-    assert isinstance(bars, Bars)
-    assert bars.names == ("exact",)
-    assert bars.heights.tolist() == [[1.0, 2.0]]
-    spoken = rlflame("plot", path)
-    assert "With a single bar, and so not drawn: theirs." in spoken.err
-    # Where all are alone, they are all there is to see.
-    both = make_speedup_chart(table(tmp_path, rows[0], "a,1,exact,2", "b,1,exact,1"))
-    assert [one.title for one in both.bars] == ["a", "b"]
-
-
 def test_a_backend_has_one_colour_in_all_plots(tmp_path):
     path = table(
         tmp_path, "case,workers,backend,seconds", "a,1,local,2", "a,1,flame,4", "b,1,flame,2",
@@ -448,7 +434,7 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     [
         (
             ("workers,seconds", "1,2"),
-            "columns workers (1 to 1,000,000), backend (a name) and seconds",
+            "columns workers (1 to 1,000,000), fleet (a name) and seconds",
         ),
         (("workers,backend,seconds",), "has no rows"),
         (("workers,backend,seconds", "one,local,2"), "line 2 is no run"),

@@ -67,12 +67,6 @@ class Case:
             **dict(flatten(settings, leaves=("environment.kwargs",))),
         }
 
-    @property
-    def rollout_work(self) -> dict[str, Any]:
-        """The part of `work` that decides how long rollouts take."""
-        parts = ("environment.", "rollout.", "network.")
-        return {name: value for name, value in self.work.items() if name.startswith(parts)}
-
 
 def make_env_case(
     environment: str,
@@ -152,12 +146,8 @@ def make_replay_case(
 class Stopwatch:
     """A recorder that keeps where the time of a run went, and writes nothing."""
 
-    def __init__(
-        self,
-        clock: Clock = time.perf_counter,
-        show_progress: Callable[[Progress], None] = lambda progress: None,
-    ) -> None:
-        self.clock, self._show_progress = clock, show_progress
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
         self.spent_s: dict[str, float] = {}
         self.progress = Progress()
         self.mean_return: float | None = None
@@ -172,7 +162,6 @@ class Stopwatch:
         self.mean_return = sum(returns) / len(returns) if returns else None
         counts = {"steps": progress.steps, "updates": metrics.get("n_updates", 0)}
         self.marks.append({"clock": self.clock(), **self.spent_s, **counts})
-        self._show_progress(progress)
 
     def record_evaluation(self, *_: Any) -> None:
         """A case has no evaluations."""

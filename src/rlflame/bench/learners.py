@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 from rlflame.analysis.report.document import Block, make_table
-from rlflame.bench.case import Case, Stopwatch, run_case
+from rlflame.bench.case import Stopwatch, run_case
 from rlflame.bench.result import (
     BenchResult,
     Side,
@@ -17,7 +16,7 @@ from rlflame.bench.result import (
     format_bits,
     has_equal_digests,
 )
-from rlflame.bench.runner import BenchSession
+from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.config.batch_scaling import check_learners
 from rlflame.experiment.learners import launcher
 from rlflame.fleet.base import Fleet
@@ -65,25 +64,19 @@ class TimedProcessGroup:
             return self._group.broadcast(value)
 
 
-@dataclass
-class LearnersBenchmark:
-    """The same training by several numbers of learners, in turn, on one fleet in this process."""
+class LearnersBenchmark(Benchmark):
+    """The same training by several numbers of `workers`, which are learners here, in turn."""
 
-    case: Case
-    learners: Sequence[int]
-    repeat: int
-    sides: list[Side] = field(default_factory=list)
-    name: ClassVar[str] = "learners"
-    fleets: ClassVar[Sequence[str]] = ("inline",)
+    name = "learners"
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        for count in self.learners:
+        for count in self.workers:
             check_learners(self.case.recipe.learning, count)
         self.sides += [
             Side(f"{self.case.name}, {format_count(count, 'learner')}", {"learners": count})
-            for count in self.learners
+            for count in self.workers
         ]
-        with session.open_fleet("inline", 1) as fleet:
+        with session.open_fleet(self.fleets[0], 1) as fleet:
             for side in session.take_turns(self.sides, self.repeat):
                 side.repetitions.append(self._run_once(session, side.labels["learners"], fleet))
         yield
@@ -93,7 +86,7 @@ class LearnersBenchmark:
         runtime = session.runtime.model_copy(update={"learners": learners})
         threads = count_blas_threads(self.case.recipe.learning)
         with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
-            watch = Stopwatch(session.clock, session.show_progress)
+            watch = Stopwatch(session.clock)
             timed = TimedProcessGroup(group, watch)
             weights = run_case(self.case, fleet, session.stop, watch, timed)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
@@ -113,11 +106,8 @@ class LearnersBenchmark:
         same_bits = has_equal_digests([w for side in sides for w in side.list_values("weights")])
         facts: dict[str, Any] = {
             "case": self.case.name,
-            "algorithm": learning.algorithm,
-            "provider": learning.provider,
             "gradient_shards": learning.gradient_shards,
             "samples": learning.samples_per_gradient,
-            "hidden": list(learning.network.hidden),
             "same_bits": same_bits,
             "sides": [describe_side(side, sides[0]) for side in sides],
         }
@@ -132,7 +122,6 @@ class LearnersBenchmark:
         ]
         return BenchResult(
             self.name,
-            "Benchmark: learners",
             facts,
             blocks,
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],

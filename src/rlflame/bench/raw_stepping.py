@@ -118,25 +118,20 @@ class SteppingProcesses(ContextManagerMixin):
 
     def _receive_answers(self) -> list[Any]:
         """A message of each, in their order."""
-        answers = dict.fromkeys(self._processes)
-        waiting = {child.channel: child for child in self._processes}
-        while waiting:
-            with self._stop.allow_interrupt():
-                ready = wait(waiting)
-            for channel in ready:
-                child = waiting[channel]
-                try:
-                    if messages := channel.receive_all():
-                        answers[child] = messages[0].value
-                        del waiting[channel]
-                except (EOFError, ProtocolError) as error:
-                    message = (
-                        f"Process {child.pid}, which is measured: {child.explain_loss(error)}."
-                    )
-                    raise RlflameError(message, self._hint, child.read_output().strip()) from error
+        answers = []
         for child in self._processes:
+            messages: list[Message] = []
+            try:
+                while not messages:
+                    with self._stop.allow_interrupt():
+                        wait([child.channel])
+                    messages = child.channel.receive_all()
+            except (EOFError, ProtocolError) as error:
+                message = f"Process {child.pid}, which is measured: {child.explain_loss(error)}."
+                raise RlflameError(message, self._hint, child.read_output().strip()) from error
+            answers.append(messages[0].value)
             child.trim_output()
-        return [*answers.values()]
+        return answers
 
     def close(self) -> None:
         while self._processes:

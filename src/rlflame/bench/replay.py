@@ -6,13 +6,13 @@ Nothing is learned, so that no learner hides what moving transitions costs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Clock, Stopwatch
 from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests
 from rlflame.bench.rollouts import RolloutRounds
-from rlflame.bench.runner import BenchSession, FleetBenchmark
+from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
 from rlflame.learning.base import compute_digest
@@ -69,10 +69,10 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
     }
 
 
-class ReplayBenchmark(FleetBenchmark):
+class ReplayBenchmark(Benchmark):
     """Replays filled with the rollouts of a case."""
 
-    name: ClassVar[str] = "replay"
+    name = "replay"
 
     def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
         with RolloutRounds(case, fleet, session.stop, "uniform") as rounds:
@@ -82,7 +82,7 @@ class ReplayBenchmark(FleetBenchmark):
         return fill_replay(case, fleet, session.stop, session.clock)
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
-        (case,) = self.cases
+        case = self.case
         same_bits = has_equal_digests([d for side in sides for d in side.list_values("content")])
         fillings = [
             {
@@ -102,16 +102,15 @@ class ReplayBenchmark(FleetBenchmark):
             "fillings": fillings,
         }
         blocks: list[Block] = [
-            f"{sides[0].repetitions[0]['transitions']:,} transitions of random actions in "
-            f"{format_count(case.iterations, 'iteration')}, from the fleet into the replay, "
-            "and a batch out of it after each. Start-up is in no figure.",
+            f"{case.env.id}: {sides[0].repetitions[0]['transitions']:,} transitions of random "
+            f"actions in {format_count(case.iterations, 'iteration')}, from the fleet into the "
+            "replay, and a batch out of it after each. Start-up is in no figure.",
             make_table(fillings, _COLUMNS, 2),
-            *format_bits([same_bits], "The contents of the replays", self.fleets),
+            *format_bits([same_bits], "The contents of the replays"),
         ]
         work = case.work
         return BenchResult(
             self.name,
-            f"Benchmark: a replay of {case.env.id}",
             facts,
             blocks,
             [side.make_measurement(_RATE, "transitions/s", work, "higher") for side in sides],

@@ -14,12 +14,11 @@ from typing import Any, Literal
 from rlflame import __version__
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
-from rlflame.analysis.report.bench_comparison import Measurement, list_doubts
+from rlflame.analysis.report.bench_comparison import BenchmarkResults, Measurement
 from rlflame.analysis.report.document import Block, Document, Section, to_markdown
 from rlflame.bench.machine_load import format_conditions
 from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError
-from rlflame.fleet.factory import is_remote
 from rlflame.statistics import Interval, compare_medians
 from rlflame.storage.safetensors_file import write_atomically
 
@@ -56,7 +55,6 @@ class BenchResult:
     """Everything that a benchmark has measured so far."""
 
     name: str
-    title: str
     #: What --json holds besides the machine and the measurements.
     facts: dict[str, Any]
     blocks: Sequence[Block]
@@ -80,17 +78,18 @@ class BenchResult:
         return as_json_text(facts, indent=1)
 
     def to_markdown(self) -> str:
-        doubts = list_doubts(
-            f"{self.name}.json",
-            self.measurements,
+        doubts = BenchmarkResults.model_construct(
+            name=f"{self.name}.json",
+            measurements=tuple(self.measurements),
             complete=self.complete,
-            busy=self.conditions.get("busy", False),
-        )
+            busy=self.conditions.get("busy"),
+        ).doubts
         conditions = format_conditions(self.conditions) if self.conditions else []
-        results = Section("Results", tuple(self.blocks))
-        return to_markdown(
-            Document(self.title, (results, Section("Measured on", (*conditions, *doubts))))
+        sections = (
+            Section("Results", tuple(self.blocks)),
+            Section("Measured on", (*conditions, *doubts)),
         )
+        return to_markdown(Document(f"Benchmark: {self.name}", sections))
 
     def to_csv(self) -> str:
         text = io.StringIO()
@@ -109,17 +108,12 @@ def has_equal_digests(digests: Sequence[str]) -> bool | None:
     return None if len(digests) < 2 else len(set(digests)) == 1
 
 
-def format_bits(
-    results: Iterable[bool | None], subject: str, fleets: Iterable[str] = ()
-) -> list[str]:
+def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
     """A sentence on whether what all sides made is equal, and none where nothing was compared."""
     values = [value for value in results if value is not None]
-    if not values:
-        return []
     if all(values):
-        return [f"{subject} are the same on all sides, to the last bit."]
-    reason = " Executors on other machines may be why." * any(map(is_remote, fleets))
-    return [f"{subject} are not the same on all sides.{reason}"]
+        return [f"{subject} are the same on all sides, to the last bit."] if values else []
+    return [f"{subject} are not the same on all sides: executors on other machines may be why."]
 
 
 class ResultFolder:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from rlflame.analysis.report.document import Column, make_table
 from rlflame.bench.case import Case, Clock
@@ -23,7 +23,7 @@ from rlflame.bench.raw_stepping import (
     sum_rates,
 )
 from rlflame.bench.result import BenchResult, Side
-from rlflame.bench.runner import BenchSession
+from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.config.recipe import Recipe
 from rlflame.experiment import components
 from rlflame.fleet.base import ContextManagerMixin, Fleet
@@ -119,27 +119,18 @@ def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass
-class RolloutsBenchmark:
+class RolloutsBenchmark(Benchmark):
     """The rates of one fleet with several numbers of workers."""
 
-    case: Case
-    fleet: str
-    workers: Sequence[int]
-    seconds: float
-    repeat: int
+    name = "rollouts"
+    seconds: float = 2.0
     #: Whether bare stepping is measured too, after each repetition.
     has_limits: bool = True
-    sides: list[Side] = field(default_factory=list)
-    name: ClassVar[str] = "rollouts"
-
-    @property
-    def fleets(self) -> list[str]:
-        return [self.fleet]
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         for count in self.workers:
-            name = f"{self.case.name}, {self.fleet} with {count}"
-            side = Side(name, {"fleet": self.fleet, "workers": count})
+            name = f"{self.case.name}, {self.fleets[0]} with {count}"
+            side = Side(name, {"fleet": self.fleets[0], "workers": count})
             self.sides.append(side)
             with ExitStack() as stack:
                 self._measure_side(session, side, count, stack)
@@ -151,7 +142,7 @@ class RolloutsBenchmark:
         self, session: BenchSession, side: Side, workers: int, stack: ExitStack
     ) -> None:
         stop, clock = session.stop, session.clock
-        fleet = stack.enter_context(session.open_fleet(self.fleet, workers))
+        fleet = stack.enter_context(session.open_fleet(self.fleets[0], workers))
         # The policy acts, also where training would begin with random actions.
         rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
         limits = dict[str, SteppingProcesses]()
@@ -160,7 +151,7 @@ class RolloutsBenchmark:
             if stack.enter_context(processes).is_possible:
                 limits[way] = processes
         collectors = None
-        if workers > 1 and not has_workers(self.fleet):
+        if workers > 1 and not has_workers(self.fleets[0]):
             collectors = stack.enter_context(make_collectors(self.case, workers, stop))
         else:
             rounds.warm_up()
@@ -196,12 +187,11 @@ class RolloutsBenchmark:
             "limits are bare stepping: as many processes repeat episodes of random actions, in "
             "turn with the workers. A share is the median over these pairs."
         )
-        if not has_workers(self.fleet) and max(self.workers) > 1:
-            note += f" Several workers {self.fleet} are as many processes, each with its own seed."
-        work = self.case.rollout_work
+        if not has_workers(self.fleets[0]) and max(self.workers) > 1:
+            note += " Several workers are as many processes, each with its own seed."
+        work = self.case.work
         return BenchResult(
             self.name,
-            f"Benchmark: rollouts of {self.case.env.id}",
             {"environment": self.case.env.id, "case": self.case.name, "rates": rates},
             [note, make_table(rows, columns)],
             [side.make_measurement("steps_per_s", "steps/s", work, "higher") for side in sides],

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.bench.case import Case, Clock
@@ -16,16 +16,11 @@ from rlflame.bench.result import BenchResult, ResultFolder, Side
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.display import StatusLine
 from rlflame.console.output import print_note, print_result_lines
-from rlflame.console.run_text import format_retry
 from rlflame.errors import Interruption, RlflameError, mark_documented, mark_errors_documented
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, FleetEvent
-from rlflame.terminal_text import format_count
 from rlflame.training.stop_signal import SignalStop
-from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
-
-#: Seconds between two looks of a repetition at the status line.
-_STATUS_INTERVAL_S = 0.5
+from rlflame.training.trainer import StopInterrupt, StopRequest
 
 
 class BenchSession:
@@ -41,7 +36,7 @@ class BenchSession:
         self.runtime, self.stop, self.clock = runtime, stop, clock
         self.show_status, self.show_note = line.show_status, line.show_note
         self._events = EventCounter(self._show_event)
-        self.turn, self._shown_s = "", 0.0
+        self.turn = ""
 
     def open_fleet(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         if not factory.FLEETS[kind].is_configured():
@@ -61,12 +56,6 @@ class BenchSession:
                 self.take_retried()
                 yield side
 
-    def show_progress(self, progress: Progress) -> None:
-        """Show how far a turn is, so seldom that it takes no time from what is measured."""
-        if (now := self.clock()) - self._shown_s >= _STATUS_INTERVAL_S:
-            self._shown_s = now
-            self.show_status(f"{self.turn}, {format_count(progress.iteration, 'iteration')}")
-
     def take_retried(self) -> int:
         """How many tasks went to a second worker since the last call, on all fleets."""
         return sum(self._events.take().values())
@@ -76,49 +65,33 @@ class BenchSession:
             self.show_note(event.text)
         elif event.kind == "phase":
             self.show_status(event.text)
-        elif event.kind == "retried" and event.text:
-            retry = format_retry(event.slot, event.text)
-            self.show_note(f"{retry} A measurement that it falls into takes longer, and is marked.")
-
-
-class Benchmark(Protocol):
-    """A measurement of several sides, which keep their repetitions however it ends.
-
-    A side has a `name` and `repetitions`.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def fleets(self) -> Sequence[str]: ...
-
-    @property
-    def sides(self) -> Sequence[Any]: ...
-
-    def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        """Measure everything; yield whenever a part is complete.
-
-        Raises StopInterrupt where the user asks to stop.
-        """
-
-    def make_result(self, sides: Sequence[Any]) -> BenchResult:
-        """The result of the sides that have been measured."""
 
 
 @dataclass
-class FleetBenchmark:
-    """Cases on several fleets, all open at once, with one number of workers after the other."""
+class Benchmark:
+    """Cases on several fleets, all open at once, with one number of workers after the other.
 
+    Sides keep their repetitions however it ends.
+    """
+
+    name: ClassVar[str]
     cases: Sequence[Case]
     fleets: Sequence[str]
     workers: Sequence[int]
     repeat: int
     sides: list[Side] = field(default_factory=list)
 
+    @property
+    def case(self) -> Case:
+        """The first case, which some benchmarks have alone."""
+        return self.cases[0]
+
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        """A fleet without workers is one process, and open only beside the fewest workers."""
-        clock, first = session.clock, self.cases[0]
+        """Measure everything; yield whenever a part is complete.
+
+        A fleet without workers is one process, and open only beside the fewest workers.
+        """
+        clock = session.clock
         for count in self.workers:
             with ExitStack() as stack:
                 fleets, starts_s = dict[str, Fleet](), dict[str, float]()
@@ -126,10 +99,10 @@ class FleetBenchmark:
                     if factory.has_workers(kind) or count == min(self.workers):
                         start_s = clock()
                         fleets[kind] = stack.enter_context(session.open_fleet(kind, count))
-                        self.warm_up(session, first, fleets[kind])
+                        self.warm_up(session, self.case, fleets[kind])
                         starts_s[kind] = clock() - start_s
                 for case in self.cases:
-                    if case is not first:
+                    if case is not self.case:
                         for fleet in fleets.values():
                             self.warm_up(session, case, fleet)
                     sides = [
@@ -148,6 +121,10 @@ class FleetBenchmark:
 
     def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
         """The facts of a repetition."""
+        raise NotImplementedError
+
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        """The result of the sides that have been measured."""
         raise NotImplementedError
 
 

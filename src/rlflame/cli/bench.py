@@ -113,10 +113,8 @@ def scaling(
     from rlflame.bench.case import make_env_case, make_sleeping_cases
     from rlflame.bench.scaling import ScalingBenchmark
 
-    if env is not None and episode_ms is not None:
-        raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
-    if env is None and (algo, preset) != (None, None):
-        raise ConfigError("--algo and --preset are for --env.", "--env ant")
+    if (algo or preset) if env is None else episode_ms:
+        raise ConfigError("--algo and --preset are for --env, without --episode-ms.", "--env ant")
     counts, fleets = parse_counts(workers or _list_counts()), parse_fleets(compare)
     work: dict[str, Any] = {"episodes": episodes, "iterations": iterations, "sets": sets or ()}
     if env is None:
@@ -164,7 +162,9 @@ def rollouts(
         raise ConfigError(f"--fleet is {fleet}, and rollouts takes one.", f"--fleet {kind}")
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
     counts, has_limits = parse_counts(workers or _list_counts()), limit and kind != "flame"
-    benchmark = RolloutsBenchmark(case, kind, counts, seconds, repeat, has_limits=has_limits)
+    benchmark = RolloutsBenchmark(
+        [case], [kind], counts, repeat, seconds=seconds, has_limits=has_limits
+    )
     _run(benchmark, runtime, out, as_json, debug)
 
 
@@ -224,7 +224,7 @@ def learners(
     case, runtime = make_env_case(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=settings
     )
-    _run(LearnersBenchmark(case, counts, repeat), runtime, out, as_json, debug)
+    _run(LearnersBenchmark([case], ["inline"], counts, repeat), runtime, out, as_json, debug)
 
 
 def _run(

@@ -16,53 +16,47 @@ from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
 #: The names that the first and the second column may have.
-UNITS, SIDES = ("workers", "learners"), ("backend", "recipe")
+UNITS, SIDES = ("workers", "learners"), ("fleet", "backend", "recipe")
 _MOST_WORKERS = 1_000_000
 #: Seconds a step that can be measured and drawn.
 _LEAST_S, _MOST_S = 1e-30, 1e30
 
-#: By case, the seconds of each number of workers and backend; a step, if steps are counted.
+#: By case, the seconds of each number of workers and fleet; a step, if steps are counted.
 RunTimes = dict[str, dict[tuple[int, str], list[float]]]
 
 
 def make_speedup_chart(table: Path) -> Bars | BarGroups:
-    """Bars of a CSV with the columns workers (or learners), backend (or recipe), seconds and,
-    where they differ, steps.
+    """Bars of a CSV with the columns workers (or learners), fleet (or backend, or recipe), seconds
+    and, where they differ, steps.
 
-    Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
-    the backends with the fewest workers, so that no backend is measured against its own overhead.
-    A column `case` separates pieces of work: each has its own one and its own plot. A case of a
-    single bar compares nothing and is left out where other cases have more.
+    Rows with equal workers and fleet are repetitions; their median counts. One is the fastest of
+    the fleets with the fewest workers, so that no fleet is measured against its own overhead.
+    A column `case` separates pieces of work: each has its own one and its own plot.
     """
     unit, times = _read_run_times(table)
-    comparable = {case: part for case, part in times.items() if len(part) > 1} or times
-    single_cases = ", ".join(case for case in times if case not in comparable)
-    remark = f"With a single bar, and so not drawn: {single_cases}." if single_cases else ""
-    backends = list(dict.fromkeys(backend for part in comparable.values() for _, backend in part))
-    bars = [_make_bars(case, unit, part, backends) for case, part in comparable.items()]
+    fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))
+    bars = [_make_bars(case, unit, part, fleets) for case, part in times.items()]
     title = f"Speed-up: {table.stem}"
     note = f"Medians of repetitions, beside the fastest with the fewest {unit}."
     if len(bars) == 1:
-        return replace(bars[0], title=title, note=note, remark=remark)
-    return BarGroups(title, tuple(bars), note, remark)
+        return replace(bars[0], title=title, note=note)
+    return BarGroups(title, tuple(bars), note)
 
 
 def _make_bars(
-    title: str, unit: str, times: Mapping[tuple[int, str], list[float]], backends: Sequence[str]
+    title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """A row of bars for each backend, also for one that this case was not measured on."""
+    """A row of bars for each fleet, also for one that this case was not measured on."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])
-    heights = [
-        [base / cost.get((count, backend), np.nan) for count in workers] for backend in backends
-    ]
+    heights = [[base / cost.get((count, fleet), np.nan) for count in workers] for fleet in fleets]
     return Bars(
         title=title,
         x_label=unit.capitalize(),
         y_label=f"Times as fast as {workers[0]} {unit[:-1] if workers[0] == 1 else unit}",
         groups=tuple(map(str, workers)),
-        names=tuple(backends),
+        names=tuple(fleets),
         heights=np.array(heights),
         ideal=np.array(workers, np.float64) / workers[0],
     )
@@ -97,7 +91,7 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
 
 
 def _parse_row(row: Mapping[str, str], unit: str, side: str) -> tuple[str, tuple[int, str], float]:
-    """Case, workers with backend, and seconds; raises any error where one of them is none."""
+    """Case, workers with fleet, and seconds; raises any error where one of them is none."""
     if None in row or None in row.values():
         raise ValueError("not a cell for each column")
     count, seconds, steps = int(row[unit]), float(row["seconds"]), float(row.get("steps", "1"))

@@ -71,50 +71,35 @@ class BenchmarkResults(BaseModel):
 
     @property
     def doubts(self) -> list[str]:
-        return list_doubts(
-            self.name,
-            self.measurements,
-            complete=self.complete is not False,
-            busy=self.busy is True,
-        )
-
-
-def list_doubts(
-    name: str, measurements: Sequence[Measurement], *, complete: bool, busy: bool
-) -> list[str]:
-    """Sentences with which the results of this name have to be read."""
-    retried = "; ".join(m.name for m in measurements if any(m.retried))
-    sentences = {
-        f"{name} was stopped before its end.": not complete,
-        f"{name} was measured on a machine that was busy with other work.": busy,
-        f"In {name} tasks were collected again, which takes longer: {retried}.": retried,
-    }
-    return [sentence for sentence, holds in sentences.items() if holds]
+        """Sentences with which it has to be read."""
+        retried = "; ".join(m.name for m in self.measurements if any(m.retried))
+        sentences = {
+            "was stopped before its end": self.complete is False,
+            "was measured on a machine that was busy with other work": self.busy is True,
+            f"has tasks that were collected again, which takes longer: {retried}": retried,
+        }
+        return [f"{self.name} {sentence}." for sentence, holds in sentences.items() if holds]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of a quantity, in percent of what it was; a gain is positive whichever way is better."""
+    """A quantity and what it was; a gain is in percent, positive whichever way is better."""
 
-    name: str
-    unit: str
-    medians: tuple[float, float]
+    now: Measurement
+    before: Measurement
     verdict: Significance
 
     def as_dict(self) -> dict[str, Any]:
         """Of fewer repetitions than an interval takes, its ends are null."""
         verdict = self.verdict
-        improvement, equivalence = asdict(verdict.gain), asdict(verdict.equivalence)
-        if not verdict.has_enough_seeds:
-            improvement |= {"low": None, "high": None}
-            equivalence |= {"low": None, "high": None}
+        unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
         return {
-            "name": self.name,
-            "unit": self.unit,
-            "medians": self.medians,
+            "name": self.now.name,
+            "unit": self.now.unit,
+            "medians": (self.now.median, self.before.median),
             "repetitions": verdict.counts,
-            "improvement": improvement,
-            "equivalence": equivalence,
+            "improvement": asdict(verdict.gain) | unknown,
+            "equivalence": asdict(verdict.equivalence) | unknown,
             "margin": verdict.margin,
             **verdict.as_dict(),
         }
@@ -173,8 +158,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
         compare_medians(values, old_values, 0.90),
         100.0 * margin,
     )
-    medians = measurement.median, baseline.median
-    return Change(measurement.name, measurement.unit, medians, verdict)
+    return Change(measurement, baseline, verdict)
 
 
 def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
@@ -212,13 +196,13 @@ def make_section(
     results: BenchmarkResults, changes: Sequence[Change], doubts: Sequence[str]
 ) -> Section:
     """What was measured and, where it was compared, the changes."""
-    by_name = {change.name: change for change in changes}
+    by_name = {change.now.name: change for change in changes}
     rows = []
     for m in results.measurements:
         values = {"median": m.median, "least": min(m.values), "most": max(m.values)}
         row = {"name": m.name, "unit": m.unit, "times": len(m.values)}
         if change := by_name.get(m.name):
-            values["before"] = change.medians[1]
+            values["before"] = change.before.median
             row |= {"times": min(change.verdict.counts), "improvement": change.verdict.gain}
         rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (

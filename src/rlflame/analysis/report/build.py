@@ -119,7 +119,7 @@ def _build_bench_report(
     return Report(
         Document(f"Benchmark: {current_path.stem}", (section,)),
         {**facts, "doubts": doubts},
-        {change.name: change.verdict for change in changes},
+        {change.now.name: change.verdict for change in changes},
         "%",
     )
 

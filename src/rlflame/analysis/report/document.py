@@ -77,14 +77,7 @@ def format_value(value: Any, spec: str = "", times: int = FEWEST_SEEDS) -> str:
     return f"{value:{spec.removesuffix('x')}}{'x' if spec.endswith('x') else ''}"
 
 
-@dataclass(frozen=True)
-class Commands:
-    """What to type."""
-
-    lines: tuple[str, ...]
-
-
-Block = str | Table | Chart | Commands
+Block = str | Table | Chart
 
 
 @dataclass(frozen=True)
@@ -113,29 +106,22 @@ def _escape_markup(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", escape_line(text))
 
 
-def _fence_lines(lines: Sequence[str]) -> list[str]:
-    """A block of code whose fence is longer than any run of backticks in it."""
-    runs = (len(run) for line in lines for run in re.findall("`+", line))
-    fence = "`" * max(3, *(run + 1 for run in runs), 0)
-    return [fence, *lines, fence]
-
-
 def _render_markdown_block(block: Block, ascii_only: bool) -> list[str]:
     if isinstance(block, Table):
-        return _render_markdown_table(block, ascii_only)
+        return _render_markdown_table(block)
     if isinstance(block, Chart):
-        return _fence_lines([terminal_backend.render_text(block, 80, 14, braille=not ascii_only)])
-    if isinstance(block, Commands):
-        return _fence_lines([escape_line(line) for line in block.lines])
+        text = terminal_backend.render_text(block, 80, 14, braille=not ascii_only)
+        # Longer than any run of backticks in the text.
+        fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+        return [fence, text, fence]
     return [_escape_markup(block)]
 
 
-def _render_markdown_table(table: Table, ascii_only: bool) -> list[str]:
+def _render_markdown_table(table: Table) -> list[str]:
     """Columns as wide as they need to be, so that the source is a table too."""
     # Escaped before the widths are measured.
-    letters = str.maketrans({"|": "\\|", "±": "+-" if ascii_only else "±"})
     rows = [
-        [escape_controls(_escape_markup(cell)).translate(letters) for cell in row]
+        [escape_controls(_escape_markup(cell)).replace("|", "\\|") for cell in row]
         for row in (table.head, *table.rows)
     ]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
@@ -164,8 +150,6 @@ def _render_html_block(block: Block) -> str:
         return "\n".join(["<table>", *rows, "</table>"])
     if isinstance(block, Chart):
         return _render_figure(block)
-    if isinstance(block, Commands):
-        return f"<pre>{escape(chr(10).join(block.lines))}</pre>"
     return f"<p>{escape(block)}</p>"
 
 

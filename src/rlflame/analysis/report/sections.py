@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlflame.analysis.plots.chart import Chart
-from rlflame.analysis.report.document import Block, Commands, Document, Section, make_table
-from rlflame.errors import format_command
+from rlflame.analysis.report.document import Block, Document, Section, make_table
 from rlflame.fleet.factory import get_worker_noun, has_workers, is_remote
 from rlflame.statistics import FEWEST_SEEDS, Interval, SeedComparison
 from rlflame.terminal_text import format_count, format_size
@@ -69,7 +68,6 @@ def make_document(
         "Throughput": _make_throughput_blocks(facts),
         "Curves": charts,
         "Machines": _make_machine_blocks(facts),
-        "Again": _make_reproduction_blocks(facts["runs"]),
     }
     return Document(
         f"Report: {', '.join(environments)}",
@@ -142,13 +140,8 @@ def format_verdict(result: SeedComparison) -> str:
     decision = result.significance
     if not decision.has_enough_seeds:
         return f"fewer than {FEWEST_SEEDS} seeds show nothing"
-    verdicts = {
-        "better": decision.better,
-        "worse": result.difference.high < 0.0,
-        "equivalent": decision.equivalent,
-        "not worse": decision.not_worse and not decision.better and not decision.equivalent,
-    }
-    return ", ".join(word for word, holds in verdicts.items() if holds) or "undecided"
+    words = [name.replace("_", " ") for name, holds in decision.as_dict().items() if holds]
+    return ", ".join(words) or ("worse" if result.difference.high < 0.0 else "undecided")
 
 
 def _make_throughput_blocks(facts: Facts) -> list[Block]:
@@ -199,16 +192,3 @@ def _make_machine_blocks(facts: Facts) -> list[Block]:
         row["memory"] = None if memory is None else format_size(memory)
         row["versions"] = ", ".join(f"{n} {row[n]}" for n in _VERSIONS if row.get(n))
     return [make_table(rows, _MACHINES, len(_MACHINES))]
-
-
-def _make_reproduction_blocks(runs: Sequence[Facts]) -> list[Block]:
-    lines = tuple(
-        format_command("train", "--config", f"{run['folder']}/config.toml")
-        + (" --init-from FILE" if run["init_policy"] else "")
-        for run in runs
-    )
-    return [
-        "Equal recipes end in equal weights on machines with equal fingerprints; a new folder "
-        "beside the old one takes them. FILE is the policy that a run started from.",
-        Commands(lines),
-    ]
