@@ -20,7 +20,7 @@ def others() -> str:
             break
         time.sleep(wait_s)
         now = machine_load.count_busy_processors()
-    if machine_load.read_conditions().busy if now is None else now > MOST:
+    if now is not None and now > MOST:
         print("note: this machine is busy with other work; what is timed now is worthless")
     return "" if now is None else f"{now:.2f}"
 

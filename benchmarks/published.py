@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from script import ended, positive
 
-from rlflame.cli.bench import parse_counts, parse_fleets, parse_folder
+from rlflame.cli.bench import parse_counts, parse_fleets
 from rlflame.errors import ConfigError
 from rlflame.rollout.blas import limit_threads
 
@@ -50,7 +50,9 @@ def main(arguments: list[str] | None = None) -> None:
     for command in (flame, race):
         command.add_argument("--repeat", type=positive, default=1)
         command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-        command.add_argument("-o", "--out", help="a folder for JSON, Markdown, table and pictures")
+        command.add_argument(
+            "-o", "--out", type=Path, help="a folder for JSON, Markdown, table and pictures"
+        )
         command.add_argument("--json", action="store_true")
         command.add_argument("--debug", action="store_true")
     beside = commands.add_parser("beside", help="published figures beside those of a result")
@@ -77,7 +79,7 @@ def run_flame(options: argparse.Namespace) -> None:
         iterations=options.iterations or published.iterations,
         sets=options.set,
     )
-    counts = parse_counts(options.workers, [machine.count_usable_cores()])
+    counts = parse_counts(options.workers or str(machine.count_usable_cores()))
     scaling = ScalingBenchmark([case], parse_fleets(options.compare), counts, options.repeat)
     run(FlameComparison(published, scaling), runtime, options)
 
@@ -89,19 +91,18 @@ def run_race(options: argparse.Namespace) -> None:
     fleet, *others = parse_fleets(options.compare)
     if others:
         raise ConfigError(f"{options.name} collects in one place.", f"--compare {fleet}")
-    counts = parse_counts(options.learners, [1, 2, 4, 8], "--learners")
+    counts = parse_counts(options.learners or "1,2,4,8", "--learners")
     variants = make_variants(SETUPS[options.name], counts, steps=options.steps, sets=options.set)
     benchmark = RaceBenchmark(options.name, variants, fleet, options.repeat)
     run(benchmark, variants[0].config.runtime, options)
     if options.out is not None:
-        benchmark.draw_curves(Path(options.out) / f"{options.name}.curves.png")
+        benchmark.draw_curves(options.out / f"{options.name}.curves.png")
 
 
 def run(benchmark: Benchmark, runtime: Any, options: argparse.Namespace) -> None:
     from rlflame.bench.runner import BenchRunner
 
-    out = parse_folder(options.out)
-    BenchRunner(benchmark, runtime, out, as_json=options.json, debug=options.debug).run()
+    BenchRunner(benchmark, runtime, options.out, as_json=options.json, debug=options.debug).run()
 
 
 def print_beside(options: argparse.Namespace) -> None:

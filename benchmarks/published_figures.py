@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Block, Section
-from rlflame.bench.result import BenchResult, Side, compute_speedup, format_value, make_table
+from rlflame.analysis.report.document import Block, Section, format_value, make_table
+from rlflame.bench.result import BenchResult, Side, compute_speedup
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.errors import ConfigError
@@ -115,11 +115,9 @@ class FlameComparison:
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         result = self.scaling.make_result(sides)
-        *sections, advice = result.sections
-        blocks = self._make_blocks(result.facts)
-        section = Section("Beside what was published", tuple(blocks))
+        blocks = [*result.blocks, *self._make_blocks(result.facts)]
         facts = {**result.facts, "published": asdict(self.published)}
-        return replace(result, facts=facts, sections=[*sections, section, advice])
+        return replace(result, facts=facts, blocks=blocks)
 
     def _make_blocks(self, facts: dict[str, Any]) -> list[Block]:
         published, machine = self.published, describe_machine()
@@ -156,7 +154,7 @@ class FlameComparison:
             "each.",
             make_table(rows, RUNS, 2),
             f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
-            + ("; ours is in the section above." if facts["gains"] else "."),
+            "; ours is in the table above, where both sides ran.",
         ]
         if case.iterations < published.iterations:
             blocks.append(f"Ours ran {format_count(case.iterations, 'iteration')} only.")

@@ -19,10 +19,10 @@ from rlflame.analysis.curves import compute_moving_average
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.plots.matplotlib_backend import render_image
 from rlflame.analysis.report.bench_comparison import Measurement
-from rlflame.analysis.report.document import Section
+from rlflame.analysis.report.document import make_table
 from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
 from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
-from rlflame.bench.result import BenchResult, has_equal_digests, make_table
+from rlflame.bench.result import BenchResult, has_equal_digests
 from rlflame.bench.runner import BenchSession
 from rlflame.config.nested import flatten
 from rlflame.config.recipe import LearningSettings
@@ -188,15 +188,14 @@ class RaceBenchmark:
             blocks.append("No episode has ended, so there are no curves of returns.")
         return BenchResult(
             self.name,
-            f"Benchmark: {self.name}",
             {"same_bits": same_bits, "runners": rows},
-            [Section("Races", tuple(blocks))],
+            blocks,
             [
                 Measurement(
                     runner.name,
-                    "s",
-                    False,
+                    "lower",
                     tuple(race.seconds for race in runner.repetitions),
+                    "s",
                     runner.work,
                     tuple(race.retried for race in runner.repetitions),
                 )

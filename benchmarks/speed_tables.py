@@ -14,9 +14,9 @@ from typing import Any
 from published_figures import COMPARISONS
 from records import RESULTS, Row, format_range, format_table, read_records
 
-from rlflame.bench import scaling_model
 from rlflame.bench.case import Case, make_sleeping_cases
 from rlflame.bench.result import Side
+from rlflame.bench.scaling import fit_overheads
 from rlflame.config import resolve
 
 MUJOCO = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
@@ -245,7 +245,7 @@ def make_scaling_table() -> str:
 
 def make_scaling_costs() -> str:
     """The cost of a task and of an iteration, fitted to the record."""
-    local, flame = scaling_model.fit_overheads(*read_scaling_cases())
+    local, flame = fit_overheads(*read_scaling_cases())
     return (
         f"By least squares, a task costs {1e3 * local.task_s:.1f} ms on local workers and "
         f"{1e3 * flame.task_s:.1f} ms on executors. An iteration costs "

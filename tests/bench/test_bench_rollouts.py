@@ -8,9 +8,9 @@ import os
 import re
 import signal
 import time
-from functools import partial
 from types import SimpleNamespace
 
+import fakes
 import numpy as np
 import pytest
 import tiny_runs
@@ -26,7 +26,6 @@ from rlflame.bench.rollouts import (
     describe_rate,
     make_collectors,
     measure_rounds,
-    record_pieces,
     sum_counts,
 )
 from rlflame.bench.runner import BenchSession
@@ -37,7 +36,6 @@ from rlflame.errors import ConfigError, RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.base import make_policy_id
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rollout import wire
 from rlflame.rollout.envs.make import make_env, read_env_spec
 from rlflame.rollout.process.channel import MessageKind
 from rlflame.training.stop_signal import NullStop
@@ -205,7 +203,7 @@ def test_what_was_measured_before_a_stop_is_kept():
     # Three warm-ups of one wait, then two of each repetition: the fourth of these is cut short.
     found, session, kept = scaling(StopAfter(3 + 7))
     assert kept == ["stopped"]
-    assert "a, inline with 1: 1 of 2, 2 iterations" in session.statuses
+    assert "a, inline with 1: 1 of 2" in session.statuses
     assert session.turn == "a, local with 2: 2 of 2"
     assert [(c.labels["fleet"], len(c.repetitions)) for c in found.sides] == [
         ("local", 1), ("flame", 1), ("inline", 1),
@@ -215,57 +213,36 @@ def test_what_was_measured_before_a_stop_is_kept():
 # Rollouts beside bare stepping
 
 
-def collected(one, rounds):
-    """The script of some rounds, and the rewards that the workers saw."""
-    rewards = []
-
-    def listen(collect):
-        fragments = collect()
-        rewards.append(sum(float(f.rewards.sum()) for f in fragments))
-        return fragments
-
-    # Two rounds are recorded whatever the time is, and one more at each look at the clock.
-    times = iter([0.0] * (rounds - 1) + [9.0])
-    with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
-        running.collect = partial(listen, running.collect)
-        pieces = record_pieces(running, times.__next__)
-    return pieces, sum(rewards)
+def test_the_script_has_episodes_of_random_actions(monkeypatch):
+    monkeypatch.setattr(raw_stepping, "_SCRIPT_STEPS", 25)
+    env = fakes.Fake(length=10)
+    script = raw_stepping.record_script(env)
+    assert [(seed, len(actions)) for seed, actions in script] == [(0, 10), (1, 10), (2, 5)]
+    again = raw_stepping.record_script(env)
+    assert [actions for _, actions in again] == [actions for _, actions in script]
+    assert {int(action) for _, actions in script for action in actions} == {0, 1}
 
 
-def test_the_script_is_recorded_until_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr("rlflame.bench.rollouts._MAX_SCRIPT_STEPS", 4 * 28)
-    for clock, rounds in ((lambda: 0.0, 4), (ticking(), 4), ((0.0, 9.0).__iter__().__next__, 2)):
-        with InlineFleet() as fleet, RolloutRounds(case(), fleet, NullStop(), "sample") as running:
-            pieces = record_pieces(running, clock)
-        assert sum(len(actions) for _, actions in pieces) == rounds * 28
-
-
-@pytest.mark.parametrize("continuous", [True, False])
-@pytest.mark.parametrize("unit", ["steps", "episodes"])
-def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(unit, continuous):
-    """Episodes of ten steps over rounds of seven: begun in one, ended in another, cut off."""
-    one = case(
-        env="fakes:Fake-v0", kwargs={"length": 10, "continuous": continuous}, unit=unit,
-        steps=7 if unit == "steps" else 40,
-    )  # fmt: skip
-    recorded, rewards = collected(one, 5)
-    spec, pieces = wire.decode(wire.encode([one.env, [list(piece) for piece in recorded]]))
-    steps = sum(len(actions) for _, actions in pieces)
-    assert steps == 5 * 4 * (7 if unit == "steps" else 10)
-    assert max(len(actions) for _, actions in pieces) == 10
-    # Every episode is another one, in every round.
-    assert len({seed for seed, _ in pieces}) == len(pieces)
-    repeated = raw_stepping.iterate_gymnasium(spec, pieces)
-    assert sum(itertools.islice(repeated, steps)) == pytest.approx(rewards, rel=1e-9)
+def test_the_script_is_repeated_from_its_resets():
+    env, other = (make_env(read_env_spec("CartPole-v1", {}, None)) for _ in range(2))
+    script = raw_stepping.record_script(env)[:3]
+    length = sum(len(actions) for _, actions in script)
+    steps = raw_stepping.iterate_gymnasium(env, script)
+    for _ in range(2):
+        assert sum(next(steps) for _ in range(length)) == length  # a reward of 1 for each step
+    for seed, actions in script:
+        other.reset(seed=seed)
+        ends = [other.step(action)[2] for action in actions]
+        assert ends == [False] * (len(actions) - 1) + [True]
 
 
 def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
     spec = read_env_spec("Hopper-v5", {}, None)
     generator = np.random.default_rng(0)
-    pieces = [(seed, generator.uniform(-1, 1, (6, 3)).astype(np.float32)) for seed in (5, 6)]
+    script = [(seed, [*generator.uniform(-1, 1, (6, 3)).astype(np.float32)]) for seed in (5, 6)]
     env, other = make_env(spec).unwrapped, make_env(spec).unwrapped
-    steps = raw_stepping._iterate_mujoco(env, pieces)
-    for seed, actions in pieces:
+    steps = raw_stepping.iterate_mujoco(env, script)
+    for seed, actions in script:
         other.reset(seed=seed)
         for action in actions:
             other.step(action)
@@ -275,7 +252,8 @@ def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
 
 
 def test_only_a_mujoco_model_can_be_stepped_alone():
-    assert raw_stepping.iterate_mujoco(read_env_spec("CartPole-v1", {}, None), []) is None
+    order = {"env": read_env_spec("CartPole-v1", {}, None), "way": "mj_step"}
+    assert raw_stepping.make_raw_step(order) is None
 
 
 def test_bare_steps_are_counted_until_the_time_is_over():
@@ -286,14 +264,13 @@ def test_bare_steps_are_counted_until_the_time_is_over():
 
 
 def test_processes_that_step_and_do_nothing_else():
-    recorded, _ = collected(case(), 2)
-    with make_raw_processes(case().env, recorded, "gymnasium", 2, NullStop()) as stepping:
+    with make_raw_processes(case().env, "gymnasium", 2, NullStop()) as stepping:
         assert stepping.is_possible
         assert sum_rates(stepping.step(0.001)) > 0.0
         processes = [*stepping._processes]
     assert len(processes) == 2
     assert all(process.has_exited for process in processes)
-    with make_raw_processes(case().env, recorded, "mj_step", 1, NullStop()) as stepping:
+    with make_raw_processes(case().env, "mj_step", 1, NullStop()) as stepping:
         assert not stepping.is_possible
 
 
@@ -393,7 +370,7 @@ def test_shares_are_of_pairs():
 def test_rates_and_limits_of_a_fleet():
     """For no time at all: a round each time, of four rows and seven steps."""
     session = Session(clock=ticking())
-    benchmark = RolloutsBenchmark(case(), "local", [1, 2], 0.0, 2)
+    benchmark = RolloutsBenchmark([case()], ["local"], [1, 2], 2, seconds=0.0)
     assert [*benchmark.measure(session)] == [None, None]
     assert session.opened == [("local", 1), ("local", 2)]
     for side in benchmark.sides:

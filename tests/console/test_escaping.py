@@ -27,7 +27,6 @@ from rich.console import Console
 from rlflame.analysis.plots import matplotlib_backend, terminal_backend
 from rlflame.analysis.plots.chart import Bars, Chart, Series
 from rlflame.analysis.report.document import (
-    Commands,
     Document,
     Section,
     Table,
@@ -445,7 +444,7 @@ CHART = Chart(
 )
 DOCUMENT = Document(
     EVIL,
-    (Section(EVIL, (EVIL, Table((EVIL, "n"), ((EVIL, EVIL),), 1), Commands((EVIL,)), CHART)),),
+    (Section(EVIL, (EVIL, Table((EVIL, "n"), ((EVIL, EVIL),), 1), CHART)),),
 )
 
 

@@ -20,7 +20,7 @@ import pytest
 from commands import rlflame
 
 from rlflame.bench.rollouts import RolloutsBenchmark
-from rlflame.bench.scaling import ScalingBenchmark
+from rlflame.bench.runner import Benchmark
 from rlflame.config import resolve as config_resolve
 from rlflame.config.recipe import RunConfig
 from rlflame.config.resolve import make_short_name
@@ -97,17 +97,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
             steps = found.progress.steps + STEPS
         return extended(found, steps, policy)
 
-    scale, collect = ScalingBenchmark.__init__, RolloutsBenchmark.__init__
+    make_benchmark = Benchmark.__init__
 
-    def scaled(self: Any, cases: Any, fleets: Any, counts: Any, repeat: int) -> None:
-        scale(self, cases[:1], fleets, counts[:1], 1)
+    def made(self: Any, cases: Any, fleets: Any, counts: Any, repeat: int, **words: Any) -> None:
+        make_benchmark(self, cases[:1], fleets, counts[:1], 1)
+        self.seconds, self.has_limits = 0.0, True
 
-    def collected(self: Any, case: Any, fleet: str, counts: Any, seconds: float, *rest: Any,
-                  **words: Any) -> None:  # fmt: skip
-        collect(self, case, fleet, counts[:1], 0.0, *rest, **words)
-
-    monkeypatch.setattr(ScalingBenchmark, "__init__", scaled)
-    monkeypatch.setattr(RolloutsBenchmark, "__init__", collected)
+    monkeypatch.setattr(Benchmark, "__init__", made)
+    monkeypatch.setattr(RolloutsBenchmark, "__init__", made)
     monkeypatch.setattr(config_resolve, "resolve", resolved)
     monkeypatch.setattr(experiment_resume, "extend_budget", extended_little)
 

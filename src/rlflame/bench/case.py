@@ -67,12 +67,6 @@ class Case:
             **dict(flatten(settings, leaves=("environment.kwargs",))),
         }
 
-    @property
-    def rollout_work(self) -> dict[str, Any]:
-        """The part of `work` that decides how long rollouts take."""
-        parts = ("environment.", "rollout.", "network.")
-        return {name: value for name, value in self.work.items() if name.startswith(parts)}
-
 
 def make_env_case(
     environment: str,
@@ -86,14 +80,12 @@ def make_env_case(
     """Some iterations of an environment's preset."""
     flags = TrainFlags(env=environment, algo=algorithm, preset=preset, sets=sets)
     config, name = resolve.resolve(flags, components.has_continuous_actions)
-    defaults = RuntimeSettings()
-    for setting, options in (("fleet", "--fleet or --compare"), ("workers", "--workers")):
-        value = getattr(config.runtime, setting)
-        if value != getattr(defaults, setting):
-            raise ConfigError(
-                f"runtime.{setting} is {value}, and a benchmark has its own option for it.",
-                f"{options} in its place",
-            )
+    runtime, defaults = config.runtime, RuntimeSettings()
+    if (runtime.fleet, runtime.workers) != (defaults.fleet, defaults.workers):
+        raise ConfigError(
+            "runtime.fleet and runtime.workers are options of a benchmark, and no settings.",
+            "--workers, and --fleet or --compare",
+        )
     if episodes is not None:
         if config.learning.rollout.unit != "episodes":
             raise ConfigError(
@@ -105,7 +97,7 @@ def make_env_case(
     evaluation = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
     ends = {"stop_at_steps": None, "stop_at_iterations": iterations or 3, "evaluation": evaluation}
     env = components.make_env_spec(recipe.learning.environment)
-    return Case(f"{environment} {name}", recipe.model_copy(update=ends), env), config.runtime
+    return Case(f"{environment} {name}", recipe.model_copy(update=ends), env), runtime
 
 
 def make_sleeping_cases(
@@ -117,12 +109,6 @@ def make_sleeping_cases(
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
     """REINFORCE on sleeping episodes. Every episode is one task."""
-    for name, _, value in (text.partition("=") for text in sets):
-        if name.strip().endswith("kwargs.episode_ms"):
-            raise ConfigError(
-                f"{name} is {value}, and the length of episodes has its own option.",
-                f"--episode-ms {value} in its place",
-            )
     module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:
@@ -132,8 +118,10 @@ def make_sleeping_cases(
             preset="reinforce-classic",
             episodes=episodes or max(_FEWEST_EPISODES, 2 * most_workers, fitting),
             iterations=iterations or 1,
-            sets=[*sets, f"environment.kwargs.episode_ms={float(length_ms)!r}"],
+            sets=[f"environment.kwargs.episode_ms={float(length_ms)!r}", *sets],
         )
+        if case.env.kwargs["episode_ms"] != length_ms:
+            raise ConfigError("--set changes the length of episodes.", "--episode-ms in its place")
         name = f"{float(length_ms)} ms".replace(".0 ", " ")
         cases.append(replace(case, name=name, episode_ms=length_ms))
     return cases, runtime.model_copy(update={"env_file": SLEEPING})
@@ -150,25 +138,16 @@ def make_replay_case(
     rollout = case.recipe.learning.rollout
     iterations = max(1, -(-transitions // (rollout.columns * rollout.steps)))
     recipe = case.recipe.model_copy(update={"stop_at_iterations": iterations})
-    hint = "--env pendulum, or another whose actions are numbers with bounds"
-    try:
-        components.make_policy_spec(recipe.learning, case.env)
-        hint = "fewer --transitions"
-        check_memory(recipe, case.env)
-    except ConfigError as error:
-        raise ConfigError(error.message, hint) from error
+    components.make_policy_spec(recipe.learning, case.env)
+    check_memory(recipe, case.env)
     return replace(case, recipe=recipe), runtime
 
 
 class Stopwatch:
     """A recorder that keeps where the time of a run went, and writes nothing."""
 
-    def __init__(
-        self,
-        clock: Clock = time.perf_counter,
-        show_progress: Callable[[Progress], None] = lambda progress: None,
-    ) -> None:
-        self.clock, self._show_progress = clock, show_progress
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
         self.spent_s: dict[str, float] = {}
         self.progress = Progress()
         self.mean_return: float | None = None
@@ -183,7 +162,6 @@ class Stopwatch:
         self.mean_return = sum(returns) / len(returns) if returns else None
         counts = {"steps": progress.steps, "updates": metrics.get("n_updates", 0)}
         self.marks.append({"clock": self.clock(), **self.spent_s, **counts})
-        self._show_progress(progress)
 
     def record_evaluation(self, *_: Any) -> None:
         """A case has no evaluations."""

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
-from rlflame.analysis.report.document import Block, Section
-from rlflame.bench.case import Case, Stopwatch, run_case
+from rlflame.analysis.report.document import Block, make_table
+from rlflame.bench.case import Stopwatch, run_case
 from rlflame.bench.result import (
     BenchResult,
     Side,
     compute_speedup,
     format_bits,
     has_equal_digests,
-    make_table,
 )
-from rlflame.bench.runner import BenchSession
+from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.config.batch_scaling import check_learners
 from rlflame.experiment.learners import launcher
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.task import Float32
-from rlflame.statistics import Interval, compute_median_interval
+from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 
 #: What to do when a learner was lost.
@@ -33,16 +31,13 @@ RETRY_HINT = "the same command measures anew"
 _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
 #: The parts of a run that are timed, as the table names them.
 _PARTS = {"learning": "learn_s", "whole run": "seconds"}
-_SPEEDUPS = (
+_COLUMNS = (
     *("learners", "times"),
     ("learning, s", "learn_s", ",.3f"),
     ("speed-up", "speedup_learning", ",.2fx"),
     ("ideal", "ideal", ".3gx"),
     ("whole run, s", "seconds", ",.3f"),
     ("speed-up", "speedup_whole", ",.2fx"),
-)
-_UPDATES = (
-    "learners",
     ("ms an update", "update_ms", ".2f"),
     ("computing", "compute_ms", ".2f"),
     ("exchanging and waiting", "exchange_ms", ".2f"),
@@ -69,25 +64,19 @@ class TimedProcessGroup:
             return self._group.broadcast(value)
 
 
-@dataclass
-class LearnersBenchmark:
-    """The same training by several numbers of learners, in turn, on one fleet in this process."""
+class LearnersBenchmark(Benchmark):
+    """The same training by several numbers of `workers`, which are learners here, in turn."""
 
-    case: Case
-    learners: Sequence[int]
-    repeat: int
-    sides: list[Side] = field(default_factory=list)
-    name: ClassVar[str] = "learners"
-    fleets: ClassVar[Sequence[str]] = ("inline",)
+    name = "learners"
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        for count in self.learners:
+        for count in self.workers:
             check_learners(self.case.recipe.learning, count)
         self.sides += [
             Side(f"{self.case.name}, {format_count(count, 'learner')}", {"learners": count})
-            for count in self.learners
+            for count in self.workers
         ]
-        with session.open_fleet("inline", 1) as fleet:
+        with session.open_fleet(self.fleets[0], 1) as fleet:
             for side in session.take_turns(self.sides, self.repeat):
                 side.repetitions.append(self._run_once(session, side.labels["learners"], fleet))
         yield
@@ -97,7 +86,7 @@ class LearnersBenchmark:
         runtime = session.runtime.model_copy(update={"learners": learners})
         threads = count_blas_threads(self.case.recipe.learning)
         with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
-            watch = Stopwatch(session.clock, session.show_progress)
+            watch = Stopwatch(session.clock)
             timed = TimedProcessGroup(group, watch)
             weights = run_case(self.case, fleet, session.stop, watch, timed)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
@@ -117,50 +106,26 @@ class LearnersBenchmark:
         same_bits = has_equal_digests([w for side in sides for w in side.list_values("weights")])
         facts: dict[str, Any] = {
             "case": self.case.name,
-            "algorithm": learning.algorithm,
-            "provider": learning.provider,
             "gradient_shards": learning.gradient_shards,
             "samples": learning.samples_per_gradient,
-            "hidden": list(learning.network.hidden),
             "same_bits": same_bits,
             "sides": [describe_side(side, sides[0]) for side in sides],
         }
-        speedups: tuple[Block, ...] = (
-            self._describe_work(),
-            make_table(facts["sides"], _SPEEDUPS),
-            *format_bits(
-                [same_bits],
-                "All learned the same weights, to the last bit.",
-                "They did not learn the same weights.",
-            ),
-        )
-        updates: tuple[Block, ...] = (
-            "On the first learner's clock. Exchange takes a smaller share of larger minibatches "
-            "and wider networks.",
-            make_table(facts["sides"], _UPDATES),
-        )
+        units = "x".join(map(str, learning.network.hidden))
+        blocks: list[Block] = [
+            f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples an "
+            f"update, {format_count(self.case.iterations - 1, 'iteration')} after one to warm up. "
+            "Rollouts are the same on all sides and count in the whole run only. Updates "
+            "are on the first learner's clock.",
+            make_table(facts["sides"], _COLUMNS),
+            *format_bits([same_bits], "The learned weights"),
+        ]
         return BenchResult(
             self.name,
-            "Benchmark: learners",
             facts,
-            [
-                Section("Speed-up", speedups),
-                Section("Where the time of an update goes", updates),
-            ],
+            blocks,
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
             [_CSV_HEAD, *_make_csv_rows(sides)],
-        )
-
-    def _describe_work(self) -> str:
-        learning = self.case.recipe.learning
-        units = "x".join(map(str, learning.network.hidden))
-        return (
-            f"{self.case.name}: {learning.algorithm.upper()} by {learning.provider}, {units} "
-            f"units, {learning.samples_per_gradient:,} samples an update in "
-            f"{format_count(learning.gradient_shards, 'shard')}, "
-            f"{format_count(self.case.iterations - 1, 'iteration')} after one to warm up. Rollouts "
-            "are the same on all sides and count in the whole run only. Speed-up is of the time "
-            "for as many steps."
         )
 
 
@@ -171,26 +136,21 @@ def describe_side(side: Side, base: Side) -> dict[str, Any]:
         for part in ("learn_s", "exchange_s")
     )
     return {
-        **side.describe(),
+        **side.labels,
+        "times": len(side.repetitions),
         "runs": side.repetitions,
         "learn_s": compute_median_interval(side.list_values("learn_s")),
-        "speedup_learning": _compute_speedup(side, base, "learn_s"),
+        "speedup_learning": compute_speedup(
+            base.list_values("learn_s"), side.list_values("learn_s")
+        ),
         "seconds": compute_median_interval(side.list_values("seconds")),
-        "speedup_whole": _compute_speedup(side, base, "seconds"),
+        "speedup_whole": compute_speedup(base.list_values("seconds"), side.list_values("seconds")),
         "ideal": side.labels["learners"] / base.labels["learners"],
         "update_ms": update_ms,
         "compute_ms": update_ms - exchange_ms,
         "exchange_ms": exchange_ms,
         "exchange_share": exchange_ms / update_ms,
     }
-
-
-def _compute_speedup(side: Side, base: Side, part: str) -> Interval:
-    """In seconds a step of the environment: runs may differ in length."""
-    base_s, own_s = (
-        [run[part] / run["steps"] for run in entry.repetitions] for entry in (base, side)
-    )
-    return compute_speedup(base_s, own_s)
 
 
 def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:

@@ -1,8 +1,7 @@
 """Steps of environments and nothing else: the limit that rollouts are measured against.
 
-Processes repeat recorded resets and actions in an open loop, all at once. Each receives an order
-(`env`, `pieces`, and a `way` to step), answers whether it is ready, and answers every number of
-`seconds` with the `steps` it took in them.
+Processes repeat random episodes, all at once. Each receives an order (`env`, and a `way` to step),
+answers whether it is ready, and answers every number of `seconds` with the `steps` it took in them.
 """
 
 from __future__ import annotations
@@ -21,54 +20,36 @@ from rlflame.rollout.envs.make import make_env
 from rlflame.rollout.process.channel import Message, MessageKind, ProtocolError, wait
 from rlflame.rollout.process.parent_channel import ParentChannel
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.task import Array, EnvSpec, Fragment
+from rlflame.rollout.task import EnvSpec
 from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")
-#: Steps between two looks at the clock.
-_CHUNK_STEPS = 100
+#: Steps of the episodes that are repeated, and steps between two looks at the clock.
+_SCRIPT_STEPS, _CHUNK_STEPS = 2_000, 100
 
-#: (seed of the reset, actions after it)
-Pieces = Sequence[tuple[int, Array]]
+#: The seed of a reset, and the actions after it.
+Episode = tuple[int, list[Any]]
 #: Steps for some seconds; returns the counts.
 Step = Callable[[float], dict[str, Any]]
 
 
-def make_pieces(
-    rounds: Sequence[Sequence[Fragment]], to_environment: Callable[[Array], Array]
-) -> Pieces:
-    """All episodes of some rounds, also those that have not ended, as resets and actions.
-
-    `to_environment` turns the recorded actions of a step into what the environments received.
-    """
-    pieces = []
-    for fragments in zip(*rounds, strict=True):  # the same slot in every round
-        # Step by step, as it was acted; the returned array may be used again for the next step.
-        actions = [np.stack([to_environment(a).copy() for a in f.actions]) for f in fragments]
-        for row in range(len(fragments[0].lengths)):
-            parts: list[Array] = []
-            for fragment, part in zip(fragments, actions, strict=True):
-                begin = 0
-                for episode in sorted(fragment.episodes, key=lambda episode: episode.end):
-                    if episode.row == row:
-                        parts.append(part[begin : episode.end + 1, row])
-                        pieces.append((episode.seed, np.concatenate(parts)))
-                        parts, begin = [], episode.end + 1
-                parts.append(part[begin : fragment.lengths[row], row])
-            if any(map(len, parts)):
-                pieces.append((fragments[-1].states[row].seed, np.concatenate(parts)))
-    return pieces
+def record_script(env: Any) -> list[Episode]:
+    """Episodes of random actions, the last of which may be cut off."""
+    env.action_space.seed(0)
+    script = list[Episode]()
+    ended = True
+    for _ in range(_SCRIPT_STEPS):
+        if ended:
+            script.append((len(script), []))
+            env.reset(seed=script[-1][0])
+        script[-1][1].append(env.action_space.sample())
+        _, _, terminated, truncated, _ = env.step(script[-1][1][-1])
+        ended = terminated or truncated
+    return script
 
 
-def iterate_gymnasium(spec: EnvSpec, pieces: Pieces) -> Iterator[float]:
+def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
     """A reward for each step, without an end."""
-    env = make_env(spec)
-    shape = spec.action_shape or (spec.action_size,)
-    script: list[tuple[int, list[Any]]] = []
-    for seed, part in pieces:
-        is_discrete = spec.action_kind == "discrete"
-        numbers = [int(action) + spec.action_start for action in part] if is_discrete else []
-        script.append((seed, numbers or list(part.reshape(-1, *shape))))
     while True:
         for seed, actions in script:
             env.reset(seed=seed)
@@ -77,28 +58,22 @@ def iterate_gymnasium(spec: EnvSpec, pieces: Pieces) -> Iterator[float]:
                 yield float(reward)
 
 
-def iterate_mujoco(spec: EnvSpec, pieces: Pieces) -> Iterator[float] | None:
-    """The same by `mj_step` alone; None where the environment is no MuJoCo model."""
-    env: Any = make_env(spec).unwrapped
-    is_mujoco = all(hasattr(env, name) for name in ("model", "data", "frame_skip"))
-    return _iterate_mujoco(env, pieces) if is_mujoco else None
-
-
-def _iterate_mujoco(env: Any, pieces: Pieces) -> Iterator[float]:
+def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
+    """The same by `mj_step` alone."""
     import mujoco
 
     model, data, skip = env.model, env.data, env.frame_skip
-    script = []
-    for seed, part in pieces:
+    starts = []
+    for seed, actions in script:
         env.reset(seed=seed)
-        script.append((data.qpos.copy(), data.qvel.copy(), part.astype(np.float64)))
+        starts.append((data.qpos.copy(), data.qvel.copy(), np.array(actions, np.float64)))
     while True:
-        for qpos, qvel, actions in script:
+        for qpos, qvel, controls in starts:
             mujoco.mj_resetData(model, data)
             data.qpos[:], data.qvel[:] = qpos, qvel
             mujoco.mj_forward(model, data)
-            for action in actions:
-                data.ctrl[:] = action
+            for control in controls:
+                data.ctrl[:] = control
                 mujoco.mj_step(model, data, nstep=skip)
                 yield 0.0
 
@@ -143,25 +118,20 @@ class SteppingProcesses(ContextManagerMixin):
 
     def _receive_answers(self) -> list[Any]:
         """A message of each, in their order."""
-        answers = dict.fromkeys(self._processes)
-        waiting = {child.channel: child for child in self._processes}
-        while waiting:
-            with self._stop.allow_interrupt():
-                ready = wait(waiting)
-            for channel in ready:
-                child = waiting[channel]
-                try:
-                    if messages := channel.receive_all():
-                        answers[child] = messages[0].value
-                        del waiting[channel]
-                except (EOFError, ProtocolError) as error:
-                    message = (
-                        f"Process {child.pid}, which is measured: {child.explain_loss(error)}."
-                    )
-                    raise RlflameError(message, self._hint, child.read_output().strip()) from error
+        answers = []
         for child in self._processes:
+            messages: list[Message] = []
+            try:
+                while not messages:
+                    with self._stop.allow_interrupt():
+                        wait([child.channel])
+                    messages = child.channel.receive_all()
+            except (EOFError, ProtocolError) as error:
+                message = f"Process {child.pid}, which is measured: {child.explain_loss(error)}."
+                raise RlflameError(message, self._hint, child.read_output().strip()) from error
+            answers.append(messages[0].value)
             child.trim_output()
-        return [*answers.values()]
+        return answers
 
     def close(self) -> None:
         while self._processes:
@@ -169,10 +139,10 @@ class SteppingProcesses(ContextManagerMixin):
 
 
 def make_raw_processes(
-    env: EnvSpec, pieces: Pieces, way: str, workers: int, stop: StopRequest
+    env: EnvSpec, way: str, workers: int, stop: StopRequest
 ) -> SteppingProcesses:
-    """Processes that repeat a script in one way."""
-    order = {"env": env, "pieces": [list(piece) for piece in pieces], "way": way}
+    """Processes that repeat episodes in one way."""
+    order = {"env": env, "way": way}
     hint = "the same command with --no-limit leaves bare stepping out"
     return SteppingProcesses("rlflame.bench.raw_stepping", [order] * workers, hint, stop)
 
@@ -198,12 +168,16 @@ def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
 
 
 def make_raw_step(order: dict[str, Any]) -> Step | None:
-    iterate = {"gymnasium": iterate_gymnasium, "mj_step": iterate_mujoco}[order["way"]]
-    steps = iterate(order["env"], order["pieces"])
-    if steps is None:
-        return None
-    next(steps)
-    return lambda seconds: time_steps(steps, seconds)
+    """None where the environment is no MuJoCo model, and so cannot be stepped alone."""
+    env: Any = make_env(order["env"])
+    script, steps = record_script(env), iterate_gymnasium
+    if order["way"] == "mj_step":
+        env, steps = env.unwrapped, iterate_mujoco
+        if not all(hasattr(env, name) for name in ("model", "data", "frame_skip")):
+            return None
+    iterator = steps(env, script)
+    next(iterator)
+    return lambda seconds: time_steps(iterator, seconds)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ Nothing is learned, so that no learner hides what moving transitions costs.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
-from rlflame.analysis.report.document import Block, Section
+from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Clock, Stopwatch
-from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
+from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests
 from rlflame.bench.rollouts import RolloutRounds
-from rlflame.bench.runner import BenchSession
+from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
 from rlflame.learning.base import compute_digest
@@ -26,7 +25,7 @@ _DRAWS = 500
 _PHASES = ("collect_s", "add_s", "sample_s")
 _MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
 _RATE = "transitions_per_s"
-_RATES = (
+_COLUMNS = (
     *("fleet", "workers", "times"),
     ("transitions/s", _RATE, ",.0f"),
     ("collecting", "collect_share", ".1%"),
@@ -70,96 +69,49 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
     }
 
 
-@dataclass
-class ReplayBenchmark:
-    """Replays filled by several fleets, in turn, with one number of workers after the other."""
+class ReplayBenchmark(Benchmark):
+    """Replays filled with the rollouts of a case."""
 
-    case: Case
-    fleets: Sequence[str]
-    workers: Sequence[int]
-    repeat: int
-    sides: list[Side] = field(default_factory=list)
-    name: ClassVar[str] = "replay"
+    name = "replay"
 
-    def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        def warm_up(fleet: Fleet) -> None:
-            with RolloutRounds(self.case, fleet, session.stop, "uniform") as rounds:
-                rounds.collect()
+    def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
+        with RolloutRounds(case, fleet, session.stop, "uniform") as rounds:
+            rounds.collect()
 
-        for count in self.workers:
-            with session.open_fleets(self.fleets, count, min(self.workers), warm_up) as opened:
-                fleets = {entry.kind: entry.fleet for entry in opened}
-                group = [entry.make_side(self.case.name) for entry in opened]
-                self.sides += group
-                for side in session.take_turns(group, self.repeat):
-                    fleet = fleets[side.labels["fleet"]]
-                    fill = fill_replay(self.case, fleet, session.stop, session.clock)
-                    side.repetitions.append({**fill, "retried": session.take_retried()})
-            yield
+    def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
+        return fill_replay(case, fleet, session.stop, session.clock)
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        case = self.case
         same_bits = has_equal_digests([d for side in sides for d in side.list_values("content")])
         fillings = [
             {
-                **side.describe(_MEDIANS),
+                **side.labels,
+                "times": len(side.repetitions),
+                **{key: side.compute_median(key) for key in _MEDIANS},
                 _RATE: compute_median_interval(side.list_values(_RATE)),
                 "fills": side.repetitions,
             }
             for side in sides
         ]
         facts = {
-            "environment": self.case.env.id,
-            "case": self.case.name,
-            "iterations": self.case.iterations,
+            "environment": case.env.id,
+            "case": case.name,
+            "iterations": case.iterations,
             "same_bits": same_bits,
             "fillings": fillings,
         }
-        blocks: tuple[Block, ...] = (
-            self._describe_work(sides[0].repetitions[0]["transitions"]),
-            make_table(fillings, _RATES, 2),
-            *format_bits(
-                [same_bits],
-                "Every replay held the same in the end, to the last bit.",
-                "The replays did not hold the same.",
-                self.fleets,
-            ),
-            *map(_format_traffic, filter(_has_traffic, sides)),
-        )
-        work = self.case.work
+        blocks: list[Block] = [
+            f"{case.env.id}: {sides[0].repetitions[0]['transitions']:,} transitions of random "
+            f"actions in {format_count(case.iterations, 'iteration')}, from the fleet into the "
+            "replay, and a batch out of it after each. Start-up is in no figure.",
+            make_table(fillings, _COLUMNS, 2),
+            *format_bits([same_bits], "The contents of the replays"),
+        ]
+        work = case.work
         return BenchResult(
             self.name,
-            f"Benchmark: a replay of {self.case.env.id}",
             facts,
-            [Section("Rate", blocks)],
+            blocks,
             [side.make_measurement(_RATE, "transitions/s", work, "higher") for side in sides],
         )
-
-    def _describe_work(self, transitions: int) -> str:
-        rollout, settings = self.case.recipe.learning.rollout, self.case.recipe.learning.replay
-        assert settings is not None
-        room = ""
-        if settings.buffer_size < transitions:
-            round_steps = rollout.columns * rollout.steps
-            room = f" (room is for {settings.buffer_size:,}, and a round is {round_steps:,})"
-        return (
-            f"{transitions:,} transitions of random actions{room}: "
-            f"{format_count(self.case.iterations, 'iteration')} of "
-            f"{format_count(rollout.num_slots, 'fragment')} of "
-            f"{format_count(rollout.steps, 'step')}, from the fleet into the replay, and a batch "
-            f"of {settings.batch_size} out of it after each. Start-up is in no figure."
-        )
-
-
-def _has_traffic(side: Side) -> bool:
-    iterations = side.repetitions[-1]["iterations"]
-    return len(iterations) > 1 and iterations[0]["bytes_in"] > 0
-
-
-def _format_traffic(side: Side) -> str:
-    """Whether the bytes on the wire grow with the size of the replay."""
-    first, *_, last = (entry["bytes_in"] for entry in side.repetitions[-1]["iterations"])
-    reason = "" if last > 1.2 * first else ": what is new crosses, and nothing else"
-    return (
-        f"From {side.labels['fleet']} came {first:,} bytes in the first iteration and {last:,} in "
-        f"the last{reason}."
-    )

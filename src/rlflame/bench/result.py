@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import os
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -16,15 +14,13 @@ from typing import Any, Literal
 from rlflame import __version__
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
-from rlflame.analysis.report.bench_comparison import Measurement
-from rlflame.analysis.report.document import Document, Section, Table, to_markdown
-from rlflame.bench.machine_load import MachineConditions
+from rlflame.analysis.report.bench_comparison import BenchmarkResults, Measurement
+from rlflame.analysis.report.document import Block, Document, Section, to_markdown
+from rlflame.bench.machine_load import format_conditions
 from rlflame.console.output import as_json_text
-from rlflame.errors import ConfigError, RlflameError, format_shell
-from rlflame.fleet.factory import is_remote
-from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians
+from rlflame.errors import ConfigError
+from rlflame.statistics import Interval, compare_medians
 from rlflame.storage.safetensors_file import write_atomically
-from rlflame.terminal_text import format_count
 
 
 @dataclass
@@ -43,11 +39,6 @@ class Side:
     def compute_median(self, key: str) -> float:
         return float(median(self.list_values(key)))
 
-    def describe(self, medians: Sequence[str] = ()) -> dict[str, Any]:
-        """Its labels, how often it was measured, and medians of repetitions."""
-        values = {key: self.compute_median(key) for key in medians}
-        return {**self.labels, "times": len(self.repetitions), **values}
-
     def make_measurement(
         self,
         key: str,
@@ -64,16 +55,15 @@ class BenchResult:
     """Everything that a benchmark has measured so far."""
 
     name: str
-    title: str
     #: What --json holds besides the machine and the measurements.
     facts: dict[str, Any]
-    sections: Sequence[Section]
+    blocks: Sequence[Block]
     #: What `rlflame report` and `rlflame bench --diff` compare.
     measurements: Sequence[Measurement]
     #: A table of repetitions below its head, for `rlflame plot`.
     table: Sequence[Sequence[object]] = ()
     #: What the runner adds: the machine, and whether the benchmark came to its end.
-    conditions: MachineConditions | None = None
+    conditions: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
 
     def to_json(self) -> str:
@@ -81,76 +71,30 @@ class BenchResult:
             "benchmark": self.name,
             "rlflame": __version__,
             "complete": self.complete,
-            **(asdict(self.conditions) if self.conditions else {}),
+            **self.conditions,
             **self.facts,
             "measurements": self.measurements,
         }
         return as_json_text(facts, indent=1)
 
     def to_markdown(self) -> str:
-        first, *rest = self.sections
-        first = Section(first.title, (*first.blocks, *self._format_retried()))
-        last = self.conditions.format_sentences() if self.conditions else []
-        if not self.complete:
-            last.append("Stopped before the end: this is what was measured until then.")
-        sections = (first, *rest, Section("Measured on", tuple(last)))
-        return to_markdown(Document(self.title, sections))
+        doubts = BenchmarkResults.model_construct(
+            name=f"{self.name}.json",
+            measurements=tuple(self.measurements),
+            complete=self.complete,
+            busy=self.conditions.get("busy"),
+        ).doubts
+        conditions = format_conditions(self.conditions) if self.conditions else []
+        sections = (
+            Section("Results", tuple(self.blocks)),
+            Section("Measured on", (*conditions, *doubts)),
+        )
+        return to_markdown(Document(f"Benchmark: {self.name}", sections))
 
     def to_csv(self) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(self.table)
         return text.getvalue()
-
-    def _format_retried(self) -> list[str]:
-        """A sentence on repetitions in which tasks went to a second worker."""
-        names = [
-            f"{entry.name}, {number} of {len(entry.retried)} ({format_count(tasks, 'task')})"
-            for entry in self.measurements
-            for number, tasks in enumerate(entry.retried, 1)
-            if tasks
-        ]
-        if not names:
-            return []
-        return [
-            "Workers were lost or slow and their tasks were collected again, which takes longer, "
-            f"in {'; '.join(names)}: measure again for figures without."
-        ]
-
-
-#: The head of a column, the name of a fact, and how it is formatted; or the name alone.
-Column = str | tuple[str, str, str]
-
-
-def make_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], words: int = 1
-) -> Table:
-    """A table of facts, whose first `words` columns are text.
-
-    `times` of a row is how often it was measured.
-    """
-    triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
-    cells = tuple(
-        tuple(format_value(row.get(key), spec, row.get("times", 0)) for _, key, spec in triples)
-        for row in rows
-    )
-    return Table(tuple(head for head, _, _ in triples), cells, words)
-
-
-def format_value(value: Any, spec: str = "", times: int = 0) -> str:
-    """A value by its format; an interval where there were enough `times`.
-
-    The format `ms` shows seconds as milliseconds, and one that ends in `x` a factor.
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, Interval):
-        text = format_value(value.value, spec)
-        if times < FEWEST_SEEDS:
-            return text
-        return f"{text} [{format_value(value.low, spec)}, {format_value(value.high, spec)}]"
-    if spec == "ms":
-        return f"{1000.0 * value:.2f}"
-    return f"{value:{spec.removesuffix('x')}}{'x' if spec.endswith('x') else ''}"
 
 
 def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
@@ -164,16 +108,12 @@ def has_equal_digests(digests: Sequence[str]) -> bool | None:
     return None if len(digests) < 2 else len(set(digests)) == 1
 
 
-def format_bits(
-    results: Iterable[bool | None], same: str, different: str, fleets: Iterable[str] = ()
-) -> list[str]:
-    """A sentence on whether digests were equal, and none where nothing was compared."""
+def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
+    """A sentence on whether what all sides made is equal, and none where nothing was compared."""
     values = [value for value in results if value is not None]
-    if not values:
-        return []
     if all(values):
-        return [same]
-    return [different + " Executors on other machines may be why." * any(map(is_remote, fleets))]
+        return [f"{subject} are the same on all sides, to the last bit."] if values else []
+    return [f"{subject} are not the same on all sides: executors on other machines may be why."]
 
 
 class ResultFolder:
@@ -181,28 +121,18 @@ class ResultFolder:
 
     def __init__(self, path: Path, name: str) -> None:
         """Raise an error, before anything is measured, where the files cannot be written."""
-        self.path, self._name = path, name
-        hint = format_shell("-o", find_free_name(path))
-        if os.path.lexists(path) and not path.is_dir():
-            raise ConfigError(f"{path} is no folder, and results go into one.", hint)
+        self._path, self._name = path, name
+        if str(path) == "-" or (os.path.lexists(path) and not path.is_dir()):
+            raise ConfigError(f"{path} is no folder, and results go into one.", "-o bench")
         if (file := self._make_path("json")).exists():
-            raise ConfigError(f"{file} is there already, and stays as it is.", hint)
-        parent = next(folder for folder in (path, *path.parents) if folder.exists())
-        try:
-            with tempfile.TemporaryFile(dir=parent):
-                pass
-        except OSError as error:
-            reason = error.strerror or error
-            raise RlflameError(
-                f"{parent} cannot be written: {reason}.", "another folder: -o DIR"
-            ) from error
+            raise ConfigError(f"{file} is there already, and stays as it is.", "another -o")
 
     def write(self, result: BenchResult) -> list[Path]:
         """Write everything but the picture; returns the files."""
         contents = {"json": result.to_json() + "\n", "md": result.to_markdown()}
         if result.table:
             contents["csv"] = result.to_csv()
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._path.mkdir(parents=True, exist_ok=True)
         for suffix, text in contents.items():
             write_atomically(self._make_path(suffix), text.encode())
         return [self._make_path(suffix) for suffix in contents]
@@ -216,12 +146,4 @@ class ResultFolder:
         return file
 
     def _make_path(self, suffix: str) -> Path:
-        return self.path / f"{self._name}.{suffix}"
-
-
-def find_free_name(path: Path) -> Path:
-    """A free name beside the folder, also where it is the current one."""
-    resolved = path.resolve()
-    names = (resolved.with_name(f"{resolved.name}-{number}") for number in itertools.count(2))
-    free = next(name for name in names if not name.exists())
-    return Path(os.path.relpath(free)) if not path.is_absolute() else free
+        return self._path / f"{self._name}.{suffix}"

@@ -8,30 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from rlflame.analysis.report.document import Section
+from rlflame.analysis.report.document import Column, make_table
 from rlflame.bench.case import Case, Clock
 from rlflame.bench.raw_stepping import (
     WAYS,
-    Pieces,
     Step,
     SteppingProcesses,
-    make_pieces,
     make_raw_processes,
     serve_steps,
     sum_rates,
 )
-from rlflame.bench.result import BenchResult, Column, Side, make_table
-from rlflame.bench.runner import BenchSession
+from rlflame.bench.result import BenchResult, Side
+from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.config.recipe import Recipe
 from rlflame.experiment import components
 from rlflame.fleet.base import ContextManagerMixin, Fleet
 from rlflame.fleet.factory import has_workers, make_inline_fleet
 from rlflame.learning.factory import make_algorithm
-from rlflame.rollout.policy import Policy
 from rlflame.rollout.task import Fragment, RolloutTask
 from rlflame.statistics import compute_median_interval
 from rlflame.training.stop_signal import NullStop
@@ -43,8 +40,6 @@ _COLUMNS = (
     ("ms an episode", "ms_per_episode", ",.2f"),
 )
 _WARM_ROUNDS = 2
-#: A script ends after so many steps, or after these seconds and two rounds.
-_MAX_SCRIPT_STEPS, _RECORD_S = 20_000, 5.0
 
 
 class RolloutRounds(ContextManagerMixin):
@@ -89,17 +84,6 @@ class RolloutRounds(ContextManagerMixin):
         self._fleet.release(self._policy_id)
 
 
-def record_pieces(rounds: RolloutRounds, clock: Clock) -> Pieces:
-    """Record rounds until the script is long enough, which also warms up."""
-    start_s, steps, script = clock(), 0, list[list[Fragment]]()
-    while len(script) < _WARM_ROUNDS or (
-        steps < _MAX_SCRIPT_STEPS and clock() - start_s < _RECORD_S
-    ):
-        script.append(rounds.collect())
-        steps += sum(int(fragment.lengths.sum()) for fragment in script[-1])
-    return make_pieces(script, Policy(rounds.spec, rounds.policy).to_environment)
-
-
 def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
     """Collect whole rounds for at least this time, and count.
 
@@ -135,27 +119,18 @@ def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass
-class RolloutsBenchmark:
+class RolloutsBenchmark(Benchmark):
     """The rates of one fleet with several numbers of workers."""
 
-    case: Case
-    fleet: str
-    workers: Sequence[int]
-    seconds: float
-    repeat: int
+    name = "rollouts"
+    seconds: float = 2.0
     #: Whether bare stepping is measured too, after each repetition.
     has_limits: bool = True
-    sides: list[Side] = field(default_factory=list)
-    name: ClassVar[str] = "rollouts"
-
-    @property
-    def fleets(self) -> list[str]:
-        return [self.fleet]
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         for count in self.workers:
-            name = f"{self.case.name}, {self.fleet} with {count}"
-            side = Side(name, {"fleet": self.fleet, "workers": count})
+            name = f"{self.case.name}, {self.fleets[0]} with {count}"
+            side = Side(name, {"fleet": self.fleets[0], "workers": count})
             self.sides.append(side)
             with ExitStack() as stack:
                 self._measure_side(session, side, count, stack)
@@ -167,20 +142,18 @@ class RolloutsBenchmark:
         self, session: BenchSession, side: Side, workers: int, stack: ExitStack
     ) -> None:
         stop, clock = session.stop, session.clock
-        fleet = stack.enter_context(session.open_fleet(self.fleet, workers))
+        fleet = stack.enter_context(session.open_fleet(self.fleets[0], workers))
         # The policy acts, also where training would begin with random actions.
         rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
         limits = dict[str, SteppingProcesses]()
-        if self.has_limits:
-            env, pieces = self.case.env, record_pieces(rounds, clock)
-            for way in WAYS:
-                processes = make_raw_processes(env, pieces, way, workers, stop)
-                if stack.enter_context(processes).is_possible:
-                    limits[way] = processes
+        for way in WAYS if self.has_limits else ():
+            processes = make_raw_processes(self.case.env, way, workers, stop)
+            if stack.enter_context(processes).is_possible:
+                limits[way] = processes
         collectors = None
-        if workers > 1 and not has_workers(self.fleet):
+        if workers > 1 and not has_workers(self.fleets[0]):
             collectors = stack.enter_context(make_collectors(self.case, workers, stop))
-        elif not self.has_limits:
+        else:
             rounds.warm_up()
         for _ in session.take_turns([side], self.repeat):
             if collectors is None:
@@ -195,44 +168,34 @@ class RolloutsBenchmark:
         rates = [describe_rate(side) for side in sides]
         columns: list[Column] = [*_COLUMNS]
         for way in rates[0]["limits"]:
-            columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
+            columns += [(f"bare {way}", f"limits {way}", ",.0f"), ("share", f"shares {way}", ".3f")]
         rows = [
             {
                 **rate,
                 "rate": compute_median_interval(rate["steps_per_s"]),
-                **{f"{way}_limit": median(values) for way, values in rate["limits"].items()},
-                **{f"{way}_share": median(values) for way, values in rate["shares"].items()},
+                **{
+                    f"{part} {way}": median(values)
+                    for part in ("limits", "shares")
+                    for way, values in rate[part].items()
+                },
             }
             for rate in rates
         ]
-        work = self.case.rollout_work
+        note = (
+            f"{self.case.name}: environment steps a second, with an untrained policy that does not "
+            f"learn, in rounds of {self.case.tasks} tasks, which is work for as many workers. The "
+            "limits are bare stepping: as many processes repeat episodes of random actions, in "
+            "turn with the workers. A share is the median over these pairs."
+        )
+        if not has_workers(self.fleets[0]) and max(self.workers) > 1:
+            note += " Several workers are as many processes, each with its own seed."
+        work = self.case.work
         return BenchResult(
             self.name,
-            f"Benchmark: rollouts of {self.case.env.id}",
             {"environment": self.case.env.id, "case": self.case.name, "rates": rates},
-            [Section("Rate", (*self._format_notes(), make_table(rows, columns)))],
+            [note, make_table(rows, columns)],
             [side.make_measurement("steps_per_s", "steps/s", work, "higher") for side in sides],
         )
-
-    def _format_notes(self) -> list[str]:
-        notes = [
-            f"{self.case.name}: environment steps a second, with an untrained policy that does "
-            f"not learn, in rounds of {self.case.tasks} tasks. The limits are bare stepping: as "
-            "many processes repeat recorded resets and actions, in turn with the workers. A share "
-            "is the median over these pairs."
-        ]
-        most = max(self.workers)
-        if not has_workers(self.fleet) and most > 1:
-            notes.append(
-                f"One worker {self.fleet} is this process; several are as many processes, each "
-                "with its own rounds, as several seeds have them."
-            )
-        elif most > self.case.tasks:
-            notes.append(
-                f"Of {most} workers of {self.fleet} {most - self.case.tasks} never had a task: "
-                f"--set rollout.num_slots={most} has one for each."
-            )
-        return notes
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
@@ -250,7 +213,8 @@ def describe_rate(side: Side) -> dict[str, Any]:
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {
-        **side.describe(),
+        **side.labels,
+        "times": len(side.repetitions),
         "steps_per_s": rates,
         "limits": limits,
         "shares": shares,

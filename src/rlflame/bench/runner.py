@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
-from rlflame.bench.case import Clock
+from rlflame.bench.case import Case, Clock
 from rlflame.bench.machine_load import LoadMonitor
-from rlflame.bench.result import BenchResult, ResultFolder, Side, find_free_name
+from rlflame.bench.result import BenchResult, ResultFolder, Side
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.display import StatusLine
 from rlflame.console.output import print_note, print_result_lines
-from rlflame.console.run_text import format_retry
-from rlflame.errors import (
-    Interruption,
-    RlflameError,
-    format_shell,
-    mark_documented,
-    mark_errors_documented,
-)
+from rlflame.errors import Interruption, RlflameError, mark_documented, mark_errors_documented
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, FleetEvent
-from rlflame.terminal_text import format_count
 from rlflame.training.stop_signal import SignalStop
-from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
-
-#: Seconds between two looks of a repetition at the status line.
-_STATUS_INTERVAL_S = 0.5
-
-
-class OpenFleet(NamedTuple):
-    kind: str
-    workers: int
-    fleet: Fleet
-    #: From opening the fleet to the end of its first iteration.
-    start_s: float
-
-    def make_side(self, case: str, **labels: Any) -> Side:
-        names = {"case": case, "fleet": self.kind, "workers": self.workers}
-        return Side(f"{case}, {self.kind} with {self.workers}", {**names, **labels})
+from rlflame.training.trainer import StopInterrupt, StopRequest
 
 
 class BenchSession:
@@ -59,7 +36,7 @@ class BenchSession:
         self.runtime, self.stop, self.clock = runtime, stop, clock
         self.show_status, self.show_note = line.show_status, line.show_note
         self._events = EventCounter(self._show_event)
-        self.turn, self._shown_s = "", 0.0
+        self.turn = ""
 
     def open_fleet(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         if not factory.FLEETS[kind].is_configured():
@@ -70,25 +47,6 @@ class BenchSession:
         runtime = self.runtime.model_copy(update={"fleet": kind, "workers": workers})
         return factory.make_fleet(runtime, None, self._events)
 
-    @contextmanager
-    def open_fleets(
-        self, kinds: Sequence[str], workers: int, fewest: int, warm_up: Callable[[Fleet], object]
-    ) -> Iterator[list[OpenFleet]]:
-        """Fleets of several kinds, all open and warm at the same time.
-
-        A fleet without workers is one process, and open only beside the `fewest` workers.
-        """
-        with ExitStack() as stack:
-            opened = []
-            for kind in kinds:
-                count = workers if factory.has_workers(kind) else 1
-                if count == workers or workers == fewest:
-                    start_s = self.clock()
-                    fleet = stack.enter_context(self.open_fleet(kind, workers))
-                    warm_up(fleet)
-                    opened.append(OpenFleet(kind, count, fleet, self.clock() - start_s))
-            yield opened
-
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
         """Every side in turn, so that a machine that drifts does so for all of them."""
         for number in range(repeat):
@@ -97,12 +55,6 @@ class BenchSession:
                 self.show_status(self.turn)
                 self.take_retried()
                 yield side
-
-    def show_progress(self, progress: Progress) -> None:
-        """Show how far a turn is, so seldom that it takes no time from what is measured."""
-        if (now := self.clock()) - self._shown_s >= _STATUS_INTERVAL_S:
-            self._shown_s = now
-            self.show_status(f"{self.turn}, {format_count(progress.iteration, 'iteration')}")
 
     def take_retried(self) -> int:
         """How many tasks went to a second worker since the last call, on all fleets."""
@@ -113,34 +65,82 @@ class BenchSession:
             self.show_note(event.text)
         elif event.kind == "phase":
             self.show_status(event.text)
-        elif event.kind == "retried" and event.text:
-            retry = format_retry(event.slot, event.text)
-            self.show_note(f"{retry} A measurement that it falls into takes longer, and is marked.")
 
 
-class Benchmark(Protocol):
-    """A measurement of several sides, which keep their repetitions however it ends.
+@dataclass
+class Benchmark:
+    """Cases on several fleets, all open at once, with one number of workers after the other.
 
-    A side has a `name` and `repetitions`.
+    Sides keep their repetitions however it ends.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    cases: Sequence[Case]
+    fleets: Sequence[str]
+    workers: Sequence[int]
+    repeat: int
+    sides: list[Side] = field(default_factory=list)
 
     @property
-    def fleets(self) -> Sequence[str]: ...
-
-    @property
-    def sides(self) -> Sequence[Any]: ...
+    def case(self) -> Case:
+        """The first case, which some benchmarks have alone."""
+        return self.cases[0]
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         """Measure everything; yield whenever a part is complete.
 
-        Raises StopInterrupt where the user asks to stop.
+        A fleet without workers is one process, and open only beside the fewest workers.
         """
+        clock = session.clock
+        for count in self.workers:
+            with ExitStack() as stack:
+                fleets, starts_s = dict[str, Fleet](), dict[str, float]()
+                for kind in self.fleets:
+                    if factory.has_workers(kind) or count == min(self.workers):
+                        start_s = clock()
+                        fleets[kind] = stack.enter_context(session.open_fleet(kind, count))
+                        self.warm_up(session, self.case, fleets[kind])
+                        starts_s[kind] = clock() - start_s
+                for case in self.cases:
+                    if case is not self.case:
+                        for fleet in fleets.values():
+                            self.warm_up(session, case, fleet)
+                    sides = [
+                        _make_side(case, kind, count, fleets[kind], starts_s.pop(kind, None))
+                        for kind in fleets
+                    ]
+                    self.sides += sides
+                    for side in session.take_turns(sides, self.repeat):
+                        facts = self.run_once(session, case, fleets[side.labels["fleet"]])
+                        side.repetitions.append({**facts, "retried": session.take_retried()})
+                    yield
 
-    def make_result(self, sides: Sequence[Any]) -> BenchResult:
+    def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
+        """Run work that does not count, until the fleet is as fast as it gets."""
+        raise NotImplementedError
+
+    def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
+        """The facts of a repetition."""
+        raise NotImplementedError
+
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
         """The result of the sides that have been measured."""
+        raise NotImplementedError
+
+
+def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float | None) -> Side:
+    count = count if factory.has_workers(kind) else 1
+    labels = {
+        "case": case.name,
+        "fleet": kind,
+        "workers": count,
+        # How many tasks the fleet can run at one moment, and workers that have answered.
+        "capacity": fleet.capacity,
+        "answered": len(fleet.probe()),
+        # From opening the fleet to the end of its warm-up, in its first case.
+        "start_s": start_s,
+    }
+    return Side(f"{case.name}, {kind} with {count}", labels)
 
 
 class BenchRunner:
@@ -164,27 +164,20 @@ class BenchRunner:
         with SignalStop() as stop, StatusLine() as line:
             session = BenchSession(self._runtime, line, stop)
             try:
-                complete = self._measure(session)
+                with closing(self._benchmark.measure(session)) as parts:
+                    for _ in parts:
+                        self._save_partial(session)
             except BaseException as error:
                 session.show_status("")
+                if isinstance(error, StopInterrupt) and stop.signal_number is not None:
+                    message = f"Stopped before the end of {session.turn or 'the start'}."
+                    hint = "the same command measures anew"
+                    error = Interruption(message, hint, stop.signal_number)
                 if self._report(complete=False):
                     mark_documented(error)
-                raise
+                raise error
             session.show_status("")
-            has_results = self._report(complete)
-            if stop.signal_number is not None and not complete:
-                raise self._make_interruption(has_results, stop.signal_number)
-
-    def _measure(self, session: BenchSession) -> bool:
-        """Whether the benchmark came to its end."""
-        try:
-            with closing(self._benchmark.measure(session)) as parts:
-                for _ in parts:
-                    self._save_partial(session)
-        except StopInterrupt:
-            session.show_note(f"{session.turn or 'The start'} was stopped before its end.")
-            return False
-        return True
+            self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
         """Write what there is so far. If that fails, the end of the benchmark tries again."""
@@ -200,7 +193,7 @@ class BenchRunner:
         sides = [side for side in self._benchmark.sides if side.repetitions]
         if not sides:
             return None
-        result, conditions = self._benchmark.make_result(sides), self._monitor.finish()
+        result, conditions = self._benchmark.make_result(sides), self._monitor.describe()
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
@@ -225,18 +218,3 @@ class BenchRunner:
                 print_note(f"written: {folder.draw()}")
             except PlotUnavailableError as error:
                 print_note(f"no picture: {error.message} {error.hint}")
-
-    def _make_interruption(self, has_results: bool, signal_number: int) -> Interruption:
-        hint = "the same command measures anew"
-        if not has_results:
-            message = "Stopped; nothing was measured to its end yet."
-            return Interruption(message, hint, signal_number)
-        place = ""
-        if self._folder is not None:
-            # A name of dots would read as the end of the sentence.
-            path = self._folder.path
-            place = f", and in {path if path.name.strip('.') else path.resolve()}"
-            hint = f"{format_shell('-o', find_free_name(path))} measures anew"
-        error = Interruption(f"Stopped; the results so far are above{place}.", hint, signal_number)
-        mark_documented(error)
-        return error

@@ -1,31 +1,47 @@
-"""The same work on several fleets with several numbers of workers, in turn."""
+"""The same work on several fleets with several numbers of workers, in turn.
+
+The model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o) and the
+learning. Least squares over the cells of a fleet give `o`, the overhead of a task, and `a`, that of
+an iteration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
 
-from rlflame.analysis.report.document import Block, Section
+import numpy as np
+
+from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
-from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
-from rlflame.bench.runner import BenchSession, OpenFleet
-from rlflame.bench.scaling_model import compute_gains, fit_overheads, make_advice, make_rows
+from rlflame.bench.result import (
+    BenchResult,
+    Side,
+    compute_speedup,
+    format_bits,
+    has_equal_digests,
+)
+from rlflame.bench.runner import Benchmark, BenchSession
+from rlflame.fleet.base import Fleet
+from rlflame.fleet.factory import has_workers, is_remote
 from rlflame.rollout import machine
-from rlflame.statistics import FEWEST_SEEDS
-from rlflame.terminal_text import format_count
+from rlflame.rollout.task import Float64
+from rlflame.statistics import FEWEST_SEEDS, compare_medians, compute_median_interval
 
-_SPEEDUPS = (
-    *("case", "fleet", "workers", "times"),
+Row = dict[str, Any]
+#: A line through two points says nothing about how well it fits.
+_FEWEST_ROWS = 3
+#: The number of episodes an iteration for which break-even times are given.
+_EPISODES = 100
+_COLUMNS = (
+    *("case", "fleet", "workers", "answered", "tasks", "times"),
     ("seconds", "seconds", ",.3f"),
     ("steps/s", "steps_per_s", ",.0f"),
     ("theoretical", "theoretical", ".2fx"),
     ("speed-up", "speedup", ".2fx"),
-    ("efficiency", "efficiency", ".2f"),
-)
-_LOSSES = (
-    *("case", "fleet", "workers"),
+    ("gain of Flame, %", "gain_pct", "+.1f"),
     ("learning", "learning", ".1%"),
     ("latency and dispatch", "lost", ".1%"),
     ("start-up, s", "start_s", ".2f"),
@@ -36,60 +52,21 @@ _OVERHEADS = (
     ("ms an iteration", "iteration_s", "ms"),
     ("rows", "cells", ""),
 )
-_GAINS = (
-    *("case", "workers"),
-    ("local, s", "local_s", ".3f"),
-    ("Flame, s", "flame_s", ".3f"),
-    ("gain, %", "percent", "+.1f"),
-)
-_REPETITION = ("seconds", "steps", "episodes", "collect_s", "learn_s", "retried")
+_CSV_HEAD = ("case", "workers", "fleet", "seconds", "steps", "episodes", "collect_s", "learn_s",
+             "retried")  # fmt: skip
 
 
-@dataclass
-class ScalingBenchmark:
-    """Cases on several fleets, all open at once, with one number of workers after the other."""
+class ScalingBenchmark(Benchmark):
+    """The training of several cases."""
 
-    cases: Sequence[Case]
-    fleets: Sequence[str]
-    workers: Sequence[int]
-    repeat: int
-    sides: list[Side] = field(default_factory=list)
-    name: ClassVar[str] = "scaling"
+    name = "scaling"
 
-    def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        first, stop, clock = self.cases[0], session.stop, session.clock
-        warm_first = partial(warm_up, first, stop=stop, clock=clock, wait_for_all=True)
-        for count in self.workers:
-            fleets = session.open_fleets(self.fleets, count, min(self.workers), warm_first)
-            with fleets as opened:
-                for case in self.cases:
-                    if case is not first:
-                        for entry in opened:
-                            warm_up(case, entry.fleet, stop, clock)
-                    self._measure_case(session, case, opened)
-                    yield
+    def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
+        wait_for_all = case is self.case
+        warm_up(case, fleet, session.stop, session.clock, wait_for_all=wait_for_all)
 
-    def _measure_case(self, session: BenchSession, case: Case, opened: Sequence[OpenFleet]) -> None:
-        cells = {
-            entry.kind: entry.make_side(
-                case.name,
-                # How many tasks the fleet can run at one moment, and workers that have answered.
-                capacity=entry.fleet.capacity,
-                answered=len(entry.fleet.probe()),
-                start_s=entry.start_s if case is self.cases[0] else None,
-            )
-            for entry in opened
-        }
-        fleets = {entry.kind: entry.fleet for entry in opened}
-        self.sides += cells.values()
-        for cell in session.take_turns([*cells.values()], self.repeat):
-            watch = Stopwatch(session.clock, session.show_progress)
-            repetition = run_case(case, fleets[cell.labels["fleet"]], session.stop, watch)
-            cell.repetitions.append({**repetition, "retried": session.take_retried()})
-        for cell in cells.values():
-            session.show_note(
-                f"{cell.name}: {cell.compute_median('seconds'):.3f} s (median of {self.repeat})"
-            )
+    def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
+        return run_case(case, fleet, session.stop, Stopwatch(session.clock))
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         rows, overheads = make_rows(self.cases, sides), fit_overheads(self.cases, sides)
@@ -98,35 +75,22 @@ class ScalingBenchmark:
             "cells": [{**cell.labels, "repetitions": cell.repetitions} for cell in sides],
             "rows": rows,
             "overheads": overheads,
-            "gains": compute_gains(sides),
-            "advice": make_advice(self.cases, sides, rows, overheads, machine.count_usable_cores()),
+            "advice": make_advice(rows, overheads, machine.count_usable_cores()),
         }
         work = {case.name: case.work for case in self.cases}
+        runs = [{**cell.labels, **run} for cell in sides for run in cell.repetitions]
         return BenchResult(
             self.name,
-            "Benchmark: scaling",
             facts,
-            _make_sections(facts),
+            _make_blocks(facts),
             [cell.make_measurement("seconds", "s", work[cell.labels["case"]]) for cell in sides],
-            [("case", "workers", "backend", *_REPETITION), *_make_csv_rows(sides)],
+            [_CSV_HEAD, *([run[name] for name in _CSV_HEAD] for run in runs)],
         )
 
 
-def _make_csv_rows(cells: Sequence[Side]) -> list[tuple[object, ...]]:
-    return [
-        (*map(cell.labels.get, ("case", "workers", "fleet")), *map(run.get, _REPETITION))
-        for cell in cells
-        for run in cell.repetitions
-    ]
-
-
 def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
-    weights = [
-        digest
-        for cell in cells
-        if cell.labels["case"] == case.name
-        for digest in cell.list_values("weights")
-    ]
+    case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
+    weights = [digest for cell in case_cells for digest in cell.list_values("weights")]
     return {
         "name": case.name,
         "environment": case.env.id,
@@ -138,59 +102,177 @@ def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
     }
 
 
-def _make_sections(facts: dict[str, Any]) -> list[Section]:
-    tasks = "; ".join(
-        f"{case['name']}: {format_count(case['tasks'], 'task')} an iteration, "
-        f"{format_count(case['iterations'], 'iteration')}"
-        for case in facts["cases"]
-    )
-    speedups: list[Block] = [
-        "The same work on every side, collecting and learning, through the loop that trains; "
-        f"medians with 95% bootstrap intervals from {FEWEST_SEEDS} repetitions on. Speed-up is "
-        "beside the fastest with the fewest workers; theoretical is the most that the tasks allow.",
-        make_table(facts["rows"], _SPEEDUPS, 2),
-        f"{tasks}.",
-        *format_bits(
-            [case["same_bits"] for case in facts["cases"]],
-            "Every side learned the same weights, to the last bit.",
-            "The sides did not learn the same weights.",
-            [cell["fleet"] for cell in facts["cells"]],
-        ),
-        *_format_missing_workers(facts["cells"]),
-    ]
-    losses: list[Block] = [
-        "Shares of the measured time. Latency and dispatch is the rest beside learning and the "
-        "episodes themselves, where their length is known. Start-up is from opening the fleet "
-        "to the end of its first iterations, and is in no other figure.",
-        make_table(facts["rows"], _LOSSES, 2),
+def _make_blocks(facts: dict[str, Any]) -> list[Block]:
+    blocks: list[Block] = [
+        "The same training on every side; medians with 95% bootstrap intervals from "
+        f"{FEWEST_SEEDS} repetitions on. Speed-up is beside the fastest with the fewest workers; "
+        "theoretical is the most that the tasks allow. Gain is the throughput of Flame over that "
+        "of as many local workers. Latency and dispatch is the time beside learning and the "
+        "episodes, where their length is known. Start-up is in no other figure.",
+        make_table(facts["rows"], _COLUMNS, 2),
+        *format_bits([case["same_bits"] for case in facts["cases"]], "The learned weights"),
     ]
     if facts["overheads"]:
-        losses += [
-            "Least squares over the rows above: an iteration of T tasks on P workers takes its "
-            "learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
-            "overhead; neither overhead is below 0.",
+        blocks += [
+            "Overhead by least squares over these rows: an iteration of T tasks on P workers takes "
+            "its learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
+            "overhead.",
             make_table([vars(overhead) for overhead in facts["overheads"]], _OVERHEADS),
         ]
-    sections = [
-        Section("Speed-up", tuple(speedups)),
-        Section("Where the time goes", tuple(losses)),
-        Section("What to do", tuple(facts["advice"])),
-    ]
-    if facts["gains"]:
-        note = (
-            "With as many workers on both sides; the gain is of Flame's throughput over local's. "
-            "Flame can win here only where its executors have more processors than this machine."
-        )
-        gains = Section("Flame beside this machine", (note, make_table(facts["gains"], _GAINS)))
-        sections.insert(2, gains)
-    return sections
+    return [*blocks, *facts["advice"]]
 
 
-def _format_missing_workers(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """A sentence for each fleet that had fewer workers than asked for."""
+@dataclass(frozen=True)
+class FleetOverhead:
+    """What a fleet costs, in seconds; neither is below 0."""
+
+    fleet: str
+    task_s: float
+    iteration_s: float
+    #: The number of rows that the line was fitted to.
+    cells: int
+
+
+def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
+    """Each cell beside the fastest one of its case with the fewest workers, in the order measured.
+
+    A fleet with more workers is never the base: its overhead would hide in the speed-up.
+    """
+    rows = []
+    for case in cases:
+        case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
+        fastest_first = sorted(case_cells, key=lambda cell: cell.compute_median("seconds"))
+        base = min(fastest_first, key=lambda cell: int(cell.labels["workers"]), default=None)
+        rows += [_make_row(case, cell, base, case_cells) for cell in case_cells if base is not None]
+    return rows
+
+
+def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) -> Row:
+    """`theoretical` is the most that so many tasks allow on so many workers.
+
+    `learning` and `lost` are shares of the time. Time is lost beyond learning and the episodes, and
+    None where the length of episodes is unknown. `gain_pct` is the throughput of Flame over that of
+    as many local workers.
+    """
+    seconds, total_s = cell.list_values("seconds"), cell.compute_median("seconds")
+    turns = _count_turns(case, cell)
+    learning, lost, gain = cell.compute_median("learn_s") / total_s, None, None
+    if case.episode_ms is not None:
+        work_s = case.iterations * turns * _compute_task_s(case)
+        lost = max(0.0, 1.0 - learning - work_s / total_s)
+    by_fleet = {
+        other.labels["fleet"]: other
+        for other in case_cells
+        if other.labels["workers"] == cell.labels["workers"]
+    }
+    pair = _find_pair(by_fleet)
+    if pair and cell is by_fleet[pair[1]]:
+        gain = compare_medians(by_fleet[pair[0]].list_values("seconds"), seconds)
+    return {
+        **{key: cell.labels[key] for key in ("case", "fleet", "workers", "answered", "start_s")},
+        "tasks": case.tasks,
+        "times": len(seconds),
+        "seconds": compute_median_interval(seconds),
+        "steps_per_s": cell.repetitions[0]["steps"] / total_s,
+        "theoretical": _count_turns(case, base) / turns,
+        "speedup": compute_speedup(base.list_values("seconds"), seconds),
+        "gain_pct": gain,
+        "learning": learning,
+        "lost": lost,
+    }
+
+
+def _count_turns(case: Case, cell: Side) -> int:
+    """The tasks that the busiest worker has one after the other."""
+    workers: int = min(cell.labels["workers"], cell.labels["capacity"])
+    return ceil(case.tasks / max(1, workers))
+
+
+def _compute_task_s(case: Case) -> float:
+    """The time of a task whose episodes sleep one after the other."""
+    assert case.episode_ms is not None
+    return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
+
+
+def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
+    """The fleet of worker processes here and the remote one, where both were measured."""
+    local = [name for name in fleets if has_workers(name) and not is_remote(name)]
+    remote = [name for name in fleets if is_remote(name)]
+    return (local[0], remote[0]) if local and remote else None
+
+
+def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[FleetOverhead]:
+    """The overheads of every fleet whose cells tell those of a task and of an iteration apart.
+
+    That takes rows with different numbers of tasks in a row, and one row more than two.
+    """
+    case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
+    points: dict[str, list[tuple[int, float]]] = {}
+    for cell in cells:
+        case = case_by_name.get(cell.labels["case"])
+        if case is not None:
+            times_s = [run["seconds"] - run["learn_s"] for run in cell.repetitions]
+            turns = _count_turns(case, cell)
+            lost_s = np.median(times_s) / case.iterations - turns * _compute_task_s(case)
+            points.setdefault(cell.labels["fleet"], []).append((turns, float(lost_s)))
     return [
-        f"{cell['fleet']} had {min(cell['capacity'], cell['answered'])} of "
-        f"{format_count(cell['workers'], 'worker')}."
-        for cell in cells
-        if cell["start_s"] is not None and min(cell["capacity"], cell["answered"]) < cell["workers"]
+        FleetOverhead(fleet, *_fit_line(np.array(fleet_points, np.float64)), len(fleet_points))
+        for fleet, fleet_points in points.items()
+        if len(fleet_points) >= _FEWEST_ROWS and len({turns for turns, _ in fleet_points}) > 1
     ]
+
+
+def _fit_line(points: Float64) -> tuple[float, float]:
+    """Slope and beginning of the least squares of `[turns, lost seconds]`, neither below 0."""
+    turns, lost = points.T
+    (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
+    if task_s < 0.0:
+        task_s, iteration_s = 0.0, max(0.0, lost.mean())
+    elif iteration_s < 0.0:
+        task_s, iteration_s = max(0.0, (turns @ lost) / (turns @ turns)), 0.0
+    return float(task_s), float(iteration_s)
+
+
+def compute_break_even_s(
+    base: FleetOverhead, other: FleetOverhead, workers: tuple[int, int]
+) -> float | None:
+    """Seconds an episode from which the other fleet is faster; None where it never is."""
+    few, many = (ceil(_EPISODES / count) for count in workers)
+    if many >= few:
+        return None
+    more_s = (other.iteration_s + many * other.task_s) - (base.iteration_s + few * base.task_s)
+    return max(0.0, more_s / (few - many))
+
+
+def make_advice(rows: Sequence[Row], overheads: Sequence[FleetOverhead], cores: int) -> list[str]:
+    """Sentences: what to use for each case, and from which length of episodes Flame pays."""
+    if min(row["times"] for row in rows) < FEWEST_SEEDS:
+        return [f"What to use is unknown from so few repetitions: --repeat {FEWEST_SEEDS} or more."]
+    choices = [
+        f"{case}: {_choose_row([row for row in rows if row['case'] == case])}"
+        for case in dict.fromkeys(row["case"] for row in rows)
+    ]
+    sentences = [f"Use the fewest workers that are among the fastest: {'; '.join(choices)}."]
+    by_fleet = {overhead.fleet: overhead for overhead in overheads}
+    pair = _find_pair(by_fleet)
+    # An overhead of 0 is one that the fit had to raise, and so a poor fit.
+    if pair and by_fleet[pair[1]].task_s > 0.0 and by_fleet[pair[1]].iteration_s > 0.0:
+        local, flame = (by_fleet[name] for name in pair)
+        executors = max(row["workers"] for row in rows if row["fleet"] == flame.fleet)
+        break_even_s = compute_break_even_s(local, flame, (cores, executors))
+        answer = "on no length of episodes"
+        if break_even_s is not None:
+            answer = f"on episodes of {1000.0 * break_even_s:.3g} ms and more"
+        sentences.append(
+            f"By the overheads, {executors} on flame are faster than {cores} on local {answer}, "
+            f"with {_EPISODES} episodes an iteration."
+        )
+    return sentences
+
+
+def _choose_row(rows: Sequence[Row]) -> str:
+    """The first row, by workers and then as measured, that is not shown to be slower."""
+    fastest = min(rows, key=lambda row: float(row["seconds"].value))
+    equal = [row for row in rows if row["seconds"].low <= fastest["seconds"].high]
+    choice = min(equal, key=lambda row: int(row["workers"]))
+    return f"{choice['fleet']} with {choice['workers']}"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlflame.cli.options import ALGO_HELP, Debug, Json, Sets
 from rlflame.console.output import as_json_text, print_result_lines
-from rlflame.errors import ConfigError, format_shell
+from rlflame.errors import ConfigError
 from rlflame.rollout.blas import limit_threads
+from rlflame.rollout.machine import count_usable_cores
+
+if TYPE_CHECKING:
+    from rlflame.bench.runner import Benchmark
+    from rlflame.config.runtime import RuntimeSettings
 
 FLEETS = ("local", "flame", "inline")
-_MAX_COUNT = 4096
-_MAX_TRANSITIONS, _MAX_EPISODE_MS = 1_000_000_000, 600_000.0
+_MAX_COUNT, _MAX_TRANSITIONS, _MAX_EPISODE_MS = 4096, 1_000_000_000, 600_000
 #: The difference of two results that still counts as none.
 MARGIN = 0.1
 #: PPO's updates where they are large enough to be worth sharing among learners.
@@ -38,7 +42,7 @@ Compare = Annotated[
     ),
 ]
 Out = Annotated[
-    str | None,
+    Path | None,
     typer.Option(
         "-o", "--out", metavar="DIR", help="A folder for JSON, Markdown, tables and pictures."
     ),
@@ -67,20 +71,15 @@ def bench(
 
     What was measured is kept when it is interrupted.
     """
-    if (name := context.invoked_subcommand) is not None:
-        if diff or as_json or debug:
-            raise ConfigError(
-                f"Options before {name} are of bench itself, and would not count.",
-                f"rlflame bench {name} --help, and options behind {name}",
-            )
-        return
-    if diff is None:
+    limit_threads(1)  # before numpy is loaded
+    name = context.invoked_subcommand
+    if (name is None) == (diff is None) or (name and (as_json or debug)):
         raise ConfigError(
-            "bench needs one thing to do, and has options alone.",
+            "bench takes a command, with options behind it, or --diff.",
             "rlflame bench rollouts, scaling, replay or learners, or --diff OLD NEW",
         )
-    limit_threads(1)
-    _print_diff(*diff, as_json=as_json)
+    if diff is not None:
+        _print_diff(*diff, as_json=as_json)
 
 
 def scaling(
@@ -111,33 +110,22 @@ def scaling(
 
     Theoretical and actual speed-up, what a task costs, where Flame pays, and what to do.
     """
-    folder = _prepare(out)
     from rlflame.bench.case import make_env_case, make_sleeping_cases
-    from rlflame.bench.runner import BenchRunner
     from rlflame.bench.scaling import ScalingBenchmark
 
-    if env is not None and episode_ms is not None:
-        raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
-    if env is None and (algo, preset) != (None, None):
-        raise ConfigError("--algo and --preset are for --env.", "--env ant")
-    counts, fleets = parse_counts(workers, _list_counts()), parse_fleets(compare)
+    if (algo or preset) if env is None else episode_ms:
+        raise ConfigError("--algo and --preset are for --env, without --episode-ms.", "--env ant")
+    counts, fleets = parse_counts(workers or _list_counts()), parse_fleets(compare)
+    work: dict[str, Any] = {"episodes": episodes, "iterations": iterations, "sets": sets or ()}
     if env is None:
-        lengths_ms = _parse_lengths(episode_ms or "1,15,50,100")
-        cases, runtime = make_sleeping_cases(
-            lengths_ms, max(counts), episodes=episodes, iterations=iterations, sets=sets or ()
+        lengths_ms = _parse_numbers(
+            "--episode-ms", episode_ms or "1,15,50,100", float, 0, _MAX_EPISODE_MS
         )
+        cases, runtime = make_sleeping_cases(lengths_ms, max(counts), **work)
     else:
-        case, runtime = make_env_case(
-            env,
-            algorithm=algo,
-            preset=preset,
-            episodes=episodes,
-            iterations=iterations,
-            sets=sets or (),
-        )
+        case, runtime = make_env_case(env, algorithm=algo, preset=preset, **work)
         cases = [case]
-    benchmark = ScalingBenchmark(cases, fleets, counts, repeat)
-    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+    _run(ScalingBenchmark(cases, fleets, counts, repeat), runtime, out, as_json, debug)
 
 
 def rollouts(
@@ -166,18 +154,18 @@ def rollouts(
 
     And the milliseconds of an episode.
     """
-    folder = _prepare(out)
     from rlflame.bench.case import make_env_case
     from rlflame.bench.rollouts import RolloutsBenchmark
-    from rlflame.bench.runner import BenchRunner
 
     kind, *more = parse_fleets(fleet)
     if more:
         raise ConfigError(f"--fleet is {fleet}, and rollouts takes one.", f"--fleet {kind}")
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
-    counts, has_limits = parse_counts(workers, _list_counts()), limit and kind != "flame"
-    benchmark = RolloutsBenchmark(case, kind, counts, seconds, repeat, has_limits=has_limits)
-    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+    counts, has_limits = parse_counts(workers or _list_counts()), limit and kind != "flame"
+    benchmark = RolloutsBenchmark(
+        [case], [kind], counts, repeat, seconds=seconds, has_limits=has_limits
+    )
+    _run(benchmark, runtime, out, as_json, debug)
 
 
 def replay(
@@ -197,15 +185,12 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Transitions a second into a replay and out of it, random actions, nothing learned."""
-    folder = _prepare(out)
     from rlflame.bench.case import make_replay_case
     from rlflame.bench.replay import ReplayBenchmark
-    from rlflame.bench.runner import BenchRunner
 
-    fleets, counts = parse_fleets(compare), parse_counts(workers, _list_counts()[-1:])
+    fleets, counts = parse_fleets(compare), parse_counts(workers or str(count_usable_cores()))
     case, runtime = make_replay_case(env, transitions, sets=sets or ())
-    benchmark = ReplayBenchmark(case, fleets, counts, repeat)
-    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+    _run(ReplayBenchmark([case], fleets, counts, repeat), runtime, out, as_json, debug)
 
 
 def learners(
@@ -229,43 +214,30 @@ def learners(
     An update's computing and exchanging apart. PPO is measured where it is most of the work:
     256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
     """
-    folder = _prepare(out)
     from rlflame.bench.case import make_env_case
     from rlflame.bench.learners import LearnersBenchmark, find_shard_count
-    from rlflame.bench.runner import BenchRunner
     from rlflame.config.recipe import DEFAULT_SHARDS
 
-    counts = parse_counts(learners, [], "--learners")
+    counts = parse_counts(learners, "--learners")
     shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
     settings = [shards, *(LARGE_UPDATES if algo in (None, "ppo") else ()), *(sets or ())]
     case, runtime = make_env_case(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=settings
     )
-    benchmark = LearnersBenchmark(case, counts, repeat)
-    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+    _run(LearnersBenchmark([case], ["inline"], counts, repeat), runtime, out, as_json, debug)
 
 
-def _prepare(out: str | None) -> Path | None:
-    """Limit threads before numpy is loaded, and check the folder of results."""
-    limit_threads(1)
-    return parse_folder(out)
+def _run(
+    benchmark: Benchmark, runtime: RuntimeSettings, out: Path | None, as_json: bool, debug: bool
+) -> None:
+    from rlflame.bench.runner import BenchRunner
+
+    BenchRunner(benchmark, runtime, out, as_json=as_json, debug=debug).run()
 
 
-def parse_folder(out: str | None) -> Path | None:
-    """The folder of `-o`; an empty name is a variable of the shell that was never set."""
-    if out is not None and (not out.strip(" -") or not out.isprintable()):
-        raise ConfigError(
-            f"-o is {out!r}, and results go into a folder.",
-            "-o bench, or leave it out and read them here; --json is for programs",
-        )
-    return Path(out) if out is not None else None
-
-
-def _list_counts() -> list[int]:
+def _list_counts() -> str:
     """One worker, and a worker for each core."""
-    from rlflame.rollout.machine import count_usable_cores
-
-    return [1, count_usable_cores()]
+    return f"1,{count_usable_cores()}"
 
 
 def parse_fleets(compare: str | None) -> list[str]:
@@ -281,41 +253,32 @@ def parse_fleets(compare: str | None) -> list[str]:
     return fleets
 
 
-def parse_counts(text: str | None, default: Sequence[int], flag: str = "--workers") -> list[int]:
-    """Whole numbers in ascending order."""
+def parse_counts(text: str, flag: str = "--workers") -> list[int]:
+    return [int(value) for value in _parse_numbers(flag, text, int, 1, _MAX_COUNT)]
+
+
+def _parse_numbers(
+    flag: str, text: str, parse: Callable[[str], float], least: int, most: int
+) -> list[float]:
+    """Numbers in ascending order."""
     try:
-        values = default if text is None else [int(word) for word in text.split(",")]
-        if not all(1 <= value <= _MAX_COUNT for value in values):
+        values = [parse(word) for word in text.split(",")]
+        if not all(least <= value <= most for value in values):
             raise ValueError
     except ValueError:
-        message = f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}."
+        message = f"{flag} {text!r} is no list of numbers from {least} to {most:,}."
         raise ConfigError(message, f"{flag} 1,2,4") from None
     return sorted(set(values))
 
 
-def _parse_lengths(text: str) -> list[float]:
-    try:
-        values = [float(word) for word in text.split(",")]
-        if not all(0.0 <= value <= _MAX_EPISODE_MS for value in values):
-            raise ValueError
-    except ValueError:
-        limits = f"from 0 to {_MAX_EPISODE_MS:,.0f}"
-        message = f"--episode-ms {text!r} is no list of milliseconds {limits}."
-        raise ConfigError(message, "--episode-ms 1,15,50,100") from None
-    return sorted(set(values))
-
-
 def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
-    from rlflame.analysis.report import bench_comparison, build, document
+    from rlflame.analysis.report import build, document
 
-    results = [bench_comparison.find_results(path) or path for path in (old, new)]
-    for path, file in zip((old, new), results, strict=True):
-        if path.suffix != ".json":
-            examples = results if file != path else ["old/scaling.json", "new/scaling.json"]
-            raise ConfigError(
-                f"{path} is no result of a benchmark, which ends in .json.",
-                format_shell("rlflame", "bench", "--diff", *examples),
-            )
+    if not old.suffix == new.suffix == ".json":
+        raise ConfigError(
+            f"{old} and {new} are no results of a benchmark, which end in .json.",
+            "rlflame bench --diff old/scaling.json new/scaling.json",
+        )
     content = build.build_report([new], [old], MARGIN)
     text = document.to_markdown(content.document)
     print_result_lines(as_json_text(content.facts, indent=1) if as_json else text.rstrip())

@@ -74,7 +74,7 @@ def plot(
     if out is not None and str(out) != "-":
         matplotlib_backend.check_suffix(out)
     drawing: Plot
-    if any(path.suffix == ".csv" or _find_results(path) for path in runs):
+    if any(path.suffix in (".csv", ".json") for path in runs):
         _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
         drawing, target = make_speedup_chart(runs[0]), runs[0].with_suffix(".png")
     else:
@@ -114,24 +114,12 @@ def _draw_runs(
     return drawing, (paths[0] if len(paths) == 1 and is_sweep(paths[0]) else Path()) / "plot.png"
 
 
-def _find_results(path: Path) -> Path | None:
-    """The results of a benchmark that are named, themselves or by their folder."""
-    from rlflame.analysis.report import bench_comparison
-
-    return (
-        path if path.suffix == ".json" and path.is_file() else bench_comparison.find_results(path)
-    )
-
-
 def _check_table(paths: list[Path], options: dict[str, object]) -> None:
     """One table of run times, and nothing that is for curves."""
     if len(paths) > 1 or paths[0].suffix != ".csv":
-        results = [_find_results(path) or path for path in paths]
-        tables = [file.with_suffix(".csv") for file in results]
-        table = next((table for table in tables if table.is_file()), None)
         raise ConfigError(
             f"{', '.join(map(str, paths))}: a picture of run times is of one .csv.",
-            format_command("plot", table) if table else format_command("report", *results),
+            format_command("plot", paths[0].with_suffix(".csv")),
         )
     for name, value in options.items():
         if value is not None:

@@ -15,7 +15,7 @@ from rlflame.console.output import (
     print_result,
     print_result_lines,
 )
-from rlflame.errors import ConfigError, format_shell, replace_suffix
+from rlflame.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlflame.analysis.report.build import Report
@@ -68,12 +68,12 @@ def report(
     from rlflame.storage import safetensors_file
 
     paths, baseline_paths = _split_sides(runs)
-    if require is not None and require not in build.CLAIMS:
+    claims = build.CLAIMS if baseline_paths else ()
+    if require is not None and require not in claims:
         raise ConfigError(
-            f"--require {require!r} is no claim.", f"--require {', '.join(build.CLAIMS)}"
+            f"--require is {require!r}, and needs runs behind --vs.",
+            f"--vs RUN... --require {', '.join(build.CLAIMS)}",
         )
-    if require is not None and not baseline_paths:
-        raise ConfigError("--require needs something to compare with.", "--vs RUN...")
     if not 0.0 < margin < 100.0:
         raise ConfigError(f"--margin is {margin:g}.", "--margin 10, in percent")
     if str(out) == "-":
@@ -81,7 +81,7 @@ def report(
     if out is not None and out.suffix not in SUFFIXES:
         raise ConfigError(
             f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
-            format_shell("-o", replace_suffix(out, ".html", "report")),
+            "-o report.html",
         )
     content = build.build_report(paths, baseline_paths, margin / 100.0)
     for note in content.notes:
@@ -99,24 +99,13 @@ def report(
 
 def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
     """What stands before --vs, and what stands behind it."""
-    sides: tuple[list[Path], list[Path]] = [], []
-    side = 0
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name == SEPARATOR:
-            side = 1
-            if equals:
-                sides[1].append(Path(value))
-        elif word.startswith("-"):
-            raise ConfigError(f"There is no option {word}.", "rlflame report --help")
-        else:
-            sides[side].append(Path(word))
-    if not sides[0] or (side and not sides[1]):
-        raise ConfigError(
-            f"There are no runs {'behind' if sides[0] else 'before'} --vs.",
-            "rlflame report RUN... --vs RUN...",
-        )
-    return sides
+    at = words.index(SEPARATOR) if SEPARATOR in words else len(words)
+    before, behind = words[:at], words[at + 1 :]
+    if unknown := [word for word in before + behind if word.startswith("-")]:
+        raise ConfigError(f"There is no option {unknown[0]}.", "rlflame report A --vs B")
+    if not before or (at < len(words) and not behind):
+        raise ConfigError("There are no runs on a side of --vs.", "rlflame report A --vs B")
+    return [Path(word) for word in before], [Path(word) for word in behind]
 
 
 def _format_report(content: Report, suffix: str, *, ascii_only: bool = False) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,20 +11,20 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from rlflame.analysis.report.document import Section, make_table
-from rlflame.analysis.report.sections import NOTHING, format_number
 from rlflame.config import regular_file
+from rlflame.config.nested import flatten
 from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.rollout.blas import THREAD_VARIABLES
-from rlflame.statistics import Interval, Significance, compare_medians
+from rlflame.statistics import Significance, compare_medians
 from rlflame.storage.run_reader import Count
 
-#: Of `rlflame bench`'s files, without their ends.
-NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")
-_MACHINE_FIELDS = ("processor", "usable_cores", "blas", "python")
-_SMALL_VALUE = 1e-6
 #: Finite, and small enough to be averaged.
 _Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
+_COLUMNS = (
+    ("measured", "name", ""),
+    *("unit", "times", "median", "least", "most"),
+)
+_CHANGES = (("median before", "before", ""), ("improvement, %", "improvement", "+.1f"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,57 +65,44 @@ class BenchmarkResults(BaseModel):
         return self
 
     @property
-    def conditions(self) -> dict[str, str]:
-        """What it ran on and with, as far as seconds depend on it, by name."""
-        packages, threads = self.machine.get("packages"), self.threads
-        conditions = {
-            **{n.replace("_", " "): self.machine[n] for n in _MACHINE_FIELDS if n in self.machine},
-            **(packages if isinstance(packages, dict) else {}),
-            **({} if threads is None else {n: threads.get(n, "unset") for n in THREAD_VARIABLES}),
-        }
-        return {name: str(value) for name, value in conditions.items()}
+    def conditions(self) -> dict[str, Any]:
+        """What it ran on and with, by name."""
+        return {**dict(flatten(self.machine)), **(self.threads or {})}
 
     @property
     def doubts(self) -> list[str]:
         """Sentences with which it has to be read."""
-        sentences = []
-        if self.complete is False:
-            sentences.append(f"{self.name} was stopped before its end.")
-        if self.busy is True:
-            sentences.append(
-                f"{self.name} was measured on a machine that was busy with other work."
-            )
-        if retried := "; ".join(m.name for m in self.measurements if any(m.retried)):
-            sentences.append(
-                f"In {self.name} tasks were collected again, which takes longer: {retried}."
-            )
-        return sentences
+        retried = "; ".join(m.name for m in self.measurements if any(m.retried))
+        sentences = {
+            "was stopped before its end": self.complete is False,
+            "was measured on a machine that was busy with other work": self.busy is True,
+            f"has tasks that were collected again, which takes longer: {retried}": retried,
+        }
+        return [f"{self.name} {sentence}." for sentence, holds in sentences.items() if holds]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of a quantity, in percent of what it was; improvement is positive whichever way is better."""
+    """A quantity and what it was; a gain is in percent, positive whichever way is better."""
 
-    name: str
-    unit: str
-    medians: tuple[float, float]
-    repetitions: tuple[int, int]
-    improvement: Interval
-    #: The same at 90%, for the two one-sided tests of equivalence.
-    equivalence: Interval
-    margin: float
-
-    @property
-    def verdict(self) -> Significance:
-        return Significance(self.repetitions, self.improvement, self.equivalence, self.margin)
+    now: Measurement
+    before: Measurement
+    verdict: Significance
 
     def as_dict(self) -> dict[str, Any]:
         """Of fewer repetitions than an interval takes, its ends are null."""
-        fact = {**asdict(self), **self.verdict.as_dict()}
-        if not self.verdict.has_enough_seeds:
-            for interval in ("improvement", "equivalence"):
-                fact[interval] |= {"low": None, "high": None}
-        return fact
+        verdict = self.verdict
+        unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
+        return {
+            "name": self.now.name,
+            "unit": self.now.unit,
+            "medians": (self.now.median, self.before.median),
+            "repetitions": verdict.counts,
+            "improvement": asdict(verdict.gain) | unknown,
+            "equivalence": asdict(verdict.equivalence) | unknown,
+            "margin": verdict.margin,
+            **verdict.as_dict(),
+        }
 
 
 def read_results(path: Path) -> BenchmarkResults:
@@ -137,32 +123,42 @@ def read_results(path: Path) -> BenchmarkResults:
     return results.model_copy(update={"name": str(path)})
 
 
-def find_results(path: Path) -> Path | None:
-    """The results of a benchmark that belong to a folder or a table."""
-    if path.suffix == ".json" or (path / "config.toml").exists():
-        return None
-    candidates = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
-    if path.suffix == ".csv":
-        candidates.append(path.with_suffix(".json"))
-    return next((file for file in candidates if file.is_file()), None)
-
-
 def compare_measurements(
     current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
     """Of what was measured on both sides, from theirs to ours; `margin` is a share."""
     before = {measurement.name: measurement for measurement in baseline}
-    names = [measurement.name for measurement in current]
-    if not before.keys() & {*names}:
+    changes = [_make_change(m, before[m.name], margin) for m in current if m.name in before]
+    if not changes:
+        raise ConfigError("Nothing was measured on both sides.", "compare the same benchmark")
+    return changes
+
+
+def _make_change(measurement: Measurement, baseline: Measurement, margin: float) -> Change:
+    before, now = (
+        {**side.work, "unit": side.unit, "better": side.better} for side in (baseline, measurement)
+    )
+    # A setting that one of them had not yet may be as it was; `find_doubts` says so.
+    for name, value in before.items():
+        if now.get(name, value) != value:
+            raise ConfigError(
+                f"{measurement.name} was measured with {name} {format_value(value)} before, and "
+                f"with {format_value(now[name])} now.",
+                "compare results of the same work",
+            )
+    if 0.0 in baseline.values:
         raise ConfigError(
-            f"Nothing was measured on both sides: {', '.join(names)}; {', '.join(before)}.",
-            "compare results of the same benchmark",
+            f"{measurement.name} was 0 before, of which there are no percent.", "measure it again"
         )
-    return [
-        _make_change(measurement, before[measurement.name], margin)
-        for measurement in current
-        if measurement.name in before
-    ]
+    sign = 1.0 if measurement.better == "higher" else -1.0
+    values, old_values = (sign * np.array(side.values) for side in (measurement, baseline))
+    verdict = Significance(
+        (len(values), len(old_values)),
+        compare_medians(values, old_values),
+        compare_medians(values, old_values, 0.90),
+        100.0 * margin,
+    )
+    return Change(measurement, baseline, verdict)
 
 
 def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
@@ -172,122 +168,48 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
     unlike = [
         f"{name} {before.get(name, 'absent')} before, {now.get(name, 'absent')} now"
         for name in {**before, **now}
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and name != "memory_bytes"
     ]
-    if before and now and unlike:
+    if unlike:
         sentences.append(f"They were not measured alike: {'; '.join(unlike)}.")
     for results, counterpart in ((current, baseline), (baseline, current)):
         other_work = {other.name: other.work for other in counterpart.measurements}
-        sentences += _find_omissions(results, other_work)
+        facts = [
+            *(m.name for m in results.measurements if m.name not in other_work),
+            *(
+                f"{setting} ({format_value(value)})"
+                for m in results.measurements
+                for setting, value in m.work.items()
+                if setting not in other_work.get(m.name, m.work)
+            ),
+        ]
+        if facts:
+            sentences.append(f"In {results.name} alone: {'; '.join(dict.fromkeys(facts))}.")
     return sentences
 
 
-def _find_omissions(
-    results: BenchmarkResults, other_work: Mapping[str, dict[str, Any]]
-) -> Iterator[str]:
-    """Facts that the results lack, and measurements that only one side has."""
-    if not results.conditions:
-        yield f"{results.name} does not say what it was measured on."
-    if not all(measurement.work for measurement in results.measurements):
-        yield f"{results.name} does not say what work it timed: that may be other work."
-    if unmatched := [m.name for m in results.measurements if m.name not in other_work]:
-        yield f"In {results.name} alone: {'; '.join(unmatched)}."
-    more = {
-        f"{setting} ({format_value(value)})": None
-        for measurement in results.measurements
-        for setting, value in measurement.work.items()
-        if other_work.get(measurement.name) and setting not in other_work[measurement.name]
-    }
-    if more:
-        yield f"{results.name} alone says: {', '.join(more)}; that may be other work."
+def _format_quantity(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1.0 else f"{value:.3g}"
 
 
-def _make_change(measurement: Measurement, baseline: Measurement, margin: float) -> Change:
-    _check_same_quantity(measurement, baseline)
-    sign = 1.0 if measurement.better == "higher" else -1.0
-    values, before = (sign * np.array(side.values) for side in (measurement, baseline))
-    return Change(
-        measurement.name,
-        measurement.unit,
-        (measurement.median, baseline.median),
-        (len(values), len(before)),
-        compare_medians(values, before),
-        compare_medians(values, before, 0.90),
-        100.0 * margin,
-    )
-
-
-def _check_same_quantity(measurement: Measurement, baseline: Measurement) -> None:
-    # A setting that one of them had not yet may be as it was; `find_doubts` says so.
-    unlike = [
-        (f"with {name} {format_value(value)}", f"with {format_value(measurement.work[name])}")
-        for name, value in baseline.work.items()
-        if measurement.work.get(name, value) != value
-    ]
-    descriptions = (
-        (f"in {side.unit or 'no unit'}", f"with the {side.better} as the better")
-        for side in (baseline, measurement)
-    )
-    unlike += [(before, now) for before, now in zip(*descriptions, strict=True) if before != now]
-    if unlike:
-        raise ConfigError(
-            f"{measurement.name} was measured {unlike[0][0]} before, and {unlike[0][1]} now.",
-            "compare results of the same work",
-        )
-    if 0.0 in baseline.values:
-        raise ConfigError(
-            f"{measurement.name} was 0 before, of which there are no percent.", "measure it again"
-        )
-
-
-def _format_value(value: float) -> str:
-    """Two places, or as many more as show three digits of what is small."""
-    if 0.0 < value < _SMALL_VALUE:
-        return f"{value:.3g}"
-    digits = 2 - math.floor(math.log10(value)) if value else 0
-    return format_number(value, max(2, digits))
-
-
-def make_results_section(results: BenchmarkResults) -> Section:
-    rows = [
-        {
-            "measured": m.name,
-            "unit": m.unit,
-            "times": str(len(m.values)),
-            "median": _format_value(m.median),
-            "least": _format_value(min(m.values)),
-            "most": _format_value(max(m.values)),
-        }
-        for m in results.measurements
-    ]
-    return Section("Benchmark", (make_table(rows, words=2), *results.doubts))
-
-
-def make_comparison_section(
-    changes: Sequence[Change],
-    current: BenchmarkResults,
-    baseline: BenchmarkResults,
-    doubts: Sequence[str],
+def make_section(
+    results: BenchmarkResults, changes: Sequence[Change], doubts: Sequence[str]
 ) -> Section:
-    rows = [
-        {
-            "measured": change.name,
-            "unit": change.unit,
-            "median before": _format_value(change.medians[1]),
-            "median now": _format_value(change.medians[0]),
-            "improvement": f"{change.improvement.value:+.1f}%",
-            "95% interval": f"[{change.improvement.low:+.1f}%, {change.improvement.high:+.1f}%]"
-            if change.verdict.has_enough_seeds
-            else NOTHING,
-        }
-        for change in changes
-    ]
-    return Section(
-        "Benchmark, compared",
-        (
-            f"Before: {baseline.name}; now: {current.name}. An improvement is positive whichever "
-            "way is better; its interval is a bootstrap over repetitions, from three on.",
-            make_table(rows, words=2),
-            *doubts,
-        ),
+    """What was measured and, where it was compared, the changes."""
+    by_name = {change.now.name: change for change in changes}
+    rows = []
+    for m in results.measurements:
+        values = {"median": m.median, "least": min(m.values), "most": max(m.values)}
+        row = {"name": m.name, "unit": m.unit, "times": len(m.values)}
+        if change := by_name.get(m.name):
+            values["before"] = change.before.median
+            row |= {"times": min(change.verdict.counts), "improvement": change.verdict.gain}
+        rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
+    note = (
+        "An improvement is positive whichever way is better; its 95% interval is a bootstrap over "
+        "repetitions, from three on."
     )
+    if not changes:
+        return Section("Benchmark", (make_table(rows, _COLUMNS, 2), *doubts))
+    table = make_table(rows, (*_COLUMNS, *_CHANGES), 2)
+    return Section("Benchmark", (note, table, *doubts))

@@ -22,9 +22,6 @@ from rlflame.statistics import (
     SeedComparison,
     Significance,
     compare,
-    compute_mean_std,
-    compute_tail_mean,
-    find_best_mean,
     summarise,
 )
 from rlflame.storage import run_reader
@@ -58,25 +55,15 @@ class Report:
         """Raise an UnsupportedClaimError unless the claim holds for everything compared."""
         for name, verdict in self.verdicts.items():
             if not verdict.as_dict()[claim.replace("-", "_")]:
+                level = 95 if claim == "better" else 90
+                interval = verdict.gain if claim == "better" else verdict.equivalence
                 raise UnsupportedClaimError(
-                    f"Not shown: {claim.replace('-', ' ')} in {name}. "
-                    f"{self._format_reason(claim, verdict)}",
-                    "more seeds, or more repetitions, make intervals narrower",
+                    f"Not shown: {claim} in {name}. The {level}% interval of the difference is "
+                    f"[{interval.low:,.4g}, {interval.high:,.4g}]{self.unit}, and the margin is "
+                    f"±{verdict.margin:,.4g}{self.unit}.",
+                    f"{FEWEST_SEEDS} seeds or repetitions on each side, or more: they make "
+                    "intervals narrower",
                 )
-
-    def _format_reason(self, claim: str, verdict: Significance) -> str:
-        if not verdict.has_enough_seeds:
-            return f"It takes {FEWEST_SEEDS} on each side."
-        margin = f"{verdict.margin:,.4g}{self.unit}"
-        level, interval, bound = {
-            "better": ("95%", verdict.gain, "above 0"),
-            "equivalent": ("90%", verdict.equivalence, f"within ±{margin}"),
-            "not-worse": ("90%", verdict.equivalence, f"above -{margin}"),
-        }[claim]
-        return (
-            f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
-            f"{self.unit}; it would have to lie {bound}."
-        )
 
 
 class UnsupportedClaimError(RlflameError):
@@ -85,12 +72,6 @@ class UnsupportedClaimError(RlflameError):
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
     """`margin` is a share. Benchmark results are .json files, runs are folders."""
-    for path in (*current, *baseline):
-        if (file := bench_comparison.find_results(path)) is not None:
-            raise ConfigError(
-                f"{path} is of a benchmark, whose results are in its .json file.",
-                format_command("report", file),
-            )
     tables = [path for path in (*current, *baseline) if path.suffix == ".json"]
     if not tables:
         return _build_run_report(current, baseline, margin)
@@ -123,22 +104,24 @@ def _build_bench_report(
     current_path: Path, baseline_paths: Sequence[Path], margin: float
 ) -> Report:
     current = bench_comparison.read_results(current_path)
-    title = f"Benchmark: {current_path.stem}"
+    changes, doubts = list[bench_comparison.Change](), current.doubts
     facts: Facts = {
         "measurements": [{**asdict(m), "median": m.median} for m in current.measurements],
-        "doubts": current.doubts,
     }
-    if not baseline_paths:
-        return Report(Document(title, (bench_comparison.make_results_section(current),)), facts)
-    baseline = bench_comparison.read_results(baseline_paths[0])
-    changes = bench_comparison.compare_measurements(
-        current.measurements, baseline.measurements, margin
+    if baseline_paths:
+        baseline = bench_comparison.read_results(baseline_paths[0])
+        changes = bench_comparison.compare_measurements(
+            current.measurements, baseline.measurements, margin
+        )
+        doubts = bench_comparison.find_doubts(current, baseline)
+        facts["changes"] = [change.as_dict() for change in changes]
+    section = bench_comparison.make_section(current, changes, doubts)
+    return Report(
+        Document(f"Benchmark: {current_path.stem}", (section,)),
+        {**facts, "doubts": doubts},
+        {change.now.name: change.verdict for change in changes},
+        "%",
     )
-    doubts = bench_comparison.find_doubts(current, baseline)
-    facts |= {"doubts": doubts, "changes": [change.as_dict() for change in changes]}
-    section = bench_comparison.make_comparison_section(changes, current, baseline, doubts)
-    verdicts = {change.name: change.verdict for change in changes}
-    return Report(Document(title, (section,)), facts, verdicts, "%")
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
@@ -160,41 +143,35 @@ def _compare_environments(
     current: Sequence[RunData], baseline: Sequence[RunData], margin: float
 ) -> list[tuple[str, SeedComparison]]:
     """Ours beside theirs by final evaluations, environment by environment."""
-    current_groups, baseline_groups = (_group_by_environment(runs) for runs in (current, baseline))
-    if current_groups.keys() != baseline_groups.keys():
+    scores, baseline_scores = _read_scores(current), _read_scores(baseline)
+    if scores.keys() != baseline_scores.keys():
         raise ConfigError(
-            f"The runs are of {', '.join(current_groups)}, and those behind --vs of "
-            f"{', '.join(baseline_groups)}.",
+            f"The runs are of {', '.join(scores)}, and those behind --vs of "
+            f"{', '.join(baseline_scores)}.",
             "both sides need runs of the same environments",
         )
-    return [
-        (name, compare(_read_scores(group), _read_scores(baseline_groups[name]), margin))
-        for name, group in current_groups.items()
-    ]
+    return [(name, compare(scores[name], baseline_scores[name], margin)) for name in scores]
 
 
-def _group_by_environment(runs: Sequence[RunData]) -> dict[str, RunGroup]:
-    groups: dict[str, RunGroup] = {}
-    for group in group_runs(runs):
-        if group.environment in groups:
-            raise ConfigError(
-                f"The runs of {group.environment} are of more than one recipe: "
-                f"{groups[group.environment].label}; {group.label}.",
-                "name the runs of one recipe on either side of --vs",
-            )
-        groups[group.environment] = group
-    return groups
-
-
-def _read_scores(group: RunGroup) -> Float64:
-    scores = []
-    for run in group.runs:
+def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
+    """The final evaluations by environment."""
+    groups = group_runs(runs)
+    if len({group.environment for group in groups}) < len(groups):
+        raise ConfigError(
+            f"The runs are of more than one recipe: {'; '.join(g.label for g in groups)}.",
+            "name the runs of one recipe on either side of --vs",
+        )
+    for run in runs:
         if run.evaluation is None:
             raise CheckpointError(
                 f"{run.folder} has no final evaluation yet.", format_command("resume", run.folder)
             )
-        scores.append(run.evaluation["mean"])
-    return np.array(scores, np.float64)
+    return {
+        group.environment: np.array(
+            [run.evaluation["mean"] for run in group.runs if run.evaluation]
+        )
+        for group in groups
+    }
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
@@ -258,9 +235,8 @@ def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
     }
 
 
-def _describe_final(run: RunData) -> Facts | None:
-    if run.result is None:
-        return None
+def _describe_final(run: RunData) -> Facts:
+    assert run.result is not None
     evaluation = run.result["evaluation"]
     return {"steps": run.result["steps"], **{name: evaluation.get(name) for name in _METRICS}}
 
@@ -272,8 +248,7 @@ def _find_best(run: RunData) -> Facts | None:
         for line in run.metrics
         if curves.EVALUATION in line
     ]
-    final = _describe_final(run)
-    evaluations += [final] if final else []
+    evaluations += [_describe_final(run)] if run.result is not None else []
     return max(evaluations, key=lambda evaluation: evaluation["mean"], default=None)
 
 
@@ -282,10 +257,6 @@ def _describe_group(group: RunGroup) -> Facts:
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     unfinished = len(group.runs) - len(finals)
-    evaluations = [run.read_values(curves.EVALUATION) for run in group.runs]
-    highest = find_best_mean(evaluations)
-    tails = [compute_tail_mean(values) for _, values in evaluations if len(values)]
-    is_complete = len(tails) == len(evaluations)
     return {
         "label": group.label,
         "environment": group.environment,
@@ -293,6 +264,4 @@ def _describe_group(group: RunGroup) -> Facts:
         "unfinished": unfinished,
         "final": summarise(np.array(finals, np.float64)).as_dict() if not unfinished else None,
         "best": summarise(np.array(bests, np.float64)).as_dict() if bests else None,
-        "p2": highest and {"steps": highest[0], **highest[1].as_dict()},
-        "p4": compute_mean_std(np.array(tails, np.float64)).as_dict() if is_complete else None,
     }
