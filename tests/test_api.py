@@ -274,7 +274,7 @@ def test_a_machine_that_differs_is_said_aloud_at_resume():
 
 def test_a_policy_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path):
     source = api.train(tiny(**{"runtime.out": "a"})).folder / "best.safetensors"
-    with pytest.raises(ConfigError, match=r"actor\.0\.weight is \(4, 64\) there and \(6, 64\)"):
+    with pytest.raises(ConfigError, match="does not fit this recipe"):
         api.train(tiny(env="acrobot"), init_from=source)
     assert not (tmp_path / "runs").exists()
 
