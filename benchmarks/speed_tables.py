@@ -247,9 +247,9 @@ def make_scaling_costs() -> str:
     """The cost of a task and of an iteration, fitted to the record."""
     local, flame = fit_overheads(*read_scaling_cases())
     return (
-        f"By least squares, a task costs {1e3 * local.task_s:.1f} ms on local workers and "
-        f"{1e3 * flame.task_s:.1f} ms on executors. An iteration costs "
-        f"{1e3 * local.iteration_s:.0f} ms and {1e3 * flame.iteration_s:.0f} ms."
+        f"By least squares, a task costs {1e3 * local['task_s']:.1f} ms on local workers and "
+        f"{1e3 * flame['task_s']:.1f} ms on executors. An iteration costs "
+        f"{1e3 * local['iteration_s']:.0f} ms and {1e3 * flame['iteration_s']:.0f} ms."
     )
 
 

@@ -35,6 +35,10 @@ def case(name="15 ms", tasks=8, episode_ms=15.0, iterations=1, rows=1):
     return Case(name, recipe, ENV, episode_ms)
 
 
+def overhead(fleet, task_s, iteration_s, cells):
+    return {"fleet": fleet, "task_s": task_s, "iteration_s": iteration_s, "cells": cells}
+
+
 def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weights="w", there=None):
     there = workers if there is None else there
     labels = {"case": case, "fleet": fleet, "workers": workers, "capacity": there,
@@ -107,9 +111,9 @@ def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
             seconds = 2 * (0.05 + turns * (length + 0.003)) + 0.7
             cells.append(cell([seconds], case=one.name, workers=workers, learn_s=0.7))
     (found,) = scaling_bench.fit_overheads(cases, cells)
-    assert (found.fleet, found.cells) == ("local", 4)
-    assert found.task_s == pytest.approx(0.003)
-    assert found.iteration_s == pytest.approx(0.05)
+    assert (found["fleet"], found["cells"]) == ("local", 4)
+    assert found["task_s"] == pytest.approx(0.003)
+    assert found["iteration_s"] == pytest.approx(0.05)
 
 
 def test_an_overhead_below_nothing_is_none():
@@ -117,12 +121,12 @@ def test_an_overhead_below_nothing_is_none():
     cases = [case("a", 2, 0.0), case("b", 3, 0.0), case("c", 4, 0.0)]
     cells = [cell([seconds], case=name) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
     (found,) = scaling_bench.fit_overheads(cases, cells)
-    assert found.iteration_s == 0.0
+    assert found["iteration_s"] == 0.0
     best = min(
         np.linspace(0, 2, 20_001),
         key=lambda o: sum((n * o - (n - 1)) ** 2 for n in (2, 3, 4)),
     )
-    assert found.task_s == pytest.approx(best, abs=1e-4)
+    assert found["task_s"] == pytest.approx(best, abs=1e-4)
 
 
 def test_real_environments_have_no_overhead_that_anybody_knows():
@@ -134,13 +138,13 @@ def test_real_environments_have_no_overhead_that_anybody_knows():
 
 @pytest.mark.parametrize("workers", [(1, 2), (1, 20), (2, 20), (2, 3)])
 def test_break_even_is_where_a_search_finds_it(workers):
-    here = scaling_bench.FleetOverhead("local", 0.001, 0.004, 1)
-    there = scaling_bench.FleetOverhead("flame", 0.02, 0.3, 1)
+    here = overhead("local", 0.001, 0.004, 1)
+    there = overhead("flame", 0.02, 0.3, 1)
     few, many = workers
 
     def faster(episode_s):
         def seconds(one, count):
-            return one.iteration_s + math.ceil(100 / count) * (episode_s + one.task_s)
+            return one["iteration_s"] + math.ceil(100 / count) * (episode_s + one["task_s"])
 
         return seconds(there, many) < seconds(here, few)
 
@@ -153,7 +157,7 @@ def test_break_even_is_where_a_search_finds_it(workers):
 
 
 def test_as_many_executors_as_workers_here_never_pay():
-    one = scaling_bench.FleetOverhead("local", 0.0, 0.0, 1)
+    one = overhead("local", 0.0, 0.0, 1)
     assert scaling_bench.compute_break_even_s(one, one, (2, 2)) is None
     assert scaling_bench.compute_break_even_s(one, one, (100, 200)) is None
 
@@ -224,7 +228,7 @@ def test_from_when_executors_pay_is_said_only_where_it_was_seen(lost, times, tol
 
 
 def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
-    here, there = (scaling_bench.FleetOverhead(name, 0.1, 0.1, 3) for name in ("local", "flame"))
+    here, there = (overhead(name, 0.1, 0.1, 3) for name in ("local", "flame"))
     row = {"case": "a", "fleet": "flame", "workers": 2, "times": 3}
     row["seconds"] = statistics.Interval(1.0, 1.0, 1.0)
     said = " ".join(scaling_bench.make_advice([row], [here, there], 2))
@@ -270,7 +274,7 @@ def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
     cases = [case("a", 1, 0.0), case("b", 2, 0.0), case("c", 3, 0.0)]
     cells = [cell([seconds], case=name) for name, seconds in (("a", 0.3), ("b", 0.2), ("c", 0.1))]
     (found,) = scaling_bench.fit_overheads(cases, cells)
-    assert (found.task_s, found.iteration_s) == (0.0, pytest.approx(0.2))
+    assert (found["task_s"], found["iteration_s"]) == (0.0, pytest.approx(0.2))
 
 
 def test_a_task_of_several_episodes_sleeps_for_each():

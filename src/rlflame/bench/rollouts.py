@@ -134,8 +134,6 @@ class RolloutsBenchmark(Benchmark):
             self.sides.append(side)
             with ExitStack() as stack:
                 self._measure_side(session, side, count, stack)
-            rate = side.compute_median("steps_per_s")
-            session.show_note(f"{name}: {rate:,.0f} steps/s (median of {self.repeat})")
             yield
 
     def _measure_side(
@@ -150,19 +148,17 @@ class RolloutsBenchmark(Benchmark):
             processes = make_raw_processes(self.case.env, way, workers, stop)
             if stack.enter_context(processes).is_possible:
                 limits[way] = processes
-        collectors = None
         if workers > 1 and not has_workers(self.fleets[0]):
-            collectors = stack.enter_context(make_collectors(self.case, workers, stop))
+            step = stack.enter_context(make_collectors(self.case, workers, stop)).step
         else:
             rounds.warm_up()
+            step = lambda seconds: [measure_rounds(rounds, seconds, clock)]  # noqa: E731
         for _ in session.take_turns([side], self.repeat):
-            if collectors is None:
-                counts = [measure_rounds(rounds, self.seconds, clock)]
-            else:
-                counts = collectors.step(self.seconds)
-            side.repetitions.append({**sum_counts(counts), "retried": session.take_retried()})
+            counts = step(self.seconds)
+            repetition = {**sum_counts(counts), "retried": session.take_retried()}
             for way, processes in limits.items():
-                side.repetitions[-1][way] = sum_rates(processes.step(self.seconds))
+                repetition[way] = sum_rates(processes.step(self.seconds))
+            side.repetitions.append(repetition)
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         rates = [describe_rate(side) for side in sides]
@@ -201,10 +197,9 @@ class RolloutsBenchmark(Benchmark):
 def describe_rate(side: Side) -> dict[str, Any]:
     """The facts of a number of workers, with the share of each limit that it reached."""
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
-    limits = {way: [run[way] for run in side.repetitions if way in run] for way in WAYS}
-    limits = {way: values for way, values in limits.items() if values}
+    limits = {way: side.list_values(way) for way in WAYS if way in side.repetitions[0]}
     shares = {
-        way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
+        way: [rate / limit for rate, limit in zip(rates, values, strict=True)]
         for way, values in limits.items()
     }
     ms_per_episode = None

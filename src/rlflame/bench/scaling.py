@@ -8,7 +8,6 @@ an iteration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -117,20 +116,9 @@ def _make_blocks(facts: dict[str, Any]) -> list[Block]:
             "Overhead by least squares over these rows: an iteration of T tasks on P workers takes "
             "its learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
             "overhead.",
-            make_table([vars(overhead) for overhead in facts["overheads"]], _OVERHEADS),
+            make_table(facts["overheads"], _OVERHEADS),
         ]
     return [*blocks, *facts["advice"]]
-
-
-@dataclass(frozen=True)
-class FleetOverhead:
-    """What a fleet costs, in seconds; neither is below 0."""
-
-    fleet: str
-    task_s: float
-    iteration_s: float
-    #: The number of rows that the line was fitted to.
-    cells: int
 
 
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
@@ -201,10 +189,11 @@ def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
     return (local[0], remote[0]) if local and remote else None
 
 
-def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[FleetOverhead]:
+def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
     """The overheads of every fleet whose cells tell those of a task and of an iteration apart.
 
-    That takes rows with different numbers of tasks in a row, and one row more than two.
+    Each has the fleet, `task_s`, `iteration_s`, and the number of `cells` of the fit. That takes
+    rows with different numbers of tasks in a row, and one row more than two.
     """
     case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
     points: dict[str, list[tuple[int, float]]] = {}
@@ -216,35 +205,34 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[FleetOve
             lost_s = np.median(times_s) / case.iterations - turns * _compute_task_s(case)
             points.setdefault(cell.labels["fleet"], []).append((turns, float(lost_s)))
     return [
-        FleetOverhead(fleet, *_fit_line(np.array(fleet_points, np.float64)), len(fleet_points))
+        {"fleet": fleet, **_fit_line(np.array(fleet_points)), "cells": len(fleet_points)}
         for fleet, fleet_points in points.items()
         if len(fleet_points) >= _FEWEST_ROWS and len({turns for turns, _ in fleet_points}) > 1
     ]
 
 
-def _fit_line(points: Float64) -> tuple[float, float]:
-    """Slope and beginning of the least squares of `[turns, lost seconds]`, neither below 0."""
+def _fit_line(points: Float64) -> dict[str, float]:
+    """The overheads by least squares of `[turns, lost seconds]`, neither below 0."""
     turns, lost = points.T
     (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
     if task_s < 0.0:
         task_s, iteration_s = 0.0, max(0.0, lost.mean())
     elif iteration_s < 0.0:
         task_s, iteration_s = max(0.0, (turns @ lost) / (turns @ turns)), 0.0
-    return float(task_s), float(iteration_s)
+    return {"task_s": float(task_s), "iteration_s": float(iteration_s)}
 
 
-def compute_break_even_s(
-    base: FleetOverhead, other: FleetOverhead, workers: tuple[int, int]
-) -> float | None:
+def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> float | None:
     """Seconds an episode from which the other fleet is faster; None where it never is."""
     few, many = (ceil(_EPISODES / count) for count in workers)
     if many >= few:
         return None
-    more_s = (other.iteration_s + many * other.task_s) - (base.iteration_s + few * base.task_s)
-    return max(0.0, more_s / (few - many))
+    overhead_s = other["iteration_s"] + many * other["task_s"]
+    base_s = base["iteration_s"] + few * base["task_s"]
+    return max(0.0, float(overhead_s - base_s) / (few - many))
 
 
-def make_advice(rows: Sequence[Row], overheads: Sequence[FleetOverhead], cores: int) -> list[str]:
+def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> list[str]:
     """Sentences: what to use for each case, and from which length of episodes Flame pays."""
     if min(row["times"] for row in rows) < FEWEST_SEEDS:
         return [f"What to use is unknown from so few repetitions: --repeat {FEWEST_SEEDS} or more."]
@@ -253,12 +241,13 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[FleetOverhead], cores: 
         for case in dict.fromkeys(row["case"] for row in rows)
     ]
     sentences = [f"Use the fewest workers that are among the fastest: {'; '.join(choices)}."]
-    by_fleet = {overhead.fleet: overhead for overhead in overheads}
-    pair = _find_pair(by_fleet)
-    # An overhead of 0 is one that the fit had to raise, and so a poor fit.
-    if pair and by_fleet[pair[1]].task_s > 0.0 and by_fleet[pair[1]].iteration_s > 0.0:
+    by_fleet = {overhead["fleet"]: overhead for overhead in overheads}
+    if pair := _find_pair(by_fleet):
         local, flame = (by_fleet[name] for name in pair)
-        executors = max(row["workers"] for row in rows if row["fleet"] == flame.fleet)
+        # An overhead of 0 is one that the fit had to raise, and so a poor fit.
+        if not (flame["task_s"] and flame["iteration_s"]):
+            return sentences
+        executors = max(row["workers"] for row in rows if row["fleet"] == flame["fleet"])
         break_even_s = compute_break_even_s(local, flame, (cores, executors))
         answer = "on no length of episodes"
         if break_even_s is not None:
