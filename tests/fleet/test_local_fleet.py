@@ -444,6 +444,7 @@ def test_printed_text_goes_to_standard_error_when_it_is_asked_for(
 ) -> None:
     benches.append(Bench(1, show_output=True))
     list(benches[0].start(slots(1, rollouts.fake(fault="print"))))
+    benches.pop().fleet.close()  # waits for the last of the output
     seen = capfd.readouterr()
     assert "a word past Python" in seen.err
     assert seen.out == ""
