@@ -393,6 +393,15 @@ def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
     assert ms_per_episode == pytest.approx(1000.0 * 21 / counts["steps_per_s"])
 
 
+def test_rounds_are_iterations_one_after_the_other():
+    with InlineFleet() as fleet, RolloutRounds(case(), fleet, NullStop(), "sample") as running:
+        iterations = []
+        for _ in range(3):
+            iterations.append({fragment.iteration for fragment in running.collect()})
+    (first,) = iterations[0]
+    assert iterations == [{first}, {first + 1}, {first + 2}]
+
+
 def test_a_round_counts_its_steps_and_episodes():
     one = case(env="fakes:Fake-v0", kwargs={"length": 10}, steps=10)
     with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
