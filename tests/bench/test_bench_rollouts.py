@@ -150,13 +150,12 @@ def test_what_is_stopped_is_no_repetition():
 
 def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
     seen = iter([(), (), ("worker",)])
-    report = lambda fleet: SimpleNamespace(workers=next(seen))  # noqa: E731
-    monkeypatch.setattr(InlineFleet, "probe", report)
+    monkeypatch.setattr(InlineFleet, "probe", lambda fleet: next(seen))
     still = lambda: 0.0  # noqa: E731
     with InlineFleet() as fleet:
         warm_up(case(), fleet, NullStop(), still, wait_for_all=True)
         assert next(seen, "all asked") == "all asked"
-        monkeypatch.setattr(InlineFleet, "probe", lambda fleet: SimpleNamespace(workers=()))
+        monkeypatch.setattr(InlineFleet, "probe", lambda fleet: ())
         warm_up(case(), fleet, NullStop(), ticking(), wait_for_all=True)
 
 
