@@ -148,13 +148,12 @@ def test_what_is_stopped_is_no_repetition():
 
 def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
     seen = iter([(), (), ("worker",)])
-    report = lambda fleet: SimpleNamespace(workers=next(seen))  # noqa: E731
-    monkeypatch.setattr(InlineFleet, "probe", report)
+    monkeypatch.setattr(InlineFleet, "probe", lambda fleet: next(seen))
     still = lambda: 0.0  # noqa: E731
     with InlineFleet() as fleet:
         warm_up(case(), fleet, NullStop(), still, wait_for_all=True)
         assert next(seen, "all asked") == "all asked"
-        monkeypatch.setattr(InlineFleet, "probe", lambda fleet: SimpleNamespace(workers=()))
+        monkeypatch.setattr(InlineFleet, "probe", lambda fleet: ())
         warm_up(case(), fleet, NullStop(), ticking(), wait_for_all=True)
 
 
@@ -391,6 +390,15 @@ def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
     assert counts["steps"] < counts["episode_steps"] == 21 * counts["episodes"]
     ms_per_episode = describe_rate(rate(1, counts))["ms_per_episode"]
     assert ms_per_episode == pytest.approx(1000.0 * 21 / counts["steps_per_s"])
+
+
+def test_rounds_are_iterations_one_after_the_other():
+    with InlineFleet() as fleet, RolloutRounds(case(), fleet, NullStop(), "sample") as running:
+        iterations = []
+        for _ in range(3):
+            iterations.append({fragment.iteration for fragment in running.collect()})
+    (first,) = iterations[0]
+    assert iterations == [{first}, {first + 1}, {first + 2}]
 
 
 def test_a_round_counts_its_steps_and_episodes():
