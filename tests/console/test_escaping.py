@@ -438,9 +438,7 @@ CHART = Chart(
     EVIL,
     EVIL,
     (Series(EVIL, np.array([0.0, 1.0]), np.array([0.0, 1.0])),),
-    line_note=EVIL,
-    band_note=EVIL,
-    remark=EVIL,
+    note=EVIL,
 )
 DOCUMENT = Document(
     EVIL,

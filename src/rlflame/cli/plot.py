@@ -92,8 +92,6 @@ def plot(
         return
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
-    if drawing.remark:
-        print_note(drawing.remark)
     print_result(str(target))
 
 
