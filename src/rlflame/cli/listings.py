@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,25 +39,22 @@ def runs(
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
     entries = list_runs(folder) if folder.exists() else []
     if as_json:
-        print_result_lines(as_json_text(entries, indent=2))
-        return
-    if not entries:
+        _print_json(entries)
+    elif not entries:
         print_note(f"There are no runs in {folder}. rlflame train begins one.")
-        return
-    header = ("run", "state", "environment", "algorithm", "progress", "best")
-    _print_table([header, *map(_format_row, entries)])
+    else:
+        header = ("run", "state", "environment", "algorithm", "progress", "best")
+        _print_table([header, *map(_format_row, entries)])
     for run in entries:
-        if run.problem:
+        if run.problem and not as_json:
             print_note(f"{run.folder}: {run.problem}")
 
 
 def _format_row(run: RunOverview) -> tuple[str, ...]:
     progress = "-"
     if run.steps is not None:
-        progress = f"{run.steps:,}"
-        if run.stop_at_steps:
-            progress += f" of {run.stop_at_steps:,}"
-        progress += " steps"
+        limit = f" of {run.stop_at_steps:,}" if run.stop_at_steps else ""
+        progress = f"{run.steps:,}{limit} steps"
         if run.stop_at_iterations:
             progress = f"{run.iterations:,} of {run.stop_at_iterations:,} iterations"
     if run.seeds is not None:
@@ -71,6 +68,10 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         print_result(line)
 
 
+def _print_json(value: Any) -> None:
+    print_result_lines(as_json_text(value, indent=2))
+
+
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     from rlflame.config import resolve
@@ -78,17 +79,18 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
 
     entries = list_environments()
     if as_json:
-        print_result_lines(as_json_text(entries, indent=2))
+        _print_json(entries)
         return
     rows = [("alias", "id", "observations", "actions", "presets")]
     for env in entries:
-        kind = "continuous" if env.continuous else "discrete"
-        sizes = ("-", "-") if env.problem else (str(env.observations), f"{env.actions} {kind}")
-        rows.append((env.alias, env.id, *sizes, " ".join(env.presets)))
+        kind = "continuous" if env["continuous"] else "discrete"
+        sizes = (str(env["observations"]), f"{env['actions']} {kind}")
+        cells = ("-", "-") if env["problem"] else sizes
+        rows.append((env["alias"], env["id"], *cells, " ".join(env["presets"])))
     _print_table(rows)
     for env in entries:
-        if env.problem is not None:
-            print_result(f"{env.alias}: {env.problem}")
+        if env["problem"]:
+            print_result(f"{env['alias']}: {env['problem']}")
     print_result("")
     print_result("Any other Gymnasium id works too, and module:Id for one that a module registers.")
     print_result(f"Presets (--preset): {', '.join(resolve.list_presets())}")
@@ -101,22 +103,17 @@ def config(
 ) -> None:
     """List all settings: meaning, default, range."""
     from rlflame.config import toml_io
+    from rlflame.config.recipe import RunConfig
     from rlflame.experiment.listings import list_settings
 
-    if schema:
-        from rlflame.config.recipe import RunConfig
-
-        print_result_lines(as_json_text(RunConfig.model_json_schema(), indent=2))
+    if schema or as_json:
+        _print_json(RunConfig.model_json_schema() if schema else list_settings())
         return
-    entries = list_settings()
-    if as_json:
-        print_result_lines(as_json_text(entries, indent=2))
-        return
-    for setting in entries:
+    for setting in list_settings():
         # The choice "none" is shown as it is typed, not with the backslash of a text.
-        default = None if setting.default == toml_io.NONE else setting.default
-        print_result(f"{setting.name} = {toml_io.format_value(default)}  ({setting.range})")
-        print_result(f"    {setting.description}")
+        default = None if setting["default"] == toml_io.NONE else setting["default"]
+        print_result(f"{setting['name']} = {toml_io.format_value(default)}  ({setting['range']})")
+        print_result(f"    {setting['description']}")
 
 
 Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names of modules.")]

@@ -6,15 +6,12 @@ A sweep is one line; listed by itself, a line for each of its seeds.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic.fields import FieldInfo
+from pydantic import TypeAdapter
 
 from rlflame.config import regular_file, resolve, toml_io
 from rlflame.config.algorithms import TRAITS
@@ -27,7 +24,16 @@ from rlflame.storage import run_reader
 from rlflame.storage.run_folder import is_locked, load_newest_checkpoint
 from rlflame.storage.sweep_folder import SWEEP_FILE, is_sweep, list_seed_runs
 
-_TAIL_BYTES = 65_536
+#: The words of a JSON schema's types and bounds in the range of a setting.
+_TYPES = {
+    "integer": "integer",
+    "number": "number",
+    "string": "text",
+    "boolean": "true | false",
+    "object": "table",
+    "null": "none",
+}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ def list_runs(folder: Path) -> list[RunOverview]:
     if is_run(folder):
         return [read_run_overview(folder)]
     if is_sweep(folder):
-        return [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
+        return _list_seeds(folder)
     try:
         paths = [path for path in folder.iterdir() if is_run(path) or is_sweep(path)]
     except OSError as error:
@@ -69,11 +75,14 @@ def list_runs(folder: Path) -> list[RunOverview]:
     ]
 
 
+def _list_seeds(folder: Path) -> list[RunOverview]:
+    return [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
+
+
 def is_run(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        return folder.is_dir() and (
-            (folder / "config.toml").is_file()
-            and any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", ".lock"))
+        return (folder / "config.toml").is_file() and any(
+            (folder / name).exists() for name in ("metrics.jsonl", "checkpoints", ".lock")
         )
     return False
 
@@ -91,7 +100,7 @@ def read_run_overview(folder: Path) -> RunOverview:
     # Without its final evaluation a run has something left to do.
     ended = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
     # A trainer records each iteration, and saves a checkpoint now and then.
-    last = _read_last_counts(folder) if training else {}
+    last = _read_last_line(folder / "metrics.jsonl") if training else {}
     return RunOverview(
         folder=str(folder),
         state="training" if training else "finished" if ended else "stopped",
@@ -120,21 +129,18 @@ def _read_age(folder: Path) -> tuple[float, str]:
 def read_sweep_overview(folder: Path) -> RunOverview:
     """A job of seeds as one line."""
     try:
-        tables = toml_io.read_file(folder / SWEEP_FILE)
-        number = len(tables["job"]["seeds"])
+        number = len(toml_io.read_file(folder / SWEEP_FILE)["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
-        return RunOverview(
-            str(folder), "damaged", problem=f"{folder / SWEEP_FILE} cannot be read ({error})"
-        )
-    runs = [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
+        problem = f"{folder / SWEEP_FILE} cannot be read ({error})"
+        return RunOverview(str(folder), "damaged", problem=problem)
+    runs = _list_seeds(folder)
     ended = sum(run.state == "finished" for run in runs)
     bests = [run.best_return for run in runs if run.best_return is not None]
-    first_run = next((run for run in runs if run.environment is not None), None)
     return RunOverview(
         folder=str(folder),
         state="training" if is_locked(folder) else "finished" if ended == number else "stopped",
-        environment=first_run.environment if first_run else None,
-        algorithm=first_run.algorithm if first_run else None,
+        environment=next((run.environment for run in runs if run.environment), None),
+        algorithm=next((run.algorithm for run in runs if run.algorithm), None),
         steps=sum(run.steps or 0 for run in runs),
         best_return=float(compute_interquartile_means(np.array(bests))) if bests else None,
         problem=next((run.problem for run in runs if run.problem), None),
@@ -143,112 +149,67 @@ def read_sweep_overview(folder: Path) -> RunOverview:
     )
 
 
-def _read_last_counts(folder: Path) -> dict[str, int]:
-    """What the last whole line of the record counts; a running trainer may be writing the next."""
+def _read_last_line(path: Path) -> dict[str, Any]:
+    """The numbers of the last whole line; a running trainer may be writing the next."""
+    last = ""
     try:
-        with regular_file.open_to_read(folder / "metrics.jsonl") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-        line = run_reader.parse_line(lines[-1]) if lines else {}
+        for line in regular_file.read_lines(path):
+            last = line if line.endswith("\n") else last
+        return run_reader.parse_line(last)
     except (OSError, ValueError):
         return {}
-    return {name: number for name, number in line.items() if isinstance(number, int)}
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentEntry:
-    """An alias, what it stands for, and the presets that suit it."""
-
-    alias: str
-    id: str
-    observations: int | None
-    actions: int | None
-    continuous: bool | None
-    presets: tuple[str, ...]
-    problem: str | None = None
-
-
-def list_environments() -> list[EnvironmentEntry]:
-    """All aliases, looked at as they are installed here."""
-    from rlflame.experiment.components import inspect_env  # loads numpy
+def list_environments() -> list[dict[str, Any]]:
+    """All aliases, looked at as they are installed here, and the presets that suit them."""
+    from rlflame.experiment.components import inspect_env  # slow to load
 
     entries = []
     for alias, target in resolve.ALIASES.items():
-        observations = actions = continuous = problem = None
+        sizes = dict[str, Any].fromkeys(("observations", "actions", "continuous", "problem"))
         try:
             spec = inspect_env(EnvironmentSettings(id=target.id))
-            observations, actions = spec.observation_size, spec.action_size
-            continuous = spec.action_kind == "continuous"
+            sizes |= {"observations": spec.observation_size, "actions": spec.action_size}
+            sizes["continuous"] = spec.action_kind == "continuous"
         except ConfigError as error:
-            problem = error.message
-        presets = tuple(
+            sizes["problem"] = error.message
+        presets = [
             resolve.choose_preset(target.id, name)
             for name, traits in TRAITS.items()
-            if continuous is not False or traits.discrete_actions
-        )
-        entries.append(
-            EnvironmentEntry(alias, target.id, observations, actions, continuous, presets, problem)
-        )
+            if sizes["continuous"] is not False or not traits.squashed_actions
+        ]
+        entries.append({"alias": alias, "id": target.id, **sizes, "presets": presets})
     return entries
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One knob: its full name, what it may be, what it is unless set, and what it means."""
-
-    name: str
-    range: str
-    default: Any
-    description: str
-
-
-def list_settings() -> list[Setting]:
+def list_settings() -> list[dict[str, Any]]:
     """Every setting there is, read from the config model."""
-    return [
-        Setting(
-            name,
-            _format_type(field.annotation, field.metadata),
-            field.get_default(call_default_factory=True),
-            field.description or "",
+    settings = []
+    for name, field in walk_settings(RunConfig):
+        bounded_type: Any = Annotated[field.annotation, field]
+        settings.append(
+            {
+                "name": name,
+                "range": _format_range(TypeAdapter(bounded_type).json_schema()),
+                "default": field.get_default(call_default_factory=True),
+                "description": field.description or "",
+            }
         )
-        for name, field in walk_settings(RunConfig)
+    return settings
+
+
+def _format_range(schema: dict[str, Any]) -> str:
+    """The type and its bounds: `integer >= 1 and <= 4096 | none`."""
+    if "anyOf" in schema:
+        return " | ".join(map(_format_range, schema["anyOf"]))
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if schema["type"] == "array":
+        return f"list of {_format_range(schema['items'])}"
+    bounds = [
+        f"{sign} {_format_bound(schema[name])}" for name, sign in _BOUNDS.items() if name in schema
     ]
-
-
-def _format_type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """A type and its bounds: `integer >= 1 and <= 4096 | none`."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if hasattr(annotation, "__metadata__"):
-        return _format_type(inner[0], [*annotation.__metadata__, *metadata])
-    if origin is Literal:
-        return " | ".join(str(value) for value in inner)
-    if origin in (Union, UnionType):
-        member_types = [
-            _format_type(member, metadata) for member in inner if member is not NoneType
-        ]
-        return " | ".join([*member_types, "none"] if NoneType in inner else member_types)
-    if origin is tuple:
-        return f"list of {_format_type(inner[0])}"
-    if origin is dict:
-        return "table"
-    name = {int: "integer", float: "number", str: "text", bool: "true | false"}[annotation]
-    bounds = " and ".join(_format_bounds(metadata))
-    return f"{name} {bounds}".strip()
-
-
-def _format_bounds(metadata: Sequence[Any]) -> list[str]:
-    # Inside an Annotated the bounds may come as they are or in a Field.
-    constraints = [
-        inner
-        for outer in metadata
-        for inner in (outer.metadata if isinstance(outer, FieldInfo) else [outer])
-    ]
-    return [
-        f"{sign} {_format_bound(value)}"
-        for sign, name in ((">=", "ge"), (">", "gt"), ("<=", "le"), ("<", "lt"))
-        for value in (getattr(constraint, name, None) for constraint in constraints)
-        if value is not None
-    ]
+    return f"{_TYPES[schema['type']]} {' and '.join(bounds)}".strip()
 
 
 def _format_bound(value: float) -> str:
