@@ -75,7 +75,7 @@ def plot(
         matplotlib_backend.check_suffix(out)
     drawing: Plot
     if any(path.suffix in (".csv", ".json") for path in runs):
-        _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
+        _check_table(runs, axis, smooth, metric)
         drawing, target = make_speedup_chart(runs[0]), runs[0].with_suffix(".png")
     else:
         drawing, target = _draw_runs(runs, axis, metric, 1 if smooth is None else smooth)
@@ -112,19 +112,14 @@ def _draw_runs(
     return drawing, (paths[0] if len(paths) == 1 and is_sweep(paths[0]) else Path()) / "plot.png"
 
 
-def _check_table(paths: list[Path], options: dict[str, object]) -> None:
+def _check_table(paths: list[Path], *options: object) -> None:
     """One table of run times, and nothing that is for curves."""
-    if len(paths) > 1 or paths[0].suffix != ".csv":
+    if len(paths) > 1 or paths[0].suffix != ".csv" or any(option is not None for option in options):
         raise ConfigError(
-            f"{', '.join(map(str, paths))}: a picture of run times is of one .csv.",
+            f"{', '.join(map(str, paths))}: a picture of run times is of one .csv, without -x, "
+            "--smooth and --metric.",
             format_command("plot", paths[0].with_suffix(".csv")),
         )
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name} is {value!r}, which is for curves of runs, and {paths[0]} has run times.",
-                format_command("plot", paths[0]),
-            )
 
 
 def draw_in_terminal(drawing: Plot) -> None:
