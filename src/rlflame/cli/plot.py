@@ -21,37 +21,22 @@ Runs = Annotated[
         help="Run folders, folders of them, or one .csv of workers,backend,seconds.",
     ),
 ]
-Axis = Annotated[
-    str | None,
-    typer.Option(
-        "-x",
-        "--x",
-        metavar="AXIS",
-        help="steps, total-steps, wall, cpu or episodes. [default: steps]",
-    ),
-]
+_AXIS_HELP = "steps, total-steps, wall, cpu or episodes. [default: steps]"
+Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,
     typer.Option(metavar="N", help="Mean of each point and the N - 1 before it. [default: 1]"),
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A name of metrics.jsonl, or episode_return. [default: the evaluations if there "
-        "are three, else the training return]",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of "
-        "several runs plot.png]",
-    ),
-]
+_METRIC_HELP = (
+    "A name of metrics.jsonl, or episode_return. [default: the evaluations if there are three, "
+    "else the training return]"
+)
+Metric = Annotated[str | None, typer.Option(metavar="NAME", help=_METRIC_HELP)]
+_OUT_HELP = (
+    "A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of several runs "
+    "plot.png]"
+)
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help=_OUT_HELP)]
 
 
 def plot(

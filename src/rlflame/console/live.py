@@ -130,8 +130,6 @@ class LiveDisplay(Display):
             score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
             mark = ", the best so far" if record["best"] else ""
             lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
-        if checkpoint := row.events.get("checkpoint"):
-            lines.append(("saved", f"step {checkpoint['steps']:,}"))
         return lines
 
 

@@ -151,11 +151,9 @@ class RunProgress:
 
     def _move(self, row: SeedProgress, steps: int, iteration: int, episodes: int) -> None:
         row.steps, row.iteration, row.episodes = steps, iteration, episodes
-        recipe, fractions = self.summary.recipe, [0.0]
-        if recipe.stop_at_steps:
-            fractions.append(steps / recipe.stop_at_steps)
-        if recipe.stop_at_iterations:
-            fractions.append(iteration / recipe.stop_at_iterations)
+        recipe, fractions = self.summary.recipe, []
+        for count, end in ((steps, recipe.stop_at_steps), (iteration, recipe.stop_at_iterations)):
+            fractions.append(count / end if end else 0.0)
         row.fraction_done = min(1.0, max(fractions))
 
     @property

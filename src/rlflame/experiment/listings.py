@@ -129,12 +129,11 @@ def read_sweep_overview(folder: Path) -> RunOverview:
     runs = [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
     ended = sum(run.state == "finished" for run in runs)
     bests = [run.best_return for run in runs if run.best_return is not None]
-    first_run = next((run for run in runs if run.environment is not None), None)
     return RunOverview(
         folder=str(folder),
         state="training" if is_locked(folder) else "finished" if ended == number else "stopped",
-        environment=first_run.environment if first_run else None,
-        algorithm=first_run.algorithm if first_run else None,
+        environment=next((run.environment for run in runs if run.environment), None),
+        algorithm=next((run.algorithm for run in runs if run.algorithm), None),
         steps=sum(run.steps or 0 for run in runs),
         best_return=float(compute_interquartile_means(np.array(bests))) if bests else None,
         problem=next((run.problem for run in runs if run.problem), None),
@@ -184,7 +183,7 @@ def list_environments() -> list[EnvironmentEntry]:
         presets = tuple(
             resolve.choose_preset(target.id, name)
             for name, traits in TRAITS.items()
-            if continuous is not False or traits.discrete_actions
+            if continuous is not False or not traits.squashed_actions
         )
         entries.append(
             EnvironmentEntry(alias, target.id, observations, actions, continuous, presets, problem)
