@@ -306,7 +306,9 @@ def test_the_live_display_escapes_values_and_takes_no_markup(tmp_path, monkeypat
 
 def test_the_console_escapes_text_and_keeps_its_own_sequences():
     sink = io.StringIO()
-    console = EscapingConsole(file=sink, force_terminal=True, color_system="standard", width=200)
+    console = EscapingConsole(
+        file=sink, force_terminal=True, color_system="standard", width=200, highlight=False
+    )
     console.print(HOSTILE, style="bold", markup=False)
     console.show_cursor(True)
     said = sink.getvalue()

@@ -147,11 +147,11 @@ def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
     steps, values = run.read_values(metric)
     if not len(steps):
         raise CheckpointError(f"{run.folder} has no {metric} yet.", "--metric NAME draws another")
-    low = high = None
-    if metric == EVALUATION and smooth == 1:
-        ends = [run.read_values(name)[1] for name in ("eval_return_low", "eval_return_high")]
-        low, high = ends if all(len(end) == len(steps) for end in ends) else (None, None)
-    return Series("", compute_positions(run, steps, axis), smooth_values(values, smooth), low, high)
+    line = Series("", compute_positions(run, steps, axis), smooth_values(values, smooth))
+    ends = [run.read_values(name)[1] for name in ("eval_return_low", "eval_return_high")]
+    if metric == EVALUATION and smooth == 1 and all(len(end) == len(steps) for end in ends):
+        line = replace(line, low=ends[0], high=ends[1])
+    return line
 
 
 def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:

@@ -117,10 +117,6 @@ class LiveDisplay(Display):
             f"{fleet.count_tasks()} submitted, {fleet.count_tasks('running')} running, "
             f"{fleet.count_tasks('done')} done, {fleet.retried} retried"
         )
-        if fleet.total_retried:
-            tasks += f" ({fleet.total_retried} in all)"
-        if fleet.speculated:
-            tasks += f", {fleet.speculated} speculated"
         mean = row.recent_return
         lines = [
             ("progress", f"{position}, {row.steps_per_s:,.0f} steps/s"),
@@ -134,8 +130,6 @@ class LiveDisplay(Display):
             score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
             mark = ", the best so far" if record["best"] else ""
             lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
-        if checkpoint := row.events.get("checkpoint"):
-            lines.append(("saved", f"step {checkpoint['steps']:,}"))
         return lines
 
 

@@ -43,6 +43,7 @@ _MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
 _PANEL_INCHES = 4.4
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
+    "svg.hashsalt": "rlflame",  # equal charts have equal bytes
     "svg.fonttype": "none",  # text stays text: searchable, and set in the reader's font
     "text.parse_math": False,  # names are names, whatever is in them
     "font.size": 12,
@@ -56,15 +57,6 @@ _STYLE: Any = {
     "legend.frameon": False,
     "lines.linewidth": 2.2,
     "lines.solid_capstyle": "round",
-}
-_PAGE_INCHES = (5.6, 3.4)
-#: Stands for the colour of the page's text.
-_INK = "#010203"
-_PAGE_STYLE: Any = {
-    "svg.hashsalt": "rlflame",  # equal charts have equal bytes
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color"), _INK),
-    **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), _INK),
-    "grid.alpha": 0.15,
 }
 #: Beyond as many lines or bars as there are colours, each again with another of these.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
@@ -93,47 +85,29 @@ def check_suffix(out: Path) -> None:
 
 def render_image(plot: Plot, out: Path) -> bytes:
     """The content of a file of the kind that its name ends with."""
-    with _use_style(_STYLE):
-        data = io.BytesIO()
-        make_figure(plot).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
+    kind, data = out.suffix[1:].lower(), io.BytesIO()
+    # A picture says neither when nor by what it was made; a PNG has no such words.
+    absent = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None
+    with _use_style():
+        make_figure(plot).savefig(data, dpi=_DPI, format=kind, metadata=absent)
     return data.getvalue()
 
 
 def render_svg(chart: Chart) -> str:
-    """The plot alone as an element of a page, whose CSS decides the colours of text and lines."""
-    with _use_style(_STYLE | _PAGE_STYLE):
-        from matplotlib.figure import Figure
-
-        figure, data = Figure(figsize=_PAGE_INCHES, layout="constrained"), io.BytesIO()
-        axes = figure.subplots()
-        _draw_lines(axes, chart, range(len(chart.series)), is_single=False)
-        axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
-        _escape_texts(figure)
-        absent = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(data, format="svg", transparent=True, metadata=absent)
-    text = data.getvalue().decode()
-    # Without its prolog, and without names that another figure of the page has too.
-    text = re.sub(r'<g id="[\w.]+">', "<g>", text[text.index("<svg") :])
-    text = re.sub(r'<svg .*?(viewBox="[^"]*").*?>', r'<svg \1 role="img">', text, count=1)
-    for number, colour in enumerate(COLOURS):
-        text = text.replace(colour.lower(), format_css_colour(number))
-    return text.replace(_INK, "currentColor")
-
-
-def format_css_colour(number: int) -> str:
-    """The variable by which a page may give line `number` another colour."""
-    place = number % len(COLOURS)
-    return f"var(--line-{place},{COLOURS[place]})"
+    """An element of a page, as wide as there is room for."""
+    text = render_image(chart, Path("chart.svg")).decode()
+    text = text[text.index("<svg") :]
+    return re.sub(r'<svg .*?(viewBox="[^"]*").*?>', r'<svg \1 role="img">', text, count=1)
 
 
 @contextlib.contextmanager
-def _use_style(style: Any) -> Iterator[None]:
+def _use_style() -> Iterator[None]:
     check_available()
     # It would log where it keeps its caches.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(_STYLE):
         yield
 
 
