@@ -43,8 +43,9 @@ def test_of_an_environment_that_raises_its_own_last_frame_is_shown(tmp_path):
     words = (*words, "--local", "--workers", "1", "--out")
     spoken = rlflame(*words, tmp_path / "a")
     assert spoken.code == 1
-    cause, frame, code, sentence, hint = spoken.err.splitlines()
-    assert cause == "  KeyError: 'moon'"
+    lines = spoken.err.splitlines()
+    assert "KeyError: 'moon'" in lines
+    frame, code, sentence, hint = lines[-4:]
     assert frame == f'  File "{tmp_path / "moon.py"}", line 20, in reward'
     assert code.strip() == 'raise ValueError("the moon\\nis wrong")'
     assert "failed in step: ValueError: the moon is wrong (slot" in sentence

@@ -17,7 +17,7 @@ import stat
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, cast
@@ -26,13 +26,11 @@ import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
-#: A traceback, and the words between it and the one that it led to.
 _TRACEBACK = re.compile(
-    r"^Traceback \(most recent call last\):\n(?P<frames>(?: .*\n)+)(?P<error>.*(?:\n.+)*)"
-    r"(?P<chain>\n\n(?:During handling of|The above exception was) .*:\n\n(?=Traceback))?",
+    r"^Traceback \(most recent call last\):\n(?P<frames>(?: .*\n)+)(?P<error>.*(?:\n.+)*)",
     re.MULTILINE,
 )
-_FRAME = re.compile(r'  File "(?P<path>.*)", line \d+, in .*\n(?:    .*\n)?')
+_FRAME = re.compile(r'  File ".*", line \d+, in .*\n(?:    .*\n)?')
 #: Of this machine, and of others, whose workers send their tracebacks.
 _RLFLAME_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/")
 
@@ -57,20 +55,13 @@ def print_result(text: str) -> None:
 
 
 def print_result_lines(text: str) -> None:
-    """Lines of the result. Nothing reports that the terminal is gone: nobody could read it."""
-    if sys.stdout is None:
-        return
-    try:
-        print(escape_controls(text), flush=True)
-    except OSError as error:
-        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
-            raise
-        mute(sys.stdout)
+    """Lines of the result: that they cannot be written is an error."""
+    _print(sys.stdout, text, is_result=True)
 
 
 def print_report(text: str) -> None:
     """Lines of a run's report. The run goes on when the reader is gone."""
-    _print_unless_closed(sys.stdout, text)
+    _print(sys.stdout, text)
 
 
 def print_note(text: str) -> None:
@@ -80,7 +71,24 @@ def print_note(text: str) -> None:
 
 def print_note_lines(text: str) -> None:
     """Lines that are not part of the result."""
-    _print_unless_closed(sys.stderr, text)
+    _print(sys.stderr, text)
+
+
+def _print(stream: IO[str] | None, text: str, *, is_result: bool = False) -> None:
+    if stream is None:
+        return
+    try:
+        print(escape_controls(text), file=stream, flush=True)
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None)
+        # Nobody could read that the terminal is gone.
+        if is_result and not (
+            number == errno.EIO and stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+        ):
+            raise
+        mute(stream)
+        if stream is sys.stdout and number == errno.ENOSPC:
+            print_note(f"Standard output is lost from here on: {os.strerror(number)}.")
 
 
 def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
@@ -102,36 +110,22 @@ def shorten_traceback(text: str, message: str) -> str:
     """The text with less of each traceback in it.
 
     What stays is the innermost frame that is not rlflame's, and the error if the message does not
-    say it; of a traceback that led to another one, the error alone.
+    say it.
     """
     message = " ".join(message.split())
 
     def shorten(match: re.Match[str]) -> str:
-        frames = [*_FRAME.finditer(match["frames"])]
-        error = [
-            line for line in match["error"].splitlines() if " ".join(line.split()) not in message
-        ]
-        if match["chain"]:
-            return "".join(f"  {line}\n" for line in error)
+        frames = _FRAME.findall(match["frames"])
         foreign = [
-            frame for frame in frames if not any(path in frame["path"] for path in _RLFLAME_PATHS)
+            frame
+            for frame in frames
+            if not any(path in frame.splitlines()[0] for path in _RLFLAME_PATHS)
         ]
-        frame = (foreign or frames)[-1][0].splitlines() if frames else []
-        return "\n".join([*frame, *error])
+        lines = match["error"].splitlines()
+        error = [line for line in lines if " ".join(line.split()) not in message]
+        return "\n".join([*"".join((foreign or frames)[-1:]).splitlines(), *error])
 
     return _TRACEBACK.sub(shorten, text)
-
-
-def _print_unless_closed(stream: IO[str] | None, text: str) -> None:
-    """A run goes on when whoever listened has gone; where there is no room, that is said."""
-    if stream is None:
-        return
-    try:
-        print(escape_controls(text), file=stream, flush=True)
-    except (OSError, ValueError) as error:
-        mute(stream)
-        if stream is sys.stdout and isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            print_note(f"Standard output is lost from here on: {error.strerror}.")
 
 
 def make_display_stream() -> IO[str]:
@@ -159,20 +153,24 @@ class _DisplayStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError:
-            mute(self._stream)
-            return len(text)
+        with _mute_when_gone(self._stream):
+            self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with _mute_when_gone(self._stream):
             self._stream.flush()
-        except OSError:
-            mute(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _mute_when_gone(stream: IO[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        mute(stream)
 
 
 def mute(stream: IO[str]) -> None:
@@ -185,20 +183,16 @@ def mute(stream: IO[str]) -> None:
 
 def discard_unwritten_results() -> None:
     """What standard output has no room for is not tried again when Python ends."""
-    try:
-        if sys.stdout is not None:
+    if sys.stdout is not None:
+        with _mute_when_gone(sys.stdout):
             sys.stdout.flush()
-    except OSError:
-        mute(sys.stdout)
 
 
 def can_encode(text: str) -> bool:
     """Whether standard output has these characters."""
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+    with contextlib.suppress(UnicodeEncodeError, LookupError):
+        return bool(text.encode(getattr(sys.stdout, "encoding", None) or "ascii"))
+    return False
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
@@ -226,14 +220,10 @@ def format_pairs(
     lines = []
     for word, text in pairs:
         # A command stays in one line, so that it can be copied.
-        block = indent + text if is_command(text) else wrap_text(text, columns, indent)
+        is_command = text.startswith("rlflame ")
+        block = indent + text if is_command else wrap_text(text, columns, indent)
         lines += [f"  {word:{width}}  {block.lstrip()}"] if is_beside else [f"  {word}", block]
     return lines
-
-
-def is_command(text: str) -> bool:
-    """Whether the text is there to be typed."""
-    return text.startswith("rlflame ")
 
 
 def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
