@@ -52,7 +52,6 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
     """The shapes of an environment, read from an instance of it."""
     import gymnasium  # takes long to load
 
-    from rlflame.rendering import gl_backend
     from rlflame.rollout.envs.make import UnsupportedSpace, read_env_spec
 
     name = settings.id
@@ -72,8 +71,6 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
         cause = error.__cause__
-        if cause is not None and gl_backend.is_gl_failure(error):
-            raise gl_backend.make_gl_failure_error(_get_first_line(cause)) from error
         if isinstance(cause, ImportError) and not isinstance(cause, ModuleNotFoundError):
             raise ConfigError(
                 f"{name} needs a package that cannot be loaded: {_get_first_line(cause)}.",
@@ -92,8 +89,6 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
             f"{name} cannot be made: {_get_first_line(error)}.", "rlflame envs"
         ) from error
     except (Exception, SystemExit) as error:
-        if gl_backend.is_gl_failure(error):
-            raise gl_backend.make_gl_failure_error(_get_first_line(error)) from error
         kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
         hint = "check --env-kwargs" if kwargs_text else _suggest_ids(name)
         raise ConfigError(
