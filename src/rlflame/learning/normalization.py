@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
-from rlflame.rollout.task import Array, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float64, PolicyArrays, PolicySpec
 
 from .base import StateParts
-from .networks.flat_vector import FlatVector, NetworkShape
+from .networks.flat_vector import FlatVector
 
 _EPSILON = 1e-8
 TOO_LARGE_REWARDS = (
@@ -56,9 +56,9 @@ class ObservationNormaliser(RunningMoments):
         }
 
 
-def make_normaliser(network: NetworkShape) -> ObservationNormaliser | None:
-    """A normaliser before its first sample, for networks that have one."""
-    return ObservationNormaliser(network.observation_size) if network.normalise else None
+def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
+    """A normaliser before its first sample, for policies that have one."""
+    return ObservationNormaliser(spec.observation_size) if spec.normalise else None
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:

@@ -186,7 +186,8 @@ def test_the_table_of_hidden_observations_does_not_grow_with_the_run():
     for _ in range(12):
         buffer.add(world.iteration(700), {})
         sizes.append(buffer.nbytes)
-    assert len(set(sizes[6:])) == 1
+    # The number of time limits among the newest steps is a matter of chance.
+    assert max(sizes[6:]) < 1.2 * max(sizes[:6])
 
 
 # What is saved.

@@ -18,8 +18,8 @@ from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch, Transitions
 from rlflame.learning.networks.heads import SquashedGaussianHead
 from rlflame.learning.parallel.thread_pair import ThreadPair, slice_half
-from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider, SacMinibatch
-from rlflame.learning.sac.loss_torch import TorchCrossQ, TorchSac
+from rlflame.learning.sac.loss import NumpySac, SacGradientProvider, SacMinibatch
+from rlflame.learning.sac.loss_torch import TorchSac
 from rlflame.learning.sac.networks import SacNetworks, build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout.distributions import SquashedGaussian, log_slope_of_tanh
@@ -73,10 +73,7 @@ def providers(
     nets: SacNetworks, threads: int = 1
 ) -> tuple[SacGradientProvider, SacGradientProvider]:
     """By hand and by autograd."""
-    lanes = ThreadPair(threads)
-    if nets.moments is None:
-        return NumpySac(nets, lanes), TorchSac(nets)
-    return NumpyCrossQ(nets, lanes), TorchCrossQ(nets)
+    return NumpySac(nets, ThreadPair(threads)), TorchSac(nets)
 
 
 def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from rlflame.rollout.task import Array, Float32
+from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import GradientProvider, Metrics
-from ..networks.flat_vector import FlatVector, NetworkShape
+from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 from ..optim import compute_square_norm
@@ -72,11 +72,11 @@ class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
 class NumpyPpo:
     """The loss and its gradient in numpy."""
 
-    def __init__(self, parameters: FlatVector, network: NetworkShape) -> None:
+    def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
-        tanh, layers = network.tanh, network.layers
-        self._actor = MLP(parameters, self._gradients, "actor", layers, tanh)
-        self._critic = MLP(parameters, self._gradients, "critic", layers, tanh)
+        shape = len(spec.hidden) + 1, spec.activation == "tanh"
+        self._actor = MLP(parameters, self._gradients, "actor", *shape)
+        self._critic = MLP(parameters, self._gradients, "critic", *shape)
         self._head = make_head(parameters, self._gradients, self._actor)
 
     def compute_gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:

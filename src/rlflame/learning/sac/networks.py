@@ -18,11 +18,9 @@ from rlflame.rollout.task import Float32, PolicySpec
 
 from ..networks.flat_vector import (
     FlatVector,
-    NetworkShape,
     compute_initial_log_std,
     init_network,
     make_actor_shapes,
-    make_network_shape,
 )
 from ..networks.mlp import BatchMoments, make_moment_shapes
 
@@ -36,8 +34,7 @@ class SacNetworks:
     Critics whose inputs are standardised over the batch have moments and no targets.
     """
 
-    network: NetworkShape
-    action_size: int
+    spec: PolicySpec
     actor: FlatVector
     critics: FlatVector
     targets: FlatVector
@@ -74,7 +71,6 @@ def build_sac_networks(
         actor["actor.log_std"][:] = compute_initial_log_std(spec, settings)
     else:
         actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
-    shape = make_network_shape(spec)
     if norm == "batch":
         moments = BatchMoments(
             {n: s for prefix in CRITICS for n, s in make_moment_shapes(prefix[:-1], sizes).items()}
@@ -83,9 +79,7 @@ def build_sac_networks(
     else:
         moments, targets = None, FlatVector(critics.shapes)
         targets.data[:] = critics.data
-    return SacNetworks(
-        shape, spec.action_size, actor, critics, targets, moments, quantiles, dropped
-    )
+    return SacNetworks(spec, actor, critics, targets, moments, quantiles, dropped)
 
 
 class CriticLoss(Protocol):
