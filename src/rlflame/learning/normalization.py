@@ -12,9 +12,8 @@ from .base import StateParts
 from .networks.flat_vector import FlatVector
 
 _EPSILON = 1e-8
-TOO_LARGE_REWARDS = (
-    "divide the environment's rewards, "
-    "for example by a gymnasium.wrappers.TransformReward around it"
+SCALE_HINT = (
+    "divide them in the environment, or set network.normalise_observations or ppo.scale_rewards"
 )
 
 
@@ -93,6 +92,6 @@ class RewardScaler:
             raise LearningError(
                 f"Rewards as large as {np.abs(rewards).max():.3g} have no variance that a number "
                 "can hold.",
-                TOO_LARGE_REWARDS,
+                SCALE_HINT,
             )
         return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))

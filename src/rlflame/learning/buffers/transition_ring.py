@@ -48,8 +48,8 @@ class TransitionRing:
         table = (self._final_positions, self._final_observations)
         return sum(array.nbytes for array in (*cells, *table))
 
-    def list_shapes(self, steps: int) -> dict[str, tuple[type, tuple[int, ...]]]:
-        """What `steps` rows look like; the table's length is any."""
+    def list_shapes(self, steps: int, table: int) -> dict[str, tuple[type, tuple[int, ...]]]:
+        """What `steps` rows look like, with so many final observations."""
         cells, size = (steps, self.columns), self._observations.shape[1]
         return {
             "observations": (np.float32, (*cells, size)),
@@ -57,8 +57,8 @@ class TransitionRing:
             "rewards": (np.float32, cells),
             "terminated": (np.bool_, cells),
             "truncated": (np.bool_, cells),
-            "boundary_index": (np.int64, (-1, 2)),
-            "boundary_observations": (np.float32, (-1, size)),
+            "boundary_index": (np.int64, (table, 2)),
+            "boundary_observations": (np.float32, (table, size)),
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:

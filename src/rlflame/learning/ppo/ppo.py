@@ -181,9 +181,7 @@ class Ppo:
             for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
                 gradient, norm, sums = self._compute_gradient(minibatch, count)
-                if self._guard.is_refused(
-                    norm, sums, returns=minibatch.returns, observations=minibatch.observations
-                ):
+                if self._guard.is_refused(norm, sums):
                     continue
                 totals.add(count, sums, norm)
                 if kl_limit is not None and sums["approx_kl"] / count > kl_limit:

@@ -114,9 +114,7 @@ class Reinforce:
         gradient, sums = self._compute_gradient(normalised, weights, count)
         norm = clip_by_norm(gradient, settings.max_gradient_norm)
         metrics: Metrics = {}
-        if not self._guard.is_refused(
-            norm, sums, rewards=batch.rewards, observations=normalised.observations
-        ):
+        if not self._guard.is_refused(norm, sums):
             self._adam.step(self._parameters.data, gradient, learning_rate)
             self._updates.value += 1
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]

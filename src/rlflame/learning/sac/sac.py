@@ -111,14 +111,9 @@ class Sac:
         weight = self._compute_entropy_weight()
         gradient, sums = self._compute_critic_gradient(batch, weight, count)
         norms = [self._clip(gradient[self._networks.critics.find_span(name)]) for name in CRITICS]
-        inputs = {
-            "rewards": batch.rewards,
-            "observations": batch.observations,
-            "next_observations": batch.next_observations,
-        }
         moments = self._networks.moments
         checked_sums = sums if moments is None else {**sums, "moments": moments.sum_latest()}
-        if self._guard.is_refused(sum(norms), checked_sums, **inputs):
+        if self._guard.is_refused(sum(norms), checked_sums):
             return {}
         updates_targets = (number + 1) % settings.target_update_interval == 0
         self._step_critics(gradient, rates["critic"], updates_targets)
@@ -128,7 +123,7 @@ class Sac:
             if self._fixed_weight is None:
                 metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates["entropy"])
             gradient, sums = self._compute_actor_gradient(batch, weight, count)
-            if self._actor_guard.is_refused(self._clip(gradient), sums, **inputs):
+            if self._actor_guard.is_refused(self._clip(gradient), sums):
                 return metrics
             self._step_actor(gradient, rates["actor"])
             metrics["actor_loss"] = sums["actor_loss"] / count
