@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rlflame.rendering.job import RenderResult
     from rlflame.storage.checkpoint import Checkpoint
 
-
 FilmFile = Annotated[
     Path | None,
     typer.Option(
@@ -36,26 +35,6 @@ FilmFile = Annotated[
         metavar="FILE",
         help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
     ),
-]
-FilmEpisodes = Annotated[
-    int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
-]
-FilmSeed = Annotated[
-    int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
-]
-BestOf = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
-]
-VersusUntrained = Annotated[
-    bool,
-    typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
-]
-PictureWidth = Annotated[
-    int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
-]
-PictureHeight = Annotated[
-    int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
 ]
 FrameRate = Annotated[
     float | None,
@@ -66,20 +45,35 @@ FrameRate = Annotated[
         max=1000,
     ),
 ]
-Window = Annotated[bool, typer.Option("--human", help="In a window, where there is a display.")]
 
 
 def render(
     file: CheckpointFile,
     out: FilmFile = None,
-    episodes: FilmEpisodes = 1,
-    seed: FilmSeed = 0,
-    best_of: BestOf = None,
-    vs_untrained: VersusUntrained = False,
-    width: PictureWidth = None,
-    height: PictureHeight = None,
+    episodes: Annotated[
+        int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
+    ] = 0,
+    best_of: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
+    ] = None,
+    vs_untrained: Annotated[
+        bool,
+        typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
+    ] = False,
+    width: Annotated[
+        int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
+    ] = None,
+    height: Annotated[
+        int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
+    ] = None,
     fps: FrameRate = None,
-    human: Window = False,
+    human: Annotated[
+        bool, typer.Option("--human", help="In a window, where there is a display.")
+    ] = False,
     env_file: EnvFile = None,
     allow_modules: AllowModules = None,
     as_json: Json = False,

@@ -31,7 +31,6 @@ _EXIT_GRACE_S = 5.0
 _INSTALL = {
     "debian": "apt-get install -y libegl1 libgl1",
     "fedora": "dnf install -y mesa-libEGL mesa-libGL mesa-dri-drivers",
-    "rhel": "dnf install -y mesa-libEGL mesa-libGL mesa-dri-drivers",
     "suse": "zypper install -y Mesa-libEGL1 Mesa-libGL1 Mesa-dri",
     "arch": "pacman -S --noconfirm mesa",
     "alpine": "apk add mesa-egl mesa-gl mesa-dri-gallium",

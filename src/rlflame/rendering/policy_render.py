@@ -53,13 +53,8 @@ def resolve_kind(out: Path) -> RenderKind:
         )
     if kind == "mp4":
         check_extra("imageio_ffmpeg", "no .mp4 can be written", "video")
-    if out.is_dir():
-        raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder.", format_shell("mkdir", "-p", folder))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CheckpointError(f"{folder} cannot be written.", "-o in another folder")
+    if out.is_dir() or not os.access(out.absolute().parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{out} cannot be written.", "-o with a file in a folder that exists")
     return kind
 
 

@@ -7,7 +7,6 @@ A critic's output is an expected return, or quantiles of the return. Values of o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -82,24 +81,14 @@ def build_sac_networks(
     return SacNetworks(spec, actor, critics, targets, moments, quantiles, dropped)
 
 
-class CriticLoss(Protocol):
-    outputs: int
-
-    def compute_target_values(self, values: Float32) -> Float32:
-        """Of both critics' values, those that a critic learns from, in a new array.
-
-        NaN and infinity are never left out, because the guard has to see them.
-        """
-
-    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
-        """d(loss)/d(values) of one critic over `count`, and the sum of its squared errors."""
-
-    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
-        """d(-value of the action / count)/d(values) of each critic, and the sum of the values."""
-
-
 class ClippedDoubleQ:
-    """The lower of two expected returns, learned by half the squared error."""
+    """The lower of two expected returns, learned by half the squared error.
+
+    Of both critics' values, a critic learns from those of `compute_target_values`, a new array;
+    NaN and infinity are never left out, because the guard has to see them. `compute_error` is
+    d(loss)/d(values) of one critic over `count`, and the sum of its squared errors;
+    `compute_slopes` d(-value of the action / count)/d(values) of each, and the sum of the values.
+    """
 
     outputs = 1
 
@@ -170,5 +159,5 @@ class TruncatedQuantiles:
         return slopes, share * sum(float(value.sum(dtype=np.float64)) for value in values)
 
 
-def make_critic_loss(quantiles: int, dropped: int) -> CriticLoss:
+def make_critic_loss(quantiles: int, dropped: int) -> ClippedDoubleQ | TruncatedQuantiles:
     return ClippedDoubleQ() if quantiles == 1 else TruncatedQuantiles(quantiles, dropped)
