@@ -61,7 +61,7 @@ def build_network(
     spec: PolicySpec, settings: NetworkSettings, seed: int, *, critic: bool
 ) -> FlatVector:
     """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
-    shapes = make_actor_shapes(spec)
+    shapes = {n: s for n, s in compute_array_shapes(spec).items() if n.startswith("actor.")}
     last_gains = {"actor": settings.last_layer_scale}
     if critic:
         shapes |= make_network_shapes("critic", (spec.observation_size, *spec.hidden, 1))
@@ -71,14 +71,10 @@ def build_network(
     for key, (prefix, gain) in enumerate(last_gains.items()):
         init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        vector["actor.log_std"][:] = compute_initial_log_std(spec, settings)
+        # With gsde, units of size one add up to the setting.
+        sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
+        vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
     return vector
-
-
-def make_actor_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
-    """Of the arrays of a policy, those that are learned."""
-    shapes = compute_array_shapes(spec)
-    return {name: shape for name, shape in shapes.items() if name.startswith("actor.")}
 
 
 def init_network(
@@ -117,13 +113,6 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
     q, r = np.linalg.qr(normal)
     q *= np.sign(np.diagonal(r))
     return q if rows >= columns else q.T
-
-
-def compute_initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
-    """The setting itself; with gsde, what lets units of size one add up to it."""
-    if spec.exploration == "gsde":
-        return settings.log_std_init - 0.5 * math.log(spec.hidden[-1])
-    return settings.log_std_init
 
 
 def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec) -> Float32:

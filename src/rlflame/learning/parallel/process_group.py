@@ -233,9 +233,14 @@ def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> N
 
 def find_deviating_ranks(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[int]:
     """The learners whose arrays differ from those of rank 0."""
+    digests = gather_digests(group, arrays)
+    return [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+
+
+def gather_digests(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[bytes]:
+    """The digest of each learner's arrays, by rank."""
     digest = np.frombuffer(bytearray.fromhex(compute_digest(arrays)), np.float32)
-    first, *_ = digests = [row.tobytes() for row in group.gather(digest)]
-    return [rank for rank, row in enumerate(digests) if row != first]
+    return [row.tobytes() for row in group.gather(digest)]
 
 
 def to_message(value: Batch | Transitions) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from rlflame.rollout.task import Float32, PolicySpec
 
 from ..networks.flat_vector import (
     FlatVector,
-    compute_initial_log_std,
+    build_network,
     init_network,
-    make_actor_shapes,
 )
 from ..networks.mlp import BatchMoments, make_moment_shapes
 
@@ -52,7 +51,9 @@ def build_sac_networks(
     quantiles: int = 1,
     dropped: int = 0,
 ) -> SacNetworks:
-    actor = FlatVector(make_actor_shapes(spec))
+    actor = build_network(spec, settings, seed, critic=False)
+    if spec.log_std_shape is None:
+        actor[f"actor.{len(spec.hidden)}.bias"][spec.action_size :] += settings.log_std_init
     sizes = (spec.observation_size + spec.action_size, *spec.hidden, quantiles)
     critics = FlatVector(
         {
@@ -61,15 +62,9 @@ def build_sac_networks(
             for name, shape in make_network_shapes(prefix[:-1], sizes).items()
         }
     )
-    layers = len(spec.hidden) + 1
-    networks = [(actor, "actor", settings.last_layer_scale)]
-    networks += [(critics, prefix[:-1], 1.0) for prefix in CRITICS]
-    for key, (vector, prefix, last_gain) in enumerate(networks):
-        init_network(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
-    if spec.log_std_shape is not None:
-        actor["actor.log_std"][:] = compute_initial_log_std(spec, settings)
-    else:
-        actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
+    for key, prefix in enumerate(CRITICS, 1):
+        layers = len(sizes) - 1
+        init_network(critics, prefix[:-1], layers, settings, seed=seed, last_gain=1.0, key=key)
     if norm == "batch":
         moments = BatchMoments(
             {n: s for prefix in CRITICS for n, s in make_moment_shapes(prefix[:-1], sizes).items()}
