@@ -62,7 +62,6 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
     """Why an environment cannot be made, or cannot be learned in."""
     import gymnasium
 
-    from rlflame.rendering import gl_backend
     from rlflame.rollout.envs.make import UnsupportedSpace
 
     name, cause = settings.id, _get_first_line(error)
@@ -76,8 +75,6 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
             f"There is no environment {name!r}. {cause.rstrip('?')}.",
             "rlflame envs lists them; one of yours: --env-file FILE.py",
         )
-    if gl_backend.is_gl_failure(error):
-        return gl_backend.make_gl_failure_error(_get_first_line(error.__cause__ or error))
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
         if error.__cause__ is not None:
             cause = f"{cause}: {_get_first_line(error.__cause__)}"
