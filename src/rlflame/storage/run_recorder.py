@@ -175,12 +175,9 @@ class FileRecorder:
     ) -> None:
         saved, every_steps = self._saved_progress, self._every_steps
         due = saved is None or progress.steps // every_steps > saved.steps // every_steps
-        last = final or self._folder.lock_removed
-        if (due or last) and progress != saved:
+        if (due or final) and progress != saved:
             with self.time_phase("checkpoint"):
                 self._save(take())
-        if self._folder.lock_removed:
-            raise self._folder.make_unlocked_error()
 
     def save_final_evaluation(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
         """Write the last checkpoint again, with the evaluation of its policy in it."""

@@ -429,7 +429,6 @@ def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
     assert (out / "seed-0/latest.safetensors").read_bytes() == b"no"
     said = " ".join(spoken.err.split())
     assert f"or begin the seed anew: rm -r {out}/seed-0; then rlflame resume {out}" in said
-    assert said.count("Trying an earlier checkpoint.") == 2
 
     shutil.rmtree(out / "seed-0")
     assert rlflame("resume", out).code == 0
@@ -474,7 +473,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
             out.rename(tmp_path / "old")
             self.second = RunFolder.create(out)
             if moment == "begun":
-                self._folder.check_held()
+                self._folder.check()
             return {}
 
     monkeypatch.setattr(sweep_run, "SeedProcesses", Moving)

@@ -194,7 +194,7 @@ def _run_seeds(
     with show.open(start):
         processes = SeedProcesses(orders, sweep.config, folder, show, stop, fleet)
         outcomes = processes.run(resources.concurrent_seeds)
-    folder.check_held()
+    folder.check()
     return _make_result(folder.path, sweep, outcomes)
 
 
@@ -326,7 +326,7 @@ class SeedProcesses:
         return outcomes
 
     def _start(self, seed: int) -> None:
-        self._folder.check_held()
+        self._folder.check()
         self._view.show_seed_start(seed)
         process = WorkerProcess(
             module=_MODULE, environment=self._environment, show_output=self._show_output
