@@ -203,7 +203,7 @@ def test_names_of_another_form_are_refused(tmp_path, name):
     path = tmp_path / "a.safetensors"
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header_file(path, {"__metadata__": {"format": "1", "recipe": "{}"}, name: empty}, 0)
-    with pytest.raises(CheckpointError, match="no name of a tensor"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         checkpoint.load(path)
 
 

@@ -31,7 +31,7 @@ from rlflame.learning.parallel.process_group import (
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
-from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.checkpoint import Checkpoint, build_policy_spec
 from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trainer
 
 
@@ -142,21 +142,7 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
             f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
             "--algo ppo, or give the environment's action_space finite bounds",
         )
-    return PolicySpec(
-        action_kind=env.action_kind,
-        observation_size=env.observation_size,
-        action_size=env.action_size,
-        action_low=env.action_low,
-        action_high=env.action_high,
-        hidden=tuple(network.hidden),
-        activation=network.activation,
-        normalise=network.normalise_observations,
-        observation_clip=network.observation_clip,
-        width=learning.rollout.width,
-        squash=learning.traits.squashed_actions,
-        exploration=network.exploration,
-        exploration_interval=network.exploration_interval,
-    )
+    return build_policy_spec(learning, env)
 
 
 def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:

@@ -53,9 +53,7 @@ def _read_segment(path: Path, number: int, digest: str) -> State:
             if metadata["segment"] != str(number) or compute_digest(arrays) != digest:
                 raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
-        missing = isinstance(error.__cause__, FileNotFoundError)
-        message = f"{path} is missing, and the replay needs it." if missing else error.message
-        raise ReplayError(message, _HINT) from error
+        raise ReplayError(error.message, _HINT) from error
     return arrays
 
 
