@@ -517,11 +517,3 @@ def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):
     note = f"Gymnasium {gymnasium.__version__} steps the environments"
     assert rlflame(*words).err.count(note) == 1
     assert note not in rlflame("train", *TINY, "--steps", "64").err
-
-
-def test_a_batch_far_beyond_the_budget_is_told():
-    words = ("train", *TINY, "--set", "rollout.steps=1000", "--steps", "4")
-    spoken = rlflame(*words)
-    assert spoken.code == 0
-    assert "The first batch has " in spoken.err
-    assert "the run is set to stop after 4 steps" in spoken.err

@@ -20,8 +20,6 @@ from rlflame.config.algorithms import (
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
-#: A first batch of more than this many times the budget is worth a warning.
-_BATCH_WARNING_FACTOR = 100
 #: Parts of a minibatch where a run begins with several learners.
 DEFAULT_SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
@@ -297,15 +295,8 @@ class Recipe(SettingsModel):
 
     @property
     def budget_warning(self) -> str | None:
-        """A warning where the budget ends long before the first batch, or after learning has."""
+        """A warning where the budget ends after learning has."""
         learning = self.learning
-        batch, end = learning.rollout.steps_per_iteration, self.stop_at_steps
-        counts_steps = learning.rollout.unit == "steps"
-        if counts_steps and end is not None and batch > _BATCH_WARNING_FACTOR * end:
-            return (
-                f"The first batch has {batch:,} steps, and the run is set to stop after {end:,} "
-                "steps, so it will stop after its first batch."
-            )
         if None not in (self.stop_at_steps, self.stop_at_iterations):
             return None  # whichever comes first
         for unit in ("steps", "iterations"):

@@ -27,10 +27,6 @@ class NotRegularError(OSError):
     """There is something in the file's place that is no regular file."""
 
 
-class TooLargeError(OSError):
-    """The file, or a line of it, has more bytes than its reader accepts."""
-
-
 def open_to_read(path: Path) -> BinaryIO:
     """The regular file, opened; never waits for whoever writes to a pipe."""
     _check_kind(path, os.stat(path))
@@ -51,16 +47,10 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The whole content of a file of at most `limit` bytes."""
     with open_to_read(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        # The size is no promise: a file may grow meanwhile, or be made up by the kernel.
-        content = bytearray()
-        while size <= limit and (part := file.read(1 << 16)):
-            content += part
-            size = max(size, len(content))
-        if size > limit:
-            reason = f"it has {size:,} bytes, and at most {limit:,} are read"
-            raise TooLargeError(errno.EOVERFLOW, reason, str(path))
-        return bytes(content)
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EOVERFLOW, f"it has more than {limit:,} bytes", str(path))
+    return content
 
 
 def read_text(path: Path, limit: int) -> str:
@@ -78,7 +68,7 @@ def read_lines(
         for number, line in enumerate(lines, 1):
             if len(line) > limit:
                 reason = f"line {number} has more than {limit:,} characters"
-                raise TooLargeError(errno.EOVERFLOW, reason, str(path))
+                raise OSError(errno.EOVERFLOW, reason, str(path))
             yield line
 
 

@@ -161,15 +161,12 @@ def resolve_runtime(
     inherited = dict(inherited) if isinstance(inherited, Mapping) else {}
     for name in ("progress", "debug", "env_file"):  # each command decides these for itself
         inherited.pop(name, None)
-    layers = merge({"stop_at_steps": 1, "runtime": inherited}, typed_layer)
+    layers = {"stop_at_steps": 1, "runtime": inherited}
     try:
-        runtime = validate_config(layers).runtime
+        validate_config(layers)
     except ConfigError as error:
-        try:
-            validate_config({"stop_at_steps": 1, "runtime": inherited})
-        except ConfigError as saved_error:
-            raise ConfigError(f"{file}: {saved_error.message}", saved_error.hint) from error
-        raise
+        raise ConfigError(f"{file}: {error.message}", error.hint) from error
+    runtime = validate_config(merge(layers, typed_layer)).runtime
     if runtime.env_file is not None:
         module_trust.load_env_file(runtime.env_file)
     return runtime

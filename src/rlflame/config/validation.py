@@ -28,7 +28,7 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     for name, value in config.learning.environment.kwargs.items():
         if not _is_json_value(value):
             raise ConfigError(
-                f"The environment's argument {name} = {_shorten(value)} is not what a recipe can "
+                f"The environment's argument {name} = {value!r:.200} is not what a recipe can "
                 "carry.",
                 "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
                 "them",
@@ -66,13 +66,6 @@ def make_unknown_error(name: str) -> ConfigError:
     renamed = _RENAMED.get(name.rpartition(".")[2])
     hint = f"it is {renamed} now" if renamed else _suggest_settings(name)
     return ConfigError(f"There is no setting {name!r} in this version of rlflame.", hint)
-
-
-def _shorten(value: Any) -> str:
-    try:
-        return f"{value!r:.200}"
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
 
 
 def format_seen_value(value: Any) -> str:
@@ -162,13 +155,7 @@ def _suggest_settings(key: str) -> str:
     names = {path: path.rpartition(".")[2] for path in list_settings()}
     prefixed = [name for name in names.values() if name.startswith(last)]
     close = difflib.get_close_matches(last, set(names.values()), n=5, cutoff=0.5)
-    ranks = {name: rank for rank, name in reversed([*enumerate([*prefixed, *close])])}
-    paths = sorted(
-        (path for path in names if names[path] in ranks),
-        key=lambda path: (
-            not f".{path}".rpartition(".")[0].endswith(f".{section}"),
-            ranks[names[path]],
-        ),
-    )
+    ranked = [p for name in dict.fromkeys([*prefixed, *close]) for p in names if names[p] == name]
+    paths = sorted(ranked, key=lambda p: not f".{p}".rpartition(".")[0].endswith(f".{section}"))
     suggestions = ", ".join(paths[:3])
     return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"

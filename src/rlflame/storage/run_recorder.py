@@ -27,7 +27,6 @@ from rlflame.storage.metrics import (
     JsonLines,
     LineFile,
     PhaseTimer,
-    Sink,
     read_children_cpu_s,
 )
 from rlflame.storage.replay_segments import SegmentFiles
@@ -40,6 +39,7 @@ from rlflame.storage.run_folder import (
     list_step_files,
     report_disk_errors,
 )
+from rlflame.storage.tracking.tensorboard import TensorBoard
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import Progress, Snapshot
 
@@ -81,7 +81,7 @@ class FileRecorder:
         self._keep_count = keep_count
         self._observer = observer
         self._take_counts = take_counts
-        self._sinks: list[Sink] = []
+        self._sinks: list[TensorBoard] = []
         self._saved_progress: Progress | None = None
         self.best = template.best
         self._timer = PhaseTimer(read_children_cpu_s)
@@ -148,7 +148,8 @@ class FileRecorder:
     ) -> None:
         line = {"iteration": progress.iteration, **record.to_metrics()}
         with self._report_write_errors():
-            for sink in (self._metric_file, *self._sinks):
+            self._metric_file.write(progress.steps, line)
+            for sink in self._sinks:
                 sink.write(progress.steps, line)
             self._flush_logs()
         better = self.offer_best(progress, record, policy)
@@ -190,7 +191,7 @@ class FileRecorder:
             for sink in self._sinks:
                 sink.write(snapshot.progress.steps, {"final_return": record.mean})
 
-    def add_sink(self, sink: Sink) -> None:
+    def add_sink(self, sink: TensorBoard) -> None:
         """Somewhere else to write what is recorded from now on, timing included."""
         self._sinks.append(sink)
         self._resources.callback(sink.close)

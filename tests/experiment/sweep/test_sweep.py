@@ -76,24 +76,16 @@ def test_a_list_of_seeds_is_read_and_written(text, seeds, again):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("", "'' is not a list"),
-        ("a-b", "is not a list"),
-        ("1,,2", "is not a list"),
-        ("-3", "is not a list"),
-        ("1.5", "is not a list"),
-        ("9-0", "counts backwards in 9-0"),
-        ("0-4,3", "names seed 3 twice"),
-        ("0-1000", f"more than {MAX_SEEDS}"),
-        ("0-999999999999", f"more than {MAX_SEEDS}"),
-        ("9223372036854775808", "beyond"),
+        *("", "a-b", "1,,2", "-3", "1.5", "9-0", "0-4,3", "3,3", "0-1000", "0-999,1000"),
+        *("0-999999999999", "9223372036854775808"),
     ],
 )
-def test_a_list_that_means_nothing_is_refused(text, said, tmp_path):
+def test_a_list_that_means_nothing_is_refused(text, tmp_path):
     spoken = rlflame("train", "--seeds", text, "--out", tmp_path / "x")
     assert spoken.code == 2
-    assert said in spoken.err
+    assert f"{text!r} is no list of up to {MAX_SEEDS} different seeds" in spoken.err
     assert "hint: " in spoken.err
     assert not (tmp_path / "x").exists()
 
