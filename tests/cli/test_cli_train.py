@@ -249,11 +249,6 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         ),
         ([*SAC, "--set", "network.hidden=[0,0]"], 2, ["learning.network.hidden (", "to 1, seen 0"]),
         ([*SAC, "--set", "sac.updates_per_step=0"], 2, ["learning.sac.updates_per_step", "seen 0"]),
-        (
-            [*SAC, "--set", "sac.target_entropy=1"],
-            2,
-            ["sac.target_entropy is 1,", "1 action in [-1, 1] stays below 0.69", "=-1"],
-        ),
         ([*SAC, "--set", "rollout.unit=episodes"], 2, ["SAC learns from single steps"]),
         ([*SAC, "--iterations", "5"], 2, ["SAC counts steps"]),
         (["--set", "runtime.env_file=no.py"], 2, ["There is no file", "no.py'"]),
@@ -269,12 +264,6 @@ def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):
     dry = rlflame("train", "--set", "runtime.fleet=inline", *words, "--dry-run")
     assert (dry.code, dry.err) == (spoken.code, spoken.err)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_entropy_that_a_fixed_coefficient_ignores_may_be_any():
-    words = ("--set", "sac.target_entropy=1", "--set", "sac.entropy_coefficient=0.2")
-    assert rlflame("train", *SAC, *words, "--dry-run").code == 0
-    assert rlflame("train", *SAC, "--set", "sac.target_entropy=0.69", "--dry-run").code == 0
 
 
 @pytest.mark.parametrize(("words", "last"), [((), 6), (("--set", "network.exploration=gsde"), 3)])

@@ -20,7 +20,6 @@ SETTINGS_BYTES = 1_000_000
 RECORD_BYTES = 32_000_000
 #: Limit for one line of a file that is read line by line.
 LINE_BYTES = 1_000_000
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class NotRegularError(OSError):
@@ -29,7 +28,6 @@ class NotRegularError(OSError):
 
 def open_to_read(path: Path) -> BinaryIO:
     """The regular file, opened; never waits for whoever writes to a pipe."""
-    _check_kind(path, os.stat(path))
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
@@ -38,8 +36,6 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
 
     Lines end as they are written.
     """
-    with contextlib.suppress(FileNotFoundError):
-        _check_kind(path, os.stat(path))
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return open(descriptor, "a", encoding="utf-8", newline="")
 
@@ -78,7 +74,10 @@ def open_unless_link(path: str, flags: int) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
-    # What stood there a moment ago may have been replaced, so the opened file itself is judged.
+    # Opening a device may already have an effect. What stood there a moment ago may have been
+    # replaced, so the opened file itself is judged too.
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(path, os.stat(path))
     # Without O_NONBLOCK opening a pipe would wait for its other end; it changes no regular file.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
@@ -90,10 +89,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _check_kind(path: Path, status: os.stat_result) -> None:
-    """Checked before opening too, because opening a device may already have an effect."""
-    mode = status.st_mode
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise NotRegularError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise NotRegularError(errno.EINVAL, "it is a pipe, a socket or a device", str(path))
