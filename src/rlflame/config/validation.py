@@ -15,8 +15,6 @@ from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 
 _SHOULD = "Input should "
-#: Settings of earlier versions, and their names now.
-_RENAMED = {"companion": "runtime.critic_helper"}
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
@@ -63,9 +61,8 @@ def make_error(error: ValidationError) -> ConfigError:
 
 def make_unknown_error(name: str) -> ConfigError:
     """For a name that was mistyped, or that another version of rlflame knows."""
-    renamed = _RENAMED.get(name.rpartition(".")[2])
-    hint = f"it is {renamed} now" if renamed else _suggest_settings(name)
-    return ConfigError(f"There is no setting {name!r} in this version of rlflame.", hint)
+    message = f"There is no setting {name!r} in this version of rlflame."
+    return ConfigError(message, _suggest_settings(name))
 
 
 def format_seen_value(value: Any) -> str:
@@ -83,21 +80,6 @@ def _is_json_value(value: Any) -> bool:
     if isinstance(value, int):
         return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
     return value is None or isinstance(value, str)
-
-
-def check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:
-    """A section is a table: whatever else stood in its place would silently give way to one."""
-    for name, field in model.model_fields.items():
-        section = _find_section(field.annotation)
-        if section is None or layer.get(name) is None:
-            continue
-        if not isinstance(layer[name], Mapping):
-            some = next(iter(section.model_fields))
-            raise ConfigError(
-                f"{prefix}{name} is a table of settings, not {format_seen_value(layer[name])}.",
-                f"[{prefix}{name}] in a line of its own, its settings below it: {some} = ...",
-            )
-        check_tables(section, layer[name], f"{prefix}{name}.")
 
 
 def parse_set(text: str) -> tuple[str, Any]:
@@ -150,12 +132,11 @@ def _find_setting(location: Sequence[int | str]) -> str:
 
 
 def _suggest_settings(key: str) -> str:
-    """First those of the section that was typed, and of them what begins as what was typed."""
-    section, _, last = key.rpartition(".")
-    names = {path: path.rpartition(".")[2] for path in list_settings()}
-    prefixed = [name for name in names.values() if name.startswith(last)]
-    close = difflib.get_close_matches(last, set(names.values()), n=5, cutoff=0.5)
-    ranked = [p for name in dict.fromkeys([*prefixed, *close]) for p in names if names[p] == name]
-    paths = sorted(ranked, key=lambda p: not f".{p}".rpartition(".")[0].endswith(f".{section}"))
-    suggestions = ", ".join(paths[:3])
-    return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"
+    """Those most like the key, by their full paths or their last names."""
+
+    def measure_likeness(path: str) -> float:
+        names = (path, path.rpartition(".")[2])
+        return max(difflib.SequenceMatcher(None, key, name).ratio() for name in names)
+
+    paths = sorted(list_settings(), key=measure_likeness, reverse=True)
+    return f"did you mean {', '.join(paths[:3])}?"
