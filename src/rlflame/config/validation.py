@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -94,12 +94,13 @@ def _find_full_key(key: str) -> str:
     head, marker, tail = key.partition("environment.kwargs.")
     if marker and head in ("", "learning."):
         return f"learning.environment.kwargs.{tail}"
-    matches = [path for path in list_settings() if path == key or path.endswith("." + key)]
+    settings = list_settings()
+    matches = [key] if key in settings else [p for p in settings if p.endswith(f".{key}")]
     if not matches:
         raise make_unknown_error(key)
-    if len(matches) > 1 and key not in matches:
+    if len(matches) > 1:
         raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
-    return key if key in matches else matches[0]
+    return matches[0]
 
 
 def list_settings() -> dict[str, str]:
@@ -118,11 +119,11 @@ def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def _find_section(annotation: Any) -> type[BaseModel] | None:
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    non_null = [option for option in options if option is not NoneType]
-    if len(non_null) == 1 and isinstance(non_null[0], type) and issubclass(non_null[0], BaseModel):
-        return non_null[0]
-    return None
+    """The model of a section, which may be absent."""
+    options = [option for option in get_args(annotation) or [annotation] if option is not NoneType]
+    first = options[0]
+    is_section = len(options) == 1 and isinstance(first, type) and issubclass(first, BaseModel)
+    return first if is_section else None
 
 
 def _find_setting(location: Sequence[int | str]) -> str:

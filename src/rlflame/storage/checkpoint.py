@@ -158,7 +158,7 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
-    resumable = _is_resumable(metadata)
+    resumable = metadata["kind"] == "checkpoint"
     prefixes = ("policy.", "learner.", "behaviour.")[: 3 if resumable else 1]
     unexpected = [
         name
@@ -174,17 +174,13 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
             _check_layouts(group_layouts, expected, group)
 
 
-def _is_resumable(metadata: Mapping[str, str]) -> bool:
-    return metadata["kind"] == "checkpoint"
-
-
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
     recipe, env, spec = _parse_policy(metadata)
     progress = _parse_json(Progress, metadata["progress"])
     _check_progress(progress, recipe)
     policy = _select(tensors, "policy.")
     snapshot = None
-    if _is_resumable(metadata):
+    if metadata["kind"] == "checkpoint":
         behaviour = _select(tensors, "behaviour.")
         states = _decode_states(tensors.get("envs"), recipe, env)
         learner = _select(tensors, "learner.")

@@ -291,26 +291,15 @@ def _acquire_lock(path: Path, hint: str) -> int:
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        # It may have been moved or removed in between.
+        is_held = _wait_for_lock(lock_fd) and _is_same(path / _LOCK_NAME, lock_fd)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
-    try:
-        _wait_for_lock(lock_fd)
-    except BlockingIOError as error:
+    if not is_held:
         os.close(lock_fd)
         raise FolderInUseError(
             f"Another rlflame is training in {path}.",
             "wait for it, or start a new run with another --out",
-        ) from error
-    except OSError as error:
-        os.close(lock_fd)
-        raise CheckpointError(
-            f"{path} cannot be locked: {error.strerror}.", "choose a folder on a local disk"
-        ) from error
-    if not _is_same(path / _LOCK_NAME, lock_fd):  # it was moved or removed in between
-        os.close(lock_fd)
-        raise FolderInUseError(
-            f"{path} was moved or removed by another process just now.",
-            "start a new run with another --out",
         )
     # A user who can open a lock file can hold it. The file of another user stays as it is.
     with contextlib.suppress(OSError):
@@ -318,17 +307,15 @@ def _acquire_lock(path: Path, hint: str) -> int:
     return lock_fd
 
 
-def _wait_for_lock(lock_fd: int) -> None:
-    """A check of the lock holds it for a moment."""
+def _wait_for_lock(lock_fd: int) -> bool:
+    """Whether it could be had: a check of the lock holds it for a moment."""
     deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_LOCK_WAIT_S / 20)
+            return True
+        time.sleep(_LOCK_WAIT_S / 20)
+    return False
 
 
 def is_locked(path: Path) -> bool:

@@ -328,9 +328,9 @@ def _set_file_aside(file: Path) -> None:
 
 def _make_aside_path(file: Path, word: str) -> Path:
     """A name beside a file that nothing else has, unless it has the same content."""
-    numbered = (f"{word}-{number}" for number in itertools.count(2))
-    names = (file.with_name(f"{file.name}.{end}") for end in itertools.chain([word], numbered))
-    return next(n for n in names if not n.exists() or filecmp.cmp(file, n, shallow=False))
+    ends = itertools.chain([word], (f"{word}-{number}" for number in itertools.count(2)))
+    paths = (file.with_name(f"{file.name}.{end}") for end in ends)
+    return next(p for p in paths if not p.exists() or filecmp.cmp(file, p, shallow=False))
 
 
 def _link(link: Path, target: Path) -> None:
