@@ -122,9 +122,7 @@ def remove_trusted(modules: Iterable[str]) -> None:
 def _write_trusted(modules: Iterable[str]) -> None:
     path, hint = _get_trust_path(), "or name the module in each command: --allow-module MODULE"
     if path is None:
-        raise ConfigError(
-            "This user has no home folder for a list of trusted modules.", f"set HOME, {hint}"
-        )
+        raise ConfigError("There is no home folder for the list.", f"set HOME, {hint}")
     temporary = path.with_name(f".{_FILE_NAME}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -40,19 +40,13 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
     return open(descriptor, "a", encoding="utf-8", newline="")
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The whole content of a file of at most `limit` bytes."""
+def read_text(path: Path, limit: int) -> str:
+    """All of a file of at most `limit` bytes as UTF-8, with every line end as a newline."""
     with open_to_read(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EOVERFLOW, f"it has more than {limit:,} bytes", str(path))
-    return content
-
-
-def read_text(path: Path, limit: int) -> str:
-    """The content as UTF-8, with every line end as a newline."""
-    text = read_bytes(path, limit).decode("utf-8")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_lines(

@@ -6,7 +6,6 @@ carries a backslash before it.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -139,8 +138,6 @@ def format_value(value: Any) -> str:
         return f'"{NONE}"'
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):

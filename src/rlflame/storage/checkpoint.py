@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,6 @@ from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
 from rlflame.storage.run_reader import MAX_COUNT, Count
-from rlflame.storage.safetensors_file import Layout
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot
 
@@ -158,20 +157,16 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
-    resumable = metadata["kind"] == "checkpoint"
-    prefixes = ("policy.", "learner.", "behaviour.")[: 3 if resumable else 1]
-    unexpected = [
-        name
-        for name in layouts
-        if not name.startswith(prefixes) and not (resumable and name == "envs")
-    ]
-    if unexpected:
-        raise ValueError(f"unexpected tensors: {_join_names(unexpected)}")
-    expected = compute_array_shapes(spec)
-    for group in ("policy", "behaviour"):
-        group_layouts = _select(layouts, f"{group}.")
-        if group_layouts or group == "policy":
-            _check_layouts(group_layouts, expected, group)
+    actual = {name: (layout.dtype, layout.shape) for name, layout in layouts.items()}
+    groups = ["policy"]
+    if metadata["kind"] == "checkpoint":
+        actual = {n: v for n, v in actual.items() if not n.startswith("learner.") and n != "envs"}
+        groups += ["behaviour"] if _select(actual, "behaviour.") else []
+    shapes = compute_array_shapes(spec).items()
+    expected = {f"{group}.{name}": ("F32", shape) for group in groups for name, shape in shapes}
+    if differing := [n for n in actual | expected if actual.get(n) != expected.get(n)]:
+        names = ", ".join(sorted(differing)[:5])
+        raise ValueError(f"its tensors are missing, unknown or of another type: {names}")
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
@@ -275,17 +270,6 @@ def _has_valid_actions(env: EnvSpec) -> bool:
     return bounds == {env.action_size} and is_valid_shape and env.action_start == 0
 
 
-def _check_layouts(
-    layouts: Mapping[str, Layout], expected: Mapping[str, tuple[int, ...]], group: str
-) -> None:
-    actual = {name: (layout.dtype, layout.shape) for name, layout in layouts.items()}
-    needed = {name: ("F32", shape) for name, shape in expected.items()}
-    if differing := [n for n in actual | needed if actual.get(n) != needed.get(n)]:
-        raise ValueError(
-            f"{group} tensors are missing, unknown or of another type: {_join_names(differing)}"
-        )
-
-
 def _check_progress(progress: Progress, recipe: Recipe) -> None:
     """The counters can be those of a run of this recipe."""
     rollout, every_steps = recipe.learning.rollout, recipe.evaluation.every_steps
@@ -356,7 +340,3 @@ def _parse_recipe(text: str) -> Recipe:
 @cache
 def _make_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _join_names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)[:5])

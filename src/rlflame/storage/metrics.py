@@ -12,7 +12,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,8 @@ class JsonLines(LineFile):
 class PhaseTimer:
     """Wall and processor seconds by phase, lap by lap; the workers' where they can be known."""
 
-    def __init__(self, read_workers_cpu_s: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._read_workers_cpu_s = read_workers_cpu_s
         self._wall_s, self._processor_s, self._workers_cpu_s = self._read_clocks()
 
     @contextlib.contextmanager
@@ -165,7 +164,7 @@ class PhaseTimer:
         return {name: round(value, 6) for name, value in lap.items()}
 
     def _read_clocks(self) -> tuple[float, float, float | None]:
-        return time.monotonic(), time.process_time(), self._read_workers_cpu_s()
+        return time.monotonic(), time.process_time(), read_children_cpu_s()
 
 
 def read_children_cpu_s() -> float | None:

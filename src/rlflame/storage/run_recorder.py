@@ -27,7 +27,6 @@ from rlflame.storage.metrics import (
     JsonLines,
     LineFile,
     PhaseTimer,
-    read_children_cpu_s,
 )
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.run_folder import (
@@ -84,7 +83,7 @@ class FileRecorder:
         self._sinks: list[TensorBoard] = []
         self._saved_progress: Progress | None = None
         self.best = template.best
-        self._timer = PhaseTimer(read_children_cpu_s)
+        self._timer = PhaseTimer()
         self._steps = template.progress.steps
         snapshot = template.snapshot
         self._segments = SegmentFiles(folder.path, snapshot.segments if snapshot else ())
