@@ -71,7 +71,8 @@ def _check_values(value: Any, depth: int = 0) -> None:
     """Bound the depth of tables and lists, and whole numbers."""
     if depth > _DEEPEST:
         raise ValueError(f"tables or lists lie more than {_DEEPEST} deep in each other")
-    if isinstance(value, int) and abs(value) >= 2**63:
+    # Python prints no number of more than 4,300 digits. The fields judge all others.
+    if isinstance(value, int) and abs(value) >= 10**400:
         raise ValueError(f"a number of {value.bit_length()} bits is too large")
     if isinstance(value, Mapping | list):
         for item in value.values() if isinstance(value, Mapping) else value:
