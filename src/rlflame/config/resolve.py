@@ -20,7 +20,7 @@ from rlflame.config.nested import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import format_seen_value, parse_set, validate_config
-from rlflame.errors import ConfigError, format_command, format_shell
+from rlflame.errors import ConfigError, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
 _PACKAGES = "runtime.flame.extra_dependencies"
@@ -108,14 +108,6 @@ def resolve(
     user_layer = merge_layers(file_layer, typed_layer)
     preset_layer = read_preset(flags.preset) if flags.preset else {}
     environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
-    sources = {f"the preset {flags.preset}": preset_layer, f"{flags.config}": file_layer}
-    for source, layer in sources.items():
-        named = get_nested(layer, "learning.algorithm")
-        if named not in (None, algorithm):
-            raise ConfigError(
-                f"The algorithm is to be {algorithm}, and {source} is for {named}.",
-                "leave one of them out, or use --preset " + choose_preset(environment, algorithm),
-            )
     set_nested(user_layer, "learning.environment.id", environment)
     set_nested(user_layer, "learning.algorithm", algorithm)
     name = flags.preset or choose_preset(environment, algorithm)
@@ -164,11 +156,6 @@ def resolve_runtime(
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     layer = toml_io.read_file(path)
-    if "job" in layer:
-        raise ConfigError(
-            f"{path} is of a job of several seeds, and not the config of a run.",
-            f"{format_command('resume', path.parent)} takes it up",
-        )
     _resolve_env_file(layer, path.parent)
     return layer
 
