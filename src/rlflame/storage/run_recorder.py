@@ -265,17 +265,12 @@ class FileRecorder:
 
     def _find_best(self) -> Checkpoint | None:
         """The best policy that the run had when it stood here, if a checkpoint still holds it."""
-        record = self.best
-        if record is None:
-            return None
         with contextlib.suppress(CheckpointError):
             lines = run_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
-                if line.get("eval_return_mean") == record.mean:
-                    saved_checkpoint = checkpoint.load(
-                        get_step_path(self._folder.path, line["steps"])
-                    )
-                    return checkpoint.make_policy_checkpoint(saved_checkpoint, record)
+                if self.best is not None and line.get("eval_return_mean") == self.best.mean:
+                    source = checkpoint.load(get_step_path(self._folder.path, line["steps"]))
+                    return checkpoint.make_policy_checkpoint(source, self.best)
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
