@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rlflame import __version__
 from rlflame.config import regular_file
-from rlflame.errors import CheckpointError, LearningError
+from rlflame.errors import CheckpointError, LearningError, format_shell
 from rlflame.rollout.task import Array
 from rlflame.storage.available_memory import measure_available_bytes
 
@@ -193,9 +193,11 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         remedy = "make room" if error.errno in FULL_DISK_ERRNOS else "see that it can be written"
+        hint = f"{remedy}, or choose another folder"
+        if not path.parent.exists():
+            hint = format_shell("mkdir", "-p", path.parent)
         raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}.",
-            f"{remedy}, or choose another folder",
+            f"{path} could not be written: {error.strerror or error}.", hint
         ) from error
 
 
