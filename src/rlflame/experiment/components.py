@@ -27,7 +27,7 @@ from rlflame.learning.parallel.process_group import ProcessGroup, ReplicatedAlgo
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
-from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.checkpoint import Checkpoint, build_policy_spec
 from rlflame.storage.run_folder import RunFolder
 from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trainer
 
@@ -96,7 +96,6 @@ def _get_first_line(error: BaseException) -> str:
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     """The shape of the policy of a recipe, or an error where it does not fit the environment."""
     network = learning.network
-    learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
     if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
         raise ConfigError(
@@ -109,21 +108,7 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
             f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
             "--algo ppo, or give the environment's action_space finite bounds",
         )
-    return PolicySpec(
-        action_kind=env.action_kind,
-        observation_size=env.observation_size,
-        action_size=env.action_size,
-        action_low=env.action_low,
-        action_high=env.action_high,
-        hidden=tuple(network.hidden),
-        activation=network.activation,
-        normalise=network.normalise_observations,
-        observation_clip=network.observation_clip,
-        width=learning.rollout.width,
-        squash=learning.traits.squashed_actions,
-        exploration=network.exploration,
-        exploration_interval=network.exploration_interval,
-    )
+    return build_policy_spec(learning, env)
 
 
 def create_folder(

@@ -206,7 +206,7 @@ def list_environments() -> list[EnvironmentEntry]:
             continue
         continuous = spec.action_kind == "continuous"
         if not continuous:
-            names = tuple(presets[name] for name in presets if TRAITS[name].discrete_actions)
+            names = tuple(presets[name] for name in presets if not TRAITS[name].squashed_actions)
         sizes = spec.observation_size, spec.action_size
         entries.append(EnvironmentEntry(alias, target.id, *sizes, continuous, names))
     return entries
