@@ -6,12 +6,14 @@ No other code compares an algorithm's name.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from rlflame.config.runtime import Positive, SettingsModel
+from rlflame.errors import ConfigError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
@@ -39,6 +41,9 @@ class AlgorithmSection(SettingsModel):
     def passes(self) -> int:
         """How often an update learns from each sample of a batch."""
         return 1
+
+    def check_action_size(self, action_size: int) -> None:
+        """Raise a ConfigError for settings that no policy over so many actions can meet."""
 
 
 class PpoSettings(AlgorithmSection):
@@ -140,12 +145,14 @@ class SacSettings(AlgorithmSection):
     learning_starts: int = Field(
         10_000, ge=0, le=1_000_000_000, description="Steps of random actions before any update."
     )
-    updates_per_step: float = Field(1.0, gt=0.0, le=1000.0, description="Updates per later step.")
+    updates_per_step: float = Field(
+        1.0, gt=0.0, le=1000.0, description="Updates per step after that."
+    )
     n_step: Positive = Field(1, le=1000, description="Rewards summed before the critics take over.")
     target_update_rate: float = Field(
         0.005, gt=0.0, le=1.0, description="How far the target critics move to the critics."
     )
-    target_update_interval: Positive = Field(1, le=1_000_000, description="Updates per such move.")
+    target_update_interval: Positive = Field(1, le=1_000_000, description="Updates between moves.")
     policy_delay: Positive = Field(
         1, le=1_000_000, description="Critic updates per update of actor and entropy coefficient."
     )
@@ -196,6 +203,16 @@ class SacSettings(AlgorithmSection):
     @property
     def needs_whole_batches(self) -> bool:
         return self.critic_norm == "batch"
+
+    def check_action_size(self, action_size: int) -> None:
+        """An entropy that no policy reaches lets the coefficient grow without end."""
+        target, highest = self.target_entropy, action_size * math.log(2.0)
+        if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
+            raise ConfigError(
+                f"sac.target_entropy is {target:g}, and {action_size} actions in [-1, 1] stay "
+                f"below {highest:.2f}.",
+                f"--set sac.target_entropy={-action_size}, which is what auto takes",
+            )
 
 
 #: The settings of algorithms with a replay have the same names for it.

@@ -104,7 +104,9 @@ class NetworkSettings(SettingsModel):
     normalise_observations: bool = Field(
         True, description="Standardise observations by running statistics, part of the policy."
     )
-    observation_clip: float = Field(10.0, gt=0.0, le=1e6, description="Bound after standardising.")
+    observation_clip: float = Field(
+        10.0, gt=0.0, le=1e6, description="Bound of standardised values."
+    )
 
     @model_validator(mode="after")
     def _check_exploration(self) -> NetworkSettings:

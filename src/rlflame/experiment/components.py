@@ -96,6 +96,7 @@ def _get_first_line(error: BaseException) -> str:
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     """The shape of the policy of a recipe, or an error where it does not fit the environment."""
     network = learning.network
+    learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
     if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
         raise ConfigError(
