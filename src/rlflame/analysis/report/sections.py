@@ -90,7 +90,8 @@ def _make_reward_blocks(facts: Facts) -> list[Block]:
     return [
         "Returns of the final policy without exploration; the interval is a stratified bootstrap "
         f"over {FEWEST_SEEDS} seeds or more. P2 is the best mean over seeds that any evaluation in "
-        "training had, P4 the mean of the last 5% of these evaluations.",
+        "training had, P4 the mean of the last 5% of these evaluations, each with its standard "
+        "deviation.",
         make_table([*map(_make_group_row, facts["groups"])], _GROUPS, 2),
         "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
         "from all of a run's evaluations, and so is too good on average.",
@@ -120,7 +121,7 @@ def _make_group_row(group: Facts) -> Facts:
 
 
 def _format_mean_std(statistic: Facts | None) -> str | None:
-    return f"{statistic['mean']:,.1f} ± {statistic['std']:,.1f}" if statistic else None
+    return f"{statistic['mean']:,.1f} ({statistic['std']:,.1f})" if statistic else None
 
 
 def _make_comparison_blocks(comparisons: Sequence[tuple[str, SeedComparison]]) -> list[Block]:
