@@ -106,17 +106,14 @@ def test_two_jobs_of_one_recipe_are_two_samples(tmp_path):
 
 def test_the_same_seed_twice_is_no_second_sample(tmp_path):
     runs = [
-        run(tmp_path / "a0", seed=0, capacity=1),
-        run(tmp_path / "a1", seed=1, capacity=1),
-        run(tmp_path / "b0", seed=0, capacity=4),
-        run(tmp_path / "b1", seed=1, capacity=4),
+        run(tmp_path / "a0", seed=0),
+        run(tmp_path / "a1", seed=1),
+        run(tmp_path / "b0", seed=0),
+        run(tmp_path / "b1", seed=1),
     ]
     found = group_runs(runs)
-    assert [len(group.runs) for group in found] == [2, 2]
-    assert [group.label for group in found] == [
-        "PPO, local, 1 worker, 2 seeds",
-        "PPO, local, 4 workers, 2 seeds",
-    ]
+    assert [len(group.runs) for group in found] == [1, 1, 1, 1]
+    assert [group.label for group in found[:3:2]] == ["PPO, seed 0 (a0)", "PPO, seed 0 (b0)"]
     copies = group_runs([run(tmp_path / "x", seed=0), run(tmp_path / "y", seed=0)])
     assert [group.label for group in copies] == ["PPO, seed 0 (x)", "PPO, seed 0 (y)"]
 
@@ -286,10 +283,7 @@ def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_pat
         assert line.y.tolist() == [s + seed for s in span]
         # Of a single run: over its evaluation episodes.
         assert line.low.tolist() == [s + seed - 1 for s in span]
-    said = "PPO, 3 seeds: each by itself, for they have no stretch of the axis in common."
-    assert chart.remark == said
-    assert chart.note.endswith(said)
-    assert "of a single run over its evaluation episodes" in chart.band_note
+    assert "of a single run over its evaluation episodes" in chart.note
 
 
 def test_seeds_that_meet_in_a_point_have_no_line_of_it(tmp_path):
@@ -327,22 +321,11 @@ def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):
     begun = run(tmp_path / "begun", seed=2, iterations=[(100, 5.0)])
     chart = curves.make_chart([*runs, begun], metric="eval_return_mean")
     assert [line.label for line in chart.series] == ["PPO, 2 seeds"]
-    assert chart.remark == f"{begun.folder} has no eval_return_mean yet. It is left out."
+    assert f"{begun.folder} has no eval_return_mean yet. It is left out." in chart.note
     other = run(tmp_path / "hopper", environment="Hopper-v5", iterations=[(100, 5.0)])
     panels = curves.make_figure([*runs, other], metric="eval_return_mean")
-    assert [panel.title for panel in panels.charts] == ["CartPole-v1"]
-    assert panels.remark == f"{other.folder} has no eval_return_mean yet. It is left out."
-
-
-def test_a_line_that_shows_little_of_its_runs_says_how_much(tmp_path):
-    long, short = (
-        run(tmp_path / str(last), seed=last, evaluations=[(s, 1.0) for s in range(0, last + 1, 10)])
-        for last in (400, 100)
-    )
-    chart = curves.make_chart([long, short])
-    assert chart.series[0].x[-1] == 100
-    assert chart.remark == "PPO, 2 seeds: what all have, the first 25% of the longest run."
-    assert curves.make_chart([long]).remark == ""
+    assert [panel.title for panel in panels.parts] == ["CartPole-v1"]
+    assert f"{other.folder} has no eval_return_mean yet. It is left out." in panels.note
 
 
 def test_a_fine_grid_is_thinned():

@@ -420,10 +420,7 @@ def test_a_recipe_that_was_written_before_a_setting_is_equal(folder, monkeypatch
     monkeypatch.undo()
     spoken = rlflame("inspect", *files)
     assert spoken.code == 0, spoken.out + spoken.err
-    assert spoken.lines[-2:] == [
-        f"{files[0]} and {files[1]} are equal to the last bit.",
-        "  Their digests differ: one is of a version that knew fewer settings.",
-    ]
+    assert spoken.lines[-1] == f"{files[0]} and {files[1]} are equal to the last bit."
 
 
 def test_equal_states_of_different_recipes_are_not_equal(folder):

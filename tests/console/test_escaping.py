@@ -22,7 +22,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from commands import TINY, Spoken, finished, process, rlflame
-from rich.console import Console
 
 from rlflame.analysis.plots import matplotlib_backend, terminal_backend
 from rlflame.analysis.plots.chart import Bars, Chart, Series
@@ -36,7 +35,7 @@ from rlflame.analysis.report.document import (
 from rlflame.config.recipe import RunConfig
 from rlflame.config.toml_io import format_value, parse
 from rlflame.console import output
-from rlflame.console.live import EscapingConsole, KeyValueTable
+from rlflame.console.live import EscapingConsole
 from rlflame.errors import RlflameError, format_shell
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line
 
@@ -307,8 +306,9 @@ def test_the_live_display_escapes_values_and_takes_no_markup(tmp_path, monkeypat
 
 def test_the_console_escapes_text_and_keeps_its_own_sequences():
     sink = io.StringIO()
-    console = EscapingConsole(file=sink, force_terminal=True, color_system="standard", width=200)
-    console.print(KeyValueTable([(HOSTILE, f"{HOSTILE}\nnext")]))
+    console = EscapingConsole(
+        file=sink, force_terminal=True, color_system="standard", width=200, highlight=False
+    )
     console.print(HOSTILE, style="bold", markup=False)
     console.show_cursor(True)
     said = sink.getvalue()
@@ -316,12 +316,6 @@ def test_the_console_escapes_text_and_keeps_its_own_sequences():
     assert "\x1b[?25h" in said
     assert not RAW.search(re.sub(r"\x1b\[[0-9;]*m|\x1b\[\?25h", "", said))
     assert "\\x1b[2J" in said
-
-
-def test_pairs_take_no_markup_on_any_console():
-    sink = io.StringIO()
-    Console(file=sink, width=80).print(KeyValueTable([("folder", "runs/[red]x[/blue]:smile:")]))
-    assert "runs/[red]x[/blue]:smile:" in sink.getvalue()
 
 
 def test_every_way_to_print_escapes(capsys, monkeypatch):
@@ -438,9 +432,7 @@ CHART = Chart(
     EVIL,
     EVIL,
     (Series(EVIL, np.array([0.0, 1.0]), np.array([0.0, 1.0])),),
-    line_note=EVIL,
-    band_note=EVIL,
-    remark=EVIL,
+    note=EVIL,
 )
 DOCUMENT = Document(
     EVIL,

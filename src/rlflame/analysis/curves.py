@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from rlflame.analysis.grouping import RunGroup, group_runs, split_group
+from rlflame.analysis.grouping import group_runs, split_group
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.fleet.factory import has_workers, is_remote
@@ -40,9 +40,11 @@ _METRIC_LABELS = {
     EVALUATION: "Evaluation return",
 }
 LINE_NOTE = "Line: interquartile mean over seeds."
+_BAND_NOTE = (
+    "Band of a picture: 95% bootstrap interval over seeds, or of a single run over its evaluation "
+    "episodes."
+)
 _UNITS = ((2.0 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
-#: A line that shows less of the longest of its runs says so.
-_SHARE_WITHOUT_REMARK = 0.5
 #: Points of the grid on which seeds are taken together.
 _GRID_POINTS = 200
 
@@ -52,93 +54,68 @@ def make_figure(
 ) -> Chart | Panels:
     """A chart; of several environments one for each, for their returns have no scale in common.
 
-    What cannot be drawn is left out with a remark, as long as there is something that can.
+    What cannot be drawn is left out with a note, as long as there is something that can.
     """
     metric = metric or choose_metric(runs, axis)
     environments = dict.fromkeys(run.environment for run in runs)
     if len(environments) == 1:
         return make_chart(runs, axis, metric, smooth)
-    charts, errors, remarks = [], list[CheckpointError](), list[str]()
+    charts, errors, notes = [], list[CheckpointError](), list[str]()
     for environment in environments:
         alike = [run for run in runs if run.environment == environment]
         try:
-            chart = make_chart(alike, axis, metric, smooth)
+            chart = _draw_chart(alike, axis, metric, smooth, notes)
         except CheckpointError as error:
             errors.append(error)
-            remarks.append(f"{error.message} It is left out.")
             continue
         charts.append(replace(chart, title=environment))
-        remarks += [f"{environment}: {chart.remark}"] if chart.remark else []
     if not charts:
         raise errors[0]
-    return Panels(
-        tuple(replace(chart, line_note="", band_note="", remark="") for chart in charts),
-        " ".join(filter(None, dict.fromkeys(chart.line_note for chart in charts))),
-        " ".join(filter(None, dict.fromkeys(chart.band_note for chart in charts))),
-        " ".join(remarks),
-    )
+    return Panels(tuple(charts), " ".join(dict.fromkeys(notes)))
 
 
 def make_chart(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
     """Of one environment: a line for each group of runs that differ in the seed alone."""
-    metric = metric or choose_metric(runs, axis)
+    notes: list[str] = []
+    chart = _draw_chart(runs, axis, metric or choose_metric(runs, axis), smooth, notes)
+    return replace(chart, note=" ".join(dict.fromkeys(notes)))
+
+
+def _draw_chart(
+    runs: Sequence[RunData], axis: str | None, metric: str, smooth: int, notes: list[str]
+) -> Chart:
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
     curves: dict[Path, Series] = {}
-    errors, remarks = list[CheckpointError](), list[str]()
+    errors: list[CheckpointError] = []
     for run in runs:
         try:
             curves[run.folder] = _make_curve(run, axis, metric, smooth)
         except CheckpointError as error:
             errors.append(error)
-            remarks.append(f"{error.message} It is left out.")
+            notes.append(f"{error.message} It is left out.")
     if not curves:
         raise errors[0]
-    lines: list[tuple[Series, RunGroup]] = []
+    lines: list[Series] = []
     for group in group_runs([run for run in runs if run.folder in curves]):
-        lines += _make_lines(group, curves, remarks)
-    has_means = any(len(group.runs) > 1 for _, group in lines)
-    series, axis_label = _apply_units([line for line, _ in lines], axis, runs)
-    title = runs[0].environment
-    return Chart(
-        title=f"{title}: {lines[0][1].label}" if len(lines) == 1 else title,
-        x_label=axis_label,
-        y_label=_METRIC_LABELS.get(metric, metric)
-        + (f", mean of {smooth}" if smooth > 1 and metric != EPISODE_RETURN else ""),
-        series=tuple(series),
-        line_note=LINE_NOTE if has_means else "",
-        band_note=_format_band_note(
-            has_means,
-            metric == EVALUATION and smooth == 1 and any(len(g.runs) == 1 for _, g in lines),
-        ),
-        remark=" ".join(remarks),
-    )
-
-
-def _make_lines(
-    group: RunGroup, curves: Mapping[Path, Series], remarks: list[str]
-) -> list[tuple[Series, RunGroup]]:
-    """One line of all seeds, or one of each where they never meet."""
-    group_curves = [curves[run.folder] for run in group.runs]
-    if len(group_curves) > 1:
-        line = make_mean_series(group.label, group_curves)
-        if line is not None:
-            ends = [float(curve.x[-1]) for curve in group_curves if len(curve.x)]
-            share = min(ends) / max(ends) if max(ends, default=0.0) > 0.0 else 1.0
-            if share < _SHARE_WITHOUT_REMARK:
-                remarks.append(
-                    f"{group.label}: what all have, the first {share:.0%} of the longest run."
-                )
-            return [(replace(line, name=group.name), group)]
-        remarks.append(
-            f"{group.label}: each by itself, for they have no stretch of the axis in common."
-        )
-    return [
-        (replace(curve, label=single.label, name=single.name), single)
-        for single, curve in zip(split_group(group), group_curves, strict=True)
-    ]
+        group_curves = [curves[run.folder] for run in group.runs]
+        if len(group_curves) > 1 and (line := make_mean_series(group.label, group_curves)):
+            lines.append(line)
+            notes.append(LINE_NOTE)
+            continue
+        # Runs with no stretch of the axis in common are drawn each by itself.
+        for single, curve in zip(split_group(group), group_curves, strict=True):
+            lines.append(replace(curve, label=single.label))
+    if any(line.low is not None for line in lines):
+        notes.append(_BAND_NOTE)
+    series, axis_label = _apply_units(lines, axis, runs)
+    y_label = _METRIC_LABELS.get(metric, metric)
+    if smooth > 1 and metric != EPISODE_RETURN:
+        y_label += f", mean of {smooth}"
+    title = runs[0].environment + (f": {lines[0].label}" if len(lines) == 1 else "")
+    return Chart(title, axis_label, y_label, tuple(series))
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
@@ -170,11 +147,11 @@ def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
     steps, values = run.read_values(metric)
     if not len(steps):
         raise CheckpointError(f"{run.folder} has no {metric} yet.", "--metric NAME draws another")
-    low = high = None
-    if metric == EVALUATION and smooth == 1:
-        ends = [run.read_values(name)[1] for name in ("eval_return_low", "eval_return_high")]
-        low, high = ends if all(len(end) == len(steps) for end in ends) else (None, None)
-    return Series("", compute_positions(run, steps, axis), smooth_values(values, smooth), low, high)
+    line = Series("", compute_positions(run, steps, axis), smooth_values(values, smooth))
+    ends = [run.read_values(name)[1] for name in ("eval_return_low", "eval_return_high")]
+    if metric == EVALUATION and smooth == 1 and all(len(end) == len(steps) for end in ends):
+        line = replace(line, low=ends[0], high=ends[1])
+    return line
 
 
 def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
@@ -235,12 +212,6 @@ def _apply_units(
     longest = max(float(line.collect_x().max(initial=0.0)) for line in series)
     divisor, unit = next((unit, name) for least, unit, name in _UNITS if longest >= least)
     return [line.scale_x(divisor) for line in series], f"{label} ({unit})"
-
-
-def _format_band_note(over_seeds: bool, over_episodes: bool) -> str:
-    notes = ["over seeds"] * over_seeds
-    notes += ["of a single run over its evaluation episodes"] * over_episodes
-    return f"Band: 95% bootstrap interval {', or '.join(notes)}." if notes else ""
 
 
 def smooth_values(values: Float64, window: int) -> Float64:

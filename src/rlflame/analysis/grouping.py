@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlflame.config import nested
@@ -22,14 +23,10 @@ _MOST_SETTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one recipe with different seeds.
-
-    The label tells it from others; of several runs the name is that without how many they are.
-    """
+    """Runs of one recipe with different seeds, and a label that tells them from others."""
 
     label: str
     runs: tuple[RunData, ...]
-    name: str
 
     @property
     def environment(self) -> str:
@@ -39,55 +36,56 @@ class RunGroup:
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
     """In the order in which the runs were named.
 
-    A seed that occurs twice in a recipe is no second sample: such runs form
-    groups by fleet and workers, then by parent folder, then one group for each run.
+    A seed that occurs twice in a recipe is no second sample: such runs form groups by parent
+    folder, then one group for each run.
     """
-    parts = _partition_runs(runs, _make_recipe_key)
-    numbers = itertools.count()
-    for key in (_format_fleet, lambda run: run.folder.resolve().parent, lambda _: next(numbers)):
-        parts = [
-            smaller
-            for part in parts
-            for smaller in ([part] if _has_distinct_seeds(part) else _partition_runs(part, key))
-        ]
+    recipes = _partition_runs(runs, _format_recipe)
+    parts = [part for alike in recipes for part in _separate_samples(alike)]
     names = [_make_name(part[0], [other[0] for other in parts]) for part in parts]
     labels = [f"{name}, {_format_seeds(part)}" for name, part in zip(names, parts, strict=True)]
     for label in {label for label in labels if labels.count(label) > 1}:
         alike = [i for i, other in enumerate(labels) if other == label]
-        for i, place in zip(alike, _find_places([parts[i] for i in alike]), strict=True):
-            labels[i], names[i] = f"{label} ({place})", f"{names[i]} ({place})"
-    return [
-        RunGroup(label, tuple(part), name if len(part) > 1 else label)
-        for label, part, name in zip(labels, parts, names, strict=True)
-    ]
+        folders = [_find_folder(parts[i]) for i in alike]
+        for i, folder in zip(alike, folders, strict=True):
+            place = os.path.relpath(folder, os.path.commonpath(folders))
+            labels[i] = f"{label} ({folder.name if place == '.' else place})"
+    return [RunGroup(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
 
 
 def split_group(group: RunGroup) -> list[RunGroup]:
-    """Each run by itself, under a name that tells its seed."""
-    labels = [
-        group.label.replace(_format_seeds(group.runs), _format_seeds([run])) for run in group.runs
-    ]
-    return [RunGroup(label, (run,), label) for label, run in zip(labels, group.runs, strict=True)]
+    """Each run by itself, under a label that tells its seed."""
+    seeds = _format_seeds(group.runs)
+    return [RunGroup(group.label.replace(seeds, f"seed {run.seed}"), (run,)) for run in group.runs]
 
 
 def _format_seeds(runs: Sequence[RunData]) -> str:
     return f"seed {runs[0].seed}" if len(runs) == 1 else format_count(len(runs), "seed")
 
 
-def _partition_runs(
-    runs: Sequence[RunData], key: Callable[[RunData], object]
-) -> list[list[RunData]]:
-    parts: dict[object, list[RunData]] = {}
+def _find_folder(runs: Sequence[RunData]) -> Path:
+    """The folder of a single run, the parent folder of several."""
+    folder = runs[0].folder.resolve()
+    return folder if len(runs) == 1 else folder.parent
+
+
+def _partition_runs(runs: Sequence[RunData], key: Callable[[RunData], str]) -> list[list[RunData]]:
+    parts: dict[str, list[RunData]] = {}
     for run in runs:
         parts.setdefault(key(run), []).append(run)
     return [*parts.values()]
 
 
-def _has_distinct_seeds(runs: Sequence[RunData]) -> bool:
-    return len({run.seed for run in runs}) == len(runs)
+def _separate_samples(runs: list[RunData]) -> list[list[RunData]]:
+    """Parts in which no seed occurs twice."""
+    if len({run.seed for run in runs}) == len(runs):
+        return [runs]
+    parts = _partition_runs(runs, lambda run: str(run.folder.resolve().parent))
+    if len(parts) == 1:
+        return [[run] for run in runs]
+    return [smaller for part in parts for smaller in _separate_samples(part)]
 
 
-def _make_recipe_key(run: RunData) -> str:
+def _format_recipe(run: RunData) -> str:
     return json.dumps(_list_settings(run), sort_keys=True, default=str)
 
 
@@ -97,59 +95,20 @@ def _list_settings(run: RunData) -> dict[str, Any]:
     return {name: value for name, value in named if name != _SEED and value not in _UNSET}
 
 
-def _format_fleet(run: RunData) -> str:
-    """Where and with how many workers it ran last, as far as that is known."""
-    last = run.machines[-1] if run.machines else {}
-    fleet = last.get("fleet") or run.runtime.get("fleet") or "auto"
-    workers = last.get("capacity") or run.get_runtime_count("workers")
-    return f"{fleet}, {format_count(workers, 'worker')}" if workers else str(fleet)
-
-
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
-    """The algorithm, the environment if there are several, and what else differs."""
-    algorithm = run.algorithm.upper()
+    """The algorithm, the environment if there are several, and the first settings that differ."""
+    algorithm, settings = run.algorithm.upper(), _list_settings(run)
     if len({other.environment for other in all_runs}) > 1:
         algorithm += f" {run.environment}"
-    alike = [
-        other
+    all_settings = [
+        _list_settings(other)
         for other in all_runs
         if (other.algorithm, other.environment) == (run.algorithm, run.environment)
     ]
-    return ", ".join([algorithm, *_list_differences(run, alike)])
-
-
-def _list_differences(run: RunData, other_runs: Sequence[RunData]) -> list[str]:
-    """The settings in which it differs from the others, the first few; else how it ran."""
-    settings, other_settings = _list_settings(run), [_list_settings(other) for other in other_runs]
-    all_names = dict.fromkeys(name for values in (settings, *other_settings) for name in values)
-    names = [
-        name
-        for name in all_names
-        if any(values.get(name) != settings.get(name) for values in other_settings)
-    ]
-    if names:
-        words = [
-            f"{name.rpartition('.')[2]} {_format_value(settings.get(name, 'none'))}"
-            for name in names[:_MOST_SETTINGS]
-        ]
-        return [*words, *["..."] * (len(names) > _MOST_SETTINGS)]
-    return [_format_fleet(run)] if len({*map(_format_fleet, other_runs)}) > 1 else []
-
-
-def _format_value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _find_places(parts: Sequence[Sequence[RunData]]) -> list[str]:
-    """The shortest end of each path that differs from the others: the folder of a single run, the
-    parent folder of several."""
-    folders = [part[0].folder.resolve() for part in parts]
-    paths = [
-        (folder if len(part) == 1 else folder.parent).parts
-        for folder, part in zip(folders, parts, strict=True)
-    ]
-    for length in range(1, max(map(len, paths)) + 1):
-        ends = ["/".join(path[-length:]) for path in paths]
-        if len(set(ends)) == len(ends):
-            return ends
-    return [path[-1] for path in paths]
+    words = []
+    for name in dict.fromkeys(name for other in all_settings for name in other):
+        value = settings.get(name, "none")
+        if any(other.get(name, "none") != value for other in all_settings):
+            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            words.append(f"{name.rpartition('.')[2]} {text}")
+    return ", ".join([algorithm, *words[:_MOST_SETTINGS], *["..."] * (len(words) > _MOST_SETTINGS)])

@@ -158,7 +158,7 @@ def _print_json(
         "steps": source.progress.steps,
         **record.as_dict(),
         "passed": all(check.passed for check in checks),
-        "checks": [check.as_dict() for check in checks],
+        "checks": checks,
     }
     if other_record is not None:
         fields["versus"] = {"policy": str(versus), **other_record.as_dict()}

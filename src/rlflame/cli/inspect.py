@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +13,7 @@ from rlflame.console.output import as_json_text, print_note, print_result, print
 from rlflame.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlflame.experiment.comparison import ReplayFiles
-    from rlflame.storage.checkpoint import Checkpoint
+    from rlflame.experiment.comparison import FileContent
 
 Files = Annotated[
     list[Path],
@@ -24,21 +22,8 @@ Files = Annotated[
 PrintRecipe = Annotated[
     bool, typer.Option("--recipe", help="The whole recipe as TOML, and nothing else.")
 ]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A checkpoint, the path it was named by, and what there is of its replay."""
-
-    path: Path
-    checkpoint: Checkpoint
-    replay: ReplayFiles | None
-
-
-#: By the place of another file, or by the folder of a seed.
-Differences = list[str | None] | dict[str, str]
-#: What the seeds of a job have in common.
-_COMMON_LINES = ("environment", "budget", "batch", "policy", "learner", "made with")
+#: The paths of two files, and where they differ first; None where they are equal.
+Difference = tuple[Path, Path, str | None]
 
 
 def inspect(
@@ -49,124 +34,85 @@ def inspect(
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
     from rlflame.config import toml_io
-    from rlflame.experiment import comparison, resume
+    from rlflame.experiment import resume
     from rlflame.storage.sweep_folder import is_sweep
 
     if recipe and as_json:
         raise ConfigError(
             "--recipe and --json exclude each other.", "leave out --recipe: --json has the recipe"
         )
-    differences: Differences
-    if has_seeds := any(map(is_sweep, files)):
-        sweeps = [_read_seeds(path, with_replay=not recipe) for path in files]
-        entries = [entry for sweep in sweeps for entry in sweep.values()]
-        differences = {} if recipe else _find_sweep_differences(files, sweeps)
-    else:
-        entries = [_read_entry(path, with_replay=not recipe) for path in files]
-        differences = [
-            comparison.find_first_difference(entries[0].checkpoint, other.checkpoint)
-            for other in entries[1:]
-        ]
+    jobs = [_read_contents(path, with_replay=not recipe) for path in files]
+    contents = [content for job in jobs for content in job.values()]
+    has_seeds = any(map(is_sweep, files))
     if recipe:
-        for entry in entries[:1] if has_seeds else entries:
-            print_result_lines(toml_io.to_toml(entry.checkpoint.recipe).rstrip())
-    elif as_json:
-        records = [comparison.as_dict(e.path, e.checkpoint, e.replay) for e in entries]
-        document = {"files": records, "equal": not any(differences), "differences": differences}
+        for content in contents[:1] if has_seeds else contents:
+            print_result_lines(toml_io.to_toml(content.checkpoint.recipe).rstrip())
+        return
+    differences = [*_find_differences(files, jobs)]
+    if as_json:
+        texts = {str(other): text for _, other, text in differences if text}
+        document = {
+            "files": [content.as_dict() for content in contents],
+            "equal": not texts,
+            "differences": texts if has_seeds else [text for *_, text in differences],
+        }
         print_result_lines(as_json_text(document, indent=2))
     else:
-        _print_entries(entries, differences, len(files))
-    broken = [entry for entry in entries if entry.replay and entry.replay.problem]
-    for entry in broken:
-        print_note(f"{resume.format_replay_hint(entry.path)}.")
-    if broken or any(differences):
+        _print_lines(contents, differences)
+    broken = [content for content in contents if content.replay and content.replay.problem]
+    for content in broken:
+        print_note(f"{resume.format_replay_hint(content.path)}.")
+    if broken or any(text for *_, text in differences):
         raise typer.Exit(1)
 
 
-def _read_seeds(folder: Path, *, with_replay: bool) -> dict[str, _Entry]:
-    """The newest checkpoint of each seed of a job."""
+def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
+    """Of a folder of seeds the newest checkpoint of each by its name; else one without a name."""
+    from rlflame.experiment.comparison import read_content
     from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
-    if not is_sweep(folder):
-        raise ConfigError(
-            f"{folder} is no folder of seeds, and others here are.",
-            "folders of seeds with each other, or a seed's own folder with another run",
-        )
-    return {run.name: _read_entry(run, with_replay=with_replay) for run in list_seed_runs(folder)}
+    runs = {run.name: run for run in list_seed_runs(path)} if is_sweep(path) else {"": path}
+    return {
+        name: read_content(run, print_note, with_replay=with_replay) for name, run in runs.items()
+    }
 
 
-def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
-    """The newest checkpoint, and what there is of its replay."""
-    from rlflame.experiment import comparison
-    from rlflame.storage.run_folder import load_newest_checkpoint
+def _find_differences(
+    files: Sequence[Path], jobs: Sequence[Mapping[str, FileContent]]
+) -> Iterator[Difference]:
+    """Where each other file, or each seed of another job, differs first from the first; or None."""
+    from rlflame.experiment.comparison import find_first_difference
 
-    checkpoint, replay, last_digest = load_newest_checkpoint(path, print_note), None, None
-    while with_replay and checkpoint.digest != last_digest:
-        replay, last_digest = comparison.inspect_replay(path, checkpoint), checkpoint.digest
-        if replay is None or replay.problem is None:
-            break
-        # A run that is being trained may have moved on, and removed what it needs no more.
-        checkpoint = load_newest_checkpoint(path, print_note)
-    return _Entry(path, checkpoint, replay)
+    for path, job in zip(files[1:], jobs[1:], strict=True):
+        for name in dict.fromkeys([*jobs[0], *job]):
+            first, other = jobs[0].get(name), job.get(name)
+            difference: str | None
+            if first is None or other is None:
+                difference = f"{name}, which is in {files[0] if other is None else path} alone"
+            else:
+                difference = find_first_difference(first.checkpoint, other.checkpoint)
+            yield files[0] / name, path / name, difference
 
 
-def _print_entries(entries: Sequence[_Entry], differences: Differences, count: int) -> None:
+def _print_lines(contents: Sequence[FileContent], differences: Sequence[Difference]) -> None:
     """One file in detail; of several files or seeds a line each, and where they differ."""
-    from rlflame.experiment import comparison
-
-    has_seeds = isinstance(differences, dict)
-    if count == 1 and entries:
-        first = entries[0]
-        lines = comparison.summarise_checkpoint(first.path, first.checkpoint, first.replay)
-        print_pairs(line for line in lines if not has_seeds or line[0] in _COMMON_LINES)
-    if count > 1 or has_seeds:
-        for entry in entries:
-            print_result(comparison.format_outline(entry.path, entry.checkpoint))
-    if isinstance(differences, dict):
-        for seed, difference in differences.items():
-            print_result(f"{seed} differs first in {difference}.")
-        if count > 1 and not differences:
-            print_result(f"{len(entries) // count} seeds are equal to the last bit.")
-    else:
-        _print_differences(entries, differences)
-    for entry in entries:
-        if entry.replay is not None and entry.replay.problem is not None:
-            print_result(entry.replay.problem)
-
-
-def _print_differences(entries: Sequence[_Entry], differences: Sequence[str | None]) -> None:
-    """Where each of the others differs from the first."""
     from rlflame.rollout.machine import find_fingerprint_differences
 
-    first, *others = entries
-    for other, difference in zip(others, differences, strict=True):
+    if len(contents) == 1:
+        print_pairs(contents[0].format_lines())
+    else:
+        for content in contents:
+            print_result(content.format_outline())
+    fingerprints = {content.path: content.checkpoint.fingerprint for content in contents}
+    for first, other, difference in differences:
         if difference is None:
-            print_result(f"{first.path} and {other.path} are equal to the last bit.")
-            if other.checkpoint.digest != first.checkpoint.digest:
-                print_result(
-                    "  Their digests differ: one is of a version that knew fewer settings."
-                )
+            print_result(f"{first} and {other} are equal to the last bit.")
             continue
-        print_result(f"{first.path} and {other.path} differ first in {difference}.")
-        for machine in find_fingerprint_differences(
-            first.checkpoint.fingerprint, other.checkpoint.fingerprint
-        ):
-            print_result(f"  They were made on machines that differ in {machine}.")
-
-
-def _find_sweep_differences(
-    folders: Sequence[Path], sweeps: Sequence[Mapping[str, _Entry]]
-) -> dict[str, str]:
-    """By the folder of a seed, where it differs first from the seed of the first sweep."""
-    from rlflame.experiment import comparison
-
-    differences = {}
-    for folder, sweep in zip(folders[1:], sweeps[1:], strict=True):
-        for name in dict.fromkeys([*sweeps[0], *sweep]):
-            first, other = sweeps[0].get(name), sweep.get(name)
-            if first is None or other is None:
-                only_folder = folders[0] if other is None else folder
-                differences[str(folder / name)] = f"{name}, which is in {only_folder} alone"
-            elif difference := comparison.find_first_difference(first.checkpoint, other.checkpoint):
-                differences[str(folder / name)] = difference
-    return differences
+        print_result(f"{first} and {other} differ first in {difference}.")
+        if first in fingerprints and other in fingerprints:
+            machines = find_fingerprint_differences(fingerprints[first], fingerprints[other])
+            for machine in machines:
+                print_result(f"  They were made on machines that differ in {machine}.")
+    for content in contents:
+        if content.replay is not None and content.replay.problem is not None:
+            print_result(content.replay.problem)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,14 +39,13 @@ def runs(
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
     entries = list_runs(folder) if folder.exists() else []
     if as_json:
-        print_result_lines(as_json_text([run.as_dict() for run in entries], indent=2))
+        print_result_lines(as_json_text(entries, indent=2))
         return
     if not entries:
         print_note(f"There are no runs in {folder}. rlflame train begins one.")
         return
     header = ("run", "state", "environment", "algorithm", "progress", "best")
-    for line in format_table([header, *(_format_row(run) for run in entries)]):
-        print_result(line)
+    _print_table([header, *map(_format_row, entries)])
     for run in entries:
         if run.problem:
             print_note(f"{run.folder}: {run.problem}")
@@ -66,6 +66,11 @@ def _format_row(run: RunOverview) -> tuple[str, ...]:
     return (run.folder, run.state, run.environment or "-", run.algorithm or "-", progress, best)
 
 
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    for line in format_table(rows):
+        print_result(line)
+
+
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     from rlflame.config import resolve
@@ -73,16 +78,14 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
 
     entries = list_environments()
     if as_json:
-        print_result_lines(as_json_text([env.as_dict() for env in entries], indent=2))
+        print_result_lines(as_json_text(entries, indent=2))
         return
     rows = [("alias", "id", "observations", "actions", "presets")]
     for env in entries:
         kind = "continuous" if env.continuous else "discrete"
-        sizes = (str(env.observations), f"{env.actions} {kind}")
-        size_cells = sizes if env.problem is None else ("-", "-")
-        rows.append((env.alias, env.id, *size_cells, " ".join(env.presets)))
-    for line in format_table(rows):
-        print_result(line)
+        sizes = ("-", "-") if env.problem else (str(env.observations), f"{env.actions} {kind}")
+        rows.append((env.alias, env.id, *sizes, " ".join(env.presets)))
+    _print_table(rows)
     for env in entries:
         if env.problem is not None:
             print_result(f"{env.alias}: {env.problem}")
@@ -97,6 +100,7 @@ def config(
     debug: Debug = False,
 ) -> None:
     """List all settings: meaning, default, range."""
+    from rlflame.config import toml_io
     from rlflame.experiment.listings import list_settings
 
     if schema:
@@ -106,18 +110,13 @@ def config(
         return
     entries = list_settings()
     if as_json:
-        print_result_lines(as_json_text([setting.as_dict() for setting in entries], indent=2))
+        print_result_lines(as_json_text(entries, indent=2))
         return
     for setting in entries:
-        print_result(f"{setting.name} = {_format_value(setting.default)}  ({setting.range})")
+        # The choice "none" is shown as it is typed, not with the backslash of a text.
+        default = None if setting.default == toml_io.NONE else setting.default
+        print_result(f"{setting.name} = {toml_io.format_value(default)}  ({setting.range})")
         print_result(f"    {setting.description}")
-
-
-def _format_value(value: Any) -> str:
-    from rlflame.config import toml_io
-
-    # A choice of that name is shown as it is typed, not with the backslash of a text.
-    return toml_io.format_value(None if value == toml_io.NONE else value)
 
 
 Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names of modules.")]

@@ -21,37 +21,22 @@ Runs = Annotated[
         help="Run folders, folders of them, or one .csv of workers,backend,seconds.",
     ),
 ]
-Axis = Annotated[
-    str | None,
-    typer.Option(
-        "-x",
-        "--x",
-        metavar="AXIS",
-        help="steps, total-steps, wall, cpu or episodes. [default: steps]",
-    ),
-]
+_AXIS_HELP = "steps, total-steps, wall, cpu or episodes. [default: steps]"
+Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,
     typer.Option(metavar="N", help="Mean of each point and the N - 1 before it. [default: 1]"),
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A name of metrics.jsonl, or episode_return. [default: the evaluations if there "
-        "are three, else the training return]",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of "
-        "several runs plot.png]",
-    ),
-]
+_METRIC_HELP = (
+    "A name of metrics.jsonl, or episode_return. [default: the evaluations if there are three, "
+    "else the training return]"
+)
+Metric = Annotated[str | None, typer.Option(metavar="NAME", help=_METRIC_HELP)]
+_OUT_HELP = (
+    "A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of several runs "
+    "plot.png]"
+)
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help=_OUT_HELP)]
 
 
 def plot(
@@ -75,7 +60,7 @@ def plot(
         matplotlib_backend.check_suffix(out)
     drawing: Plot
     if any(path.suffix in (".csv", ".json") for path in runs):
-        _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
+        _check_table(runs, axis, smooth, metric)
         drawing, target = make_speedup_chart(runs[0]), runs[0].with_suffix(".png")
     else:
         drawing, target = _draw_runs(runs, axis, metric, 1 if smooth is None else smooth)
@@ -92,8 +77,6 @@ def plot(
         return
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
-    if drawing.remark:
-        print_note(drawing.remark)
     print_result(str(target))
 
 
@@ -114,19 +97,14 @@ def _draw_runs(
     return drawing, (paths[0] if len(paths) == 1 and is_sweep(paths[0]) else Path()) / "plot.png"
 
 
-def _check_table(paths: list[Path], options: dict[str, object]) -> None:
+def _check_table(paths: list[Path], *options: object) -> None:
     """One table of run times, and nothing that is for curves."""
-    if len(paths) > 1 or paths[0].suffix != ".csv":
+    if len(paths) > 1 or paths[0].suffix != ".csv" or any(option is not None for option in options):
         raise ConfigError(
-            f"{', '.join(map(str, paths))}: a picture of run times is of one .csv.",
+            f"{', '.join(map(str, paths))}: a picture of run times is of one .csv, without -x, "
+            "--smooth and --metric.",
             format_command("plot", paths[0].with_suffix(".csv")),
         )
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name} is {value!r}, which is for curves of runs, and {paths[0]} has run times.",
-                format_command("plot", paths[0]),
-            )
 
 
 def draw_in_terminal(drawing: Plot) -> None:

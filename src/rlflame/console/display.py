@@ -14,11 +14,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlflame.console.base import NullView, RunView
 from rlflame.console.output import (
+    format_pairs,
     is_interactive,
     overwrite_line,
     print_note,
     print_note_lines,
     print_report,
+    wrap_text,
 )
 from rlflame.console.run_progress import FleetProgress, RunProgress
 from rlflame.console.run_text import (
@@ -67,6 +69,8 @@ class Display(RunView):
 
     def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
         """A title, lines of a table, and words with their texts."""
+        lines = [*table, *([""] if table else []), *format_pairs(pairs)]
+        print_report("\n".join([wrap_text(title), *lines]))
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         """Called after the progress has changed; `seed` is None for a run in this process."""
@@ -115,6 +119,8 @@ class QuietDisplay(Display):
     """The folder at the end, for scripts, and on standard error the seeds that failed."""
 
     def show_note(self, text: str) -> None: ...
+
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None: ...
 
     def show_result(self, result: RunResult | SweepResult) -> None:
         print_report(escape_line(str(result.folder)))

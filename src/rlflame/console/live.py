@@ -6,20 +6,19 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
 from rlflame.console.display import Display
-from rlflame.console.output import format_pairs, format_table, is_command, make_display_stream
+from rlflame.console.output import format_pairs, format_table, make_display_stream
 from rlflame.console.run_progress import RECENT_EPISODES, SeedProgress
 from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
 from rlflame.storage.metrics import LIVE_METRICS
-from rlflame.terminal_text import escape_controls, escape_line, format_count, format_duration
+from rlflame.terminal_text import escape_controls, format_count, format_duration
 
 if TYPE_CHECKING:
     from rlflame.console.base import RunStart
@@ -34,7 +33,7 @@ _SEED_COLUMNS = ("  seed", "state", "evaluation", "steps", "done", "steps/s")
 
 
 class LiveDisplay(Display):
-    """A banner, a view that moves while the run goes on, and an end block."""
+    """A banner, a view that changes while the run goes on, and an end block."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -66,41 +65,36 @@ class LiveDisplay(Display):
                     live.transient = False
                     raise
 
-    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
-        self._console.print(Text(title, style="bold"))
-        for line in table:
-            self._console.print(Text(line))
-        self._console.print(KeyValueTable(pairs), crop=False)
-
     def render_view(self) -> RenderableType:
         """The seeds of a sweep, and the totals; of one run its details."""
-        seeds = self._make_seeds_table() if self.progress.is_sweep else ()
-        lines = self._format_totals() if self.progress.is_sweep else self._format_details()
-        return Group(Text(), *seeds, self._make_bar(), KeyValueTable(lines, _WORD_COLUMNS))
+        is_sweep, columns = self.progress.is_sweep, self._console.width
+        lines = self._format_seeds() if is_sweep else []
+        pairs = self._format_totals() if is_sweep else self._format_details()
+        return Group(
+            Text("\n".join(["", *lines])),
+            self._make_bar(),
+            Text("\n".join(format_pairs(pairs, columns, _WORD_COLUMNS))),
+        )
 
     def _make_bar(self) -> Text:
         progress, console = self.progress, self._console
         full, empty = "=-" if console.options.ascii_only else "━─"
         width = max(0, min(28, console.width - 32))
         num_full = int(progress.fraction_done * width)
-        times = f"{format_duration(progress.elapsed_s)} gone"
-        if progress.remaining_s is not None:
-            times += f", {format_duration(progress.remaining_s)} left"
-        return Text.assemble(
-            (f"  {progress.fraction_done:4.0%}  ", "bold"),
-            (full * num_full, "green"),
-            (empty * (width - num_full), "dim"),
-            f"  {times}",
-        )
+        bar = Text(f"  {progress.fraction_done:4.0%}  ", style="bold")
+        bar.append(full * num_full, "green").append(empty * (width - num_full), "dim")
+        remaining_s = progress.remaining_s
+        left = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
+        return bar.append(f"  {format_duration(progress.elapsed_s)} gone{left}", "not bold")
 
-    def _make_seeds_table(self) -> Iterator[RenderableType]:
-        """A line for each seed that there is room for."""
-        rows = select_rows(self.progress.rows, self._console.height - _OTHER_LINES)
-        cells = [_SEED_COLUMNS, *(_format_cells(seed, row) for seed, row in rows.items())]
-        for line in format_table(cells, self._console.width):
-            yield Text(line)
-        if len(rows) < len(self.progress.rows):
-            yield Text(f"  and {len(self.progress.rows) - len(rows)} more")
+    def _format_seeds(self) -> list[str]:
+        """A line for each seed that there is room for; those that run come before others."""
+        rows, room = self.progress.rows, max(1, self._console.height - _OTHER_LINES)
+        ranked = sorted(rows, key=lambda seed: rows[seed].state != "running")
+        visible = ranked if len(rows) <= room else ranked[: max(1, room - 1)]
+        cells = [_SEED_COLUMNS, *(_format_cells(seed, rows[seed]) for seed in sorted(visible))]
+        lines = format_table(cells, self._console.width)
+        return lines + [f"  and {len(rows) - len(visible)} more"] * (len(visible) < len(rows))
 
     def _format_totals(self) -> Pairs:
         progress = self.progress
@@ -123,10 +117,6 @@ class LiveDisplay(Display):
             f"{fleet.count_tasks()} submitted, {fleet.count_tasks('running')} running, "
             f"{fleet.count_tasks('done')} done, {fleet.retried} retried"
         )
-        if fleet.total_retried:
-            tasks += f" ({fleet.total_retried} in all)"
-        if fleet.speculated:
-            tasks += f", {fleet.speculated} speculated"
         mean = row.recent_return
         lines = [
             ("progress", f"{position}, {row.steps_per_s:,.0f} steps/s"),
@@ -140,8 +130,6 @@ class LiveDisplay(Display):
             score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
             mark = ", the best so far" if record["best"] else ""
             lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
-        if checkpoint := row.events.get("checkpoint"):
-            lines.append(("saved", f"step {checkpoint['steps']:,}"))
         return lines
 
 
@@ -153,37 +141,10 @@ def _format_learning(metrics: Mapping[str, Any]) -> str:
     )
 
 
-def select_rows(rows: Mapping[int, SeedProgress], limit: int) -> dict[int, SeedProgress]:
-    """The seeds there is room for, in their order; those that run come before others."""
-    if len(rows) <= limit:
-        return dict(rows)
-    order = {"running": 0, "failed": 1, "waiting": 2}
-    ranked = sorted(rows, key=lambda seed: order.get(rows[seed].state, 3))
-    visible = ranked[: max(1, limit - 1)]
-    return {seed: row for seed, row in rows.items() if seed in visible}
-
-
 def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:
     score = "-" if row.score is None else f"{row.score:,.1f}"
     speed = f"{row.steps_per_s:,.0f}" if row.state == "running" else ""
     return (f"  {seed}", row.state, score, f"{row.steps:,}", f"{row.fraction_done:.0%}", speed)
-
-
-@dataclass(frozen=True)
-class KeyValueTable:
-    """Words and their texts. A command stays in one line; print it uncropped."""
-
-    lines: Pairs
-    word_columns: int = 0
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        word_columns = max(self.word_columns, *(len(escape_line(word)) for word, _ in self.lines))
-        for word, text in self.lines:
-            block = "\n".join(format_pairs([(word, text)], options.max_width, word_columns))
-            is_whole = is_command(text)
-            line = Text(block, no_wrap=is_whole, overflow="ignore" if is_whole else "fold")
-            line.stylize("dim", 0, 2 + len(escape_line(word)))
-            yield line
 
 
 class EscapingConsole(Console):

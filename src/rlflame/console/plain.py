@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlflame.console.display import Display
-from rlflame.console.output import format_pairs, print_report, wrap_text
+from rlflame.console.output import print_report, wrap_text
 from rlflame.console.recipe_summary import format_evaluation
-from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
+from rlflame.console.run_text import format_interquartile_mean, format_seed_counts
 from rlflame.terminal_text import format_duration
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ class PlainDisplay(Display):
     def show_start(self, start: RunStart) -> None:
         super().show_start(start)
         self._mark_line()
-
-    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
-        lines = [*table, *([""] if table else []), *format_pairs(pairs)]
-        print_report("\n".join([wrap_text(title), *lines]))
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         super().show_event(event, seed)
@@ -66,41 +62,32 @@ class PlainDisplay(Display):
     def _show_progress(self) -> None:
         progress = self.progress
         if progress.summary.episodes_per_iteration and not progress.is_sweep:
-            if (
-                progress.row.iteration % _EPISODE_LINE_ITERATIONS == 0
-                or progress.fraction_done == 1
-            ):
-                print_report(wrap_text(self._format_episode_line()))
-        elif (
-            int(progress.fraction_done * _BUDGET_PARTS) > self._last_part
-            or self._clock() >= self._last_line_s + _SILENCE_S
-        ):
+            is_tenth = progress.row.iteration % _EPISODE_LINE_ITERATIONS == 0
+            is_due = is_tenth or progress.fraction_done == 1
+        else:
+            is_due = (
+                int(progress.fraction_done * _BUDGET_PARTS) > self._last_part
+                or self._clock() >= self._last_line_s + _SILENCE_S
+            )
+        if is_due:
             self._mark_line()
-            print_report(wrap_text(self._format_line()))
+            print_report(wrap_text("  ".join(self._format_cells())))
 
-    def _format_line(self) -> str:
-        progress, remaining_s = self.progress, self.progress.remaining_s
+    def _format_cells(self) -> list[str]:
+        progress, row, remaining_s = self.progress, self.progress.row, self.progress.remaining_s
         cells = [f"{progress.fraction_done:4.0%}", f"step {progress.steps:>11,}"]
         if not progress.is_sweep:
-            cells.append(f"return {_format_number(progress.row.recent_return, '10,.2f')}")
+            mean, loss = progress.final_return, row.events["iteration"].get("loss")
+            if progress.summary.episodes_per_iteration:
+                total = progress.summary.iterations
+                position = f"{row.iteration}/{total}" if total else str(row.iteration)
+                cells = [f"Iteration {position:>7}"]
+            cells.append(f"mean reward {'-' if mean is None else f'{mean:,.2f}':>10}")
+            cells += [] if loss is None else [f"loss {loss:10.4f}"]
         cells.append(f"{progress.steps_per_s:>7,.0f} steps/s")
         if remaining_s:
             cells.append(f"{format_duration(remaining_s)} left")
         if progress.is_sweep:
             iqm = format_interquartile_mean(progress)
             cells.append(f"{format_seed_counts(progress)}; IQM {iqm}")
-        return "  ".join(cells)
-
-    def _format_episode_line(self) -> str:
-        row, total = self.progress.row, self.progress.summary.iterations
-        position = f"{row.iteration}/{total}" if total else str(row.iteration)
-        metrics = row.events["iteration"]
-        mean = _format_number(metrics.get("episode_return_mean"), "10,.2f")
-        loss = _format_number(metrics.get("loss"), "10.4f")
-        cells = [f"Iteration {position:>7}", f"mean reward {mean}", f"loss {loss}"]
-        return "  ".join([*cells, f"{row.steps_per_s:,.0f} steps/s"])
-
-
-def _format_number(value: float | None, form: str) -> str:
-    width = form.split(",")[0].split(".")[0]
-    return f"{'-':>{width}}" if value is None else f"{value:{form}}"
+        return cells

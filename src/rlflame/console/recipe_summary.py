@@ -56,16 +56,12 @@ class RecipeSummary:
     def format_budget(self) -> str:
         recipe, iterations = self.recipe, self.iterations
         steps = f"{recipe.stop_at_steps:,} steps" if recipe.stop_at_steps else ""
-        episodes = self.episodes_per_iteration
         if recipe.stop_at_iterations is None:
             return f"{steps} in {format_count(iterations, 'iteration')}" if iterations else steps
         text = format_count(recipe.stop_at_iterations, "iteration")
-        if episodes:
-            text += (
-                f" of {format_count(episodes, 'episode')} "
-                f"({recipe.stop_at_iterations * episodes:,} "
-                "episodes)"
-            )
+        if episodes := self.episodes_per_iteration:
+            total = recipe.stop_at_iterations * episodes
+            text += f" of {format_count(episodes, 'episode')} ({total:,} episodes)"
         return f"{text}, or {steps}" if steps else text
 
     @property
@@ -85,59 +81,52 @@ class RecipeSummary:
             find_episode_limit(self.env.id) if limit is None else limit,
         )
 
-    def _format_learning_starts(self) -> str:
-        """When learning from a replay begins; empty without a replay."""
-        settings, stop = self.recipe.learning.replay, self.recipe.stop_at_steps
-        if settings is None:
-            return ""
-        starts, updates = settings.learning_starts, settings.updates_per_step
-        noun = "update" if updates == 1.0 else "updates"
-        text = f"{updates:g} {noun} a step after the first {starts:,}"
-        if stop is not None and stop <= starts:
-            name = f"{self.recipe.learning.algorithm}.learning_starts"
-            text += f": none in this run, unless {name} is less"
-        return text
-
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
         """The recipe as pairs of a word and its text; `seeds` as `--seeds` names them."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
-        environment = (
-            f"{env.id}: {format_count(env.observation_size, 'observation')}, "
-            f"{format_count(env.action_size, f'{env.action_kind} action')}"
-        )
-        environment += "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
+        actions = format_count(env.action_size, f"{env.action_kind} action")
+        kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
         seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
         preset = f", preset {self.preset}" if self.preset else ""
-        noun = "environment" if rollout.envs_per_slot == 1 else "environments"
-        batch = f"{format_count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} {noun}"
-        steps = format_count(rollout.steps, "step")
-        batch += f" x {steps}" if rollout.unit == "steps" else f", whole episodes (at most {steps})"
+        slots = format_count(rollout.num_slots, "slot")
+        length = format_count(rollout.steps, "step")
+        length = (
+            f"x {length}" if rollout.unit == "steps" else f"of whole episodes of {length} at most"
+        )
         policy = f"{'-'.join(map(str, self.layers))} {network.activation}"
-        if network.normalise_observations:
-            policy += ", observations normalised"
-        if window:
-            policy += f", averaged over {format_count(window, 'iteration')} at most"
+        policy += ", observations normalised" if network.normalise_observations else ""
+        policy += f", averaged over {format_count(window, 'iteration')} at most" if window else ""
         learner = f"{learning.provider}, {format_count(learning.threads, 'thread')}"
-        if learning.device != "cpu":
-            learner += f", on {learning.device}"
-        if learning.gradient_shards > 1:
-            learner += f", {learning.gradient_shards} shards"
+        learner += f", on {learning.device}" if learning.device != "cpu" else ""
+        shards = learning.gradient_shards
+        learner += f", {shards} shards" if shards > 1 else ""
         lines = [
-            ("environment", environment),
+            (
+                "environment",
+                f"{env.id}: {format_count(env.observation_size, 'observation')}, {actions}{kwargs}",
+            ),
             ("algorithm", f"{learning.algorithm.upper()}{preset}, {seed}"),
             ("budget", self.format_budget()),
-            ("batch", batch),
+            ("batch", f"{slots} x {format_count(rollout.envs_per_slot, 'environment')} {length}"),
             ("policy", policy),
             ("learner", learner),
         ]
-        if starts := self._format_learning_starts():
-            lines.append(("updates", starts))
-        if (replay := self.replay) is not None:
-            transitions = format_count(replay.rows * replay.columns, "transition")
-            size = format_size(replay.nbytes)
-            lines.append(("memory", f"a replay of {transitions} takes {size} when full"))
-        return lines
+        return [*lines, *self._format_replay()]
+
+    def _format_replay(self) -> list[tuple[str, str]]:
+        """When learning from a replay begins, and what the replay takes; nothing without one."""
+        settings, replay = self.recipe.learning.replay, self.replay
+        if settings is None or replay is None:
+            return []
+        starts = settings.learning_starts
+        updates = f"{settings.updates_per_step:g} per step after the first {starts:,}"
+        if self.recipe.stop_at_steps is not None and self.recipe.stop_at_steps <= starts:
+            name = f"{self.recipe.learning.algorithm}.learning_starts"
+            updates += f": none in this run, unless {name} is less"
+        transitions = format_count(replay.rows * replay.columns, "transition")
+        memory = f"a replay of {transitions} takes {format_size(replay.nbytes)} when full"
+        return [("updates", updates), ("memory", memory)]
 
     def compute_reset_seeds(self) -> list[list[int]]:
         """Of the first episode of every environment, by slot."""

@@ -32,16 +32,14 @@ class FleetProgress:
         self.phase = ""
         #: Workers that have answered so far, on a fleet where they come and go; else 0.
         self.workers = 0
-        #: In this round, and since the start.
-        self.retried = self.total_retried = 0
-        self.speculated = 0
+        self.retried = 0
 
     def add_event(self, event: FleetEvent) -> None:
         if event.kind == "phase":
             self.phase = event.text
         elif event.kind == "workers":
             self.workers = event.count
-        self.speculated += event.kind == "speculated"
+        self.retried += event.kind == "retried"
         if event.kind == "speculated" or not event.purpose:
             return
         with self._lock:
@@ -49,13 +47,9 @@ class FleetProgress:
             # A slot that is submitted again begins the next round.
             if event.kind == "submitted" and event.slot in states:
                 states.clear()
-                self.retried = 0
             # A slot that is not in the round has an event of the previous round, which came late.
             if event.kind == "submitted" or event.slot in states:
                 states[event.slot] = event.kind
-            if event.kind == "retried":
-                self.retried += 1
-                self.total_retried += 1
 
     def count_tasks(self, kind: str = "") -> int:
         """Tasks of the round whose last event is of this kind; without one, all of them."""
@@ -157,11 +151,9 @@ class RunProgress:
 
     def _move(self, row: SeedProgress, steps: int, iteration: int, episodes: int) -> None:
         row.steps, row.iteration, row.episodes = steps, iteration, episodes
-        recipe, fractions = self.summary.recipe, [0.0]
-        if recipe.stop_at_steps:
-            fractions.append(steps / recipe.stop_at_steps)
-        if recipe.stop_at_iterations:
-            fractions.append(iteration / recipe.stop_at_iterations)
+        recipe, fractions = self.summary.recipe, []
+        for count, end in ((steps, recipe.stop_at_steps), (iteration, recipe.stop_at_iterations)):
+            fractions.append(count / end if end else 0.0)
         row.fraction_done = min(1.0, max(fractions))
 
     @property

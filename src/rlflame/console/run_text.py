@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Pairs = list[tuple[str, str]]
 
 
-#: Every other fleet has executors.
 def format_headline(start: RunStart) -> str:
     """The first line: what runs, and where, if rlflame chose the place."""
     place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
@@ -64,9 +63,7 @@ def _format_place(start: RunStart) -> str:
         format_count(number, f"{name.title() if is_remote(name) else name} {get_worker_noun(name)}")
         for name, number in fleets
     )
-    if max(number for _, number in fleets) < max_workers:
-        return f"{workers}; at most {max_workers} can help (learning.rollout.num_slots)"
-    return f"{workers}, the most that can help (learning.rollout.num_slots)"
+    return f"{workers}; at most {max_workers} can help (learning.rollout.num_slots)"
 
 
 def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
@@ -75,12 +72,8 @@ def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
     if event["event"] == "note":
         text = event["text"]
     elif event["event"] == "retried" and event["reason"]:
-        text = format_retry(event["slot"], event["reason"])
+        text = f"Slot {event['slot']} is collected again; its worker: {event['reason']}."
     return text if seed is None or not text else f"Seed {seed}: {text}"
-
-
-def format_retry(slot: int, reason: str) -> str:
-    return f"Slot {slot} is collected again; its worker: {reason}."
 
 
 def format_failure(seed: int, error: RlflameError) -> str:
@@ -169,14 +162,8 @@ def _format_statistics(summary: SweepSummary) -> Pairs:
     final = summary.final
     if final is None:
         return []
-    seeds = format_count(len(summary.seeds), "seed")
-    if final.seeds < len(summary.seeds):
-        seeds = f"{final.seeds} of {seeds}"
+    seeds = f"{final.seeds} of {format_count(len(summary.seeds), 'seed')}"
     interval = ""
     if final.seeds >= FEWEST_SEEDS:
         interval = f", 95% interval [{final.iqm.low:,.1f}, {final.iqm.high:,.1f}]"
-    return [
-        ("IQM", f"{final.iqm.value:,.1f}{interval} of {seeds}, final evaluations"),
-        ("mean", f"{final.mean:,.1f} ± {final.std:,.1f}"),
-        ("worst", f"{final.worst:,.1f}, seed {summary.worst_seed}"),
-    ]
+    return [("IQM", f"{final.iqm.value:,.1f}{interval} of {seeds}, final evaluations")]

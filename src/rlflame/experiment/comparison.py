@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import nested
-from rlflame.config.toml_io import format_value
 from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.learning.buffers.replay_buffer import count_segment_rows
-from rlflame.rollout.task import Array, EnvSpec
-from rlflame.storage import replay_segments, safetensors_file
+from rlflame.rollout.task import Array
+from rlflame.storage import replay_segments, run_folder, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint, collect_tensors
 from rlflame.terminal_text import format_count, format_size
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
@@ -36,17 +35,85 @@ class ReplayFiles:
     problem: str | None
 
     def format_line(self) -> str:
-        if not self.segments:
-            return f"{format_count(self.tail, 'transition')} in the file"
-        text = (
+        place = " that are not beside the file" if self.absent else f", {format_size(self.bytes)}"
+        return (
             f"{format_count(self.transitions, 'transition')} in "
-            f"{format_count(self.segments, 'segment')}"
+            f"{format_count(self.segments, 'segment')}{place}; tail of {self.tail:,} in the file"
         )
-        if self.absent:
-            return f"{text} that are not beside the file, {self.tail:,} in it: resume needs them"
-        if self.problem is not None:
-            return f"{text}; {self.problem}"
-        return f"{text}, {format_size(self.bytes)}; tail of {self.tail:,} in the file"
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A checkpoint, the path it was named by, and what there is of its replay."""
+
+    path: Path
+    checkpoint: Checkpoint
+    replay: ReplayFiles | None
+
+    @property
+    def kind(self) -> str:
+        return "checkpoint" if self.checkpoint.resumable else "policy"
+
+    def format_lines(self) -> list[tuple[str, str]]:
+        """As pairs of a word and what there is to say about it."""
+        checkpoint, progress = self.checkpoint, self.checkpoint.progress
+        tensors = collect_tensors(checkpoint)
+        size = format_count(sum(tensor.size for tensor in tensors.values()), "number")
+        position = f"step {progress.steps:,}, iteration {progress.iteration:,}"
+        fingerprint = checkpoint.fingerprint.items()
+        evaluation, best = checkpoint.evaluation, checkpoint.best
+        return [
+            ("file", f"{self.path}: {self.kind}, {format_count(len(tensors), 'tensor')}, {size}"),
+            *RecipeSummary(checkpoint.recipe, checkpoint.env, "").format_lines(),
+            ("progress", f"{position}, {format_count(progress.episodes, 'episode')}"),
+            *([("replay", self.replay.format_line())] if self.replay else []),
+            *([("evaluation", format_evaluation(evaluation))] if evaluation else []),
+            *([("best", format_evaluation(best))] if best and best != evaluation else []),
+            ("made with", ", ".join(f"{name} {x}" for name, x in fingerprint if name != "simd")),
+            ("state digest", checkpoint.state_digest),
+            ("digest", checkpoint.digest),
+        ]
+
+    def format_outline(self) -> str:
+        """In one line, for comparisons."""
+        learning = self.checkpoint.recipe.learning
+        return (
+            f"{self.path}: {self.kind}, {learning.environment.id}, {learning.algorithm}, "
+            f"seed {learning.seed}, step {self.checkpoint.progress.steps:,}, "
+            f"digest {self.checkpoint.digest[:16]}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs, under names that stay."""
+        checkpoint = self.checkpoint
+        return {
+            "file": str(self.path),
+            "kind": self.kind,
+            "recipe": checkpoint.recipe.model_dump(mode="json"),
+            "progress": checkpoint.progress,
+            "replay": self.replay,
+            "evaluation": checkpoint.evaluation and checkpoint.evaluation.as_dict(),
+            "best": checkpoint.best and checkpoint.best.as_dict(),
+            "fingerprint": checkpoint.fingerprint,
+            "state_digest": checkpoint.state_digest,
+            "digest": checkpoint.digest,
+            "tensors": {
+                name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+                for name, tensor in collect_tensors(checkpoint).items()
+            },
+        }
+
+
+def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) -> FileContent:
+    """The newest checkpoint, and what there is of its replay."""
+    checkpoint, replay, last_digest = run_folder.load_newest_checkpoint(path, note), None, None
+    while with_replay and checkpoint.digest != last_digest:
+        replay, last_digest = inspect_replay(path, checkpoint), checkpoint.digest
+        if replay is None or replay.problem is None:
+            break
+        # A run that is being trained may have moved on, and removed what it needs no more.
+        checkpoint = run_folder.load_newest_checkpoint(path, note)
+    return FileContent(path, checkpoint, replay)
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
@@ -77,74 +144,6 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
         absent=absent and bool(snapshot.segments),
         problem=problem,
     )
-
-
-def summarise_checkpoint(
-    path: Path, checkpoint: Checkpoint, replay: ReplayFiles | None = None
-) -> list[tuple[str, str]]:
-    """A file in a few lines, as pairs of a word and what there is to say about it."""
-    facts = RecipeSummary(checkpoint.recipe, checkpoint.env, "")
-    tensors, progress = collect_tensors(checkpoint), checkpoint.progress
-    size = sum(tensor.size for tensor in tensors.values())
-    kind = "checkpoint" if checkpoint.resumable else "policy alone"
-    lines = [
-        (
-            "file",
-            f"{path}: {kind}, {format_count(len(tensors), 'tensor')}, "
-            f"{format_count(size, 'number')}",
-        ),
-        *facts.format_lines(),
-        (
-            "progress",
-            f"step {progress.steps:,}, iteration {progress.iteration:,}, "
-            f"{format_count(progress.episodes, 'episode')}",
-        ),
-    ]
-    if replay is not None:
-        lines.append(("replay", replay.format_line()))
-    if checkpoint.evaluation is not None:
-        lines.append(("evaluation", format_evaluation(checkpoint.evaluation)))
-    if checkpoint.best is not None and checkpoint.best != checkpoint.evaluation:
-        lines.append(("best", format_evaluation(checkpoint.best)))
-    fingerprint = ", ".join(
-        f"{name} {value}" for name, value in checkpoint.fingerprint.items() if name != "simd"
-    )
-    lines.append(("made with", fingerprint))
-    lines.append(("state digest", checkpoint.state_digest))
-    lines.append(("digest", checkpoint.digest))
-    return lines
-
-
-def format_outline(path: Path, checkpoint: Checkpoint) -> str:
-    """A file in one line, for comparisons."""
-    kind = "checkpoint" if checkpoint.resumable else "policy"
-    learning = checkpoint.recipe.learning
-    return (
-        f"{path}: {kind}, {learning.environment.id}, {learning.algorithm}, seed {learning.seed}, "
-        f"step {checkpoint.progress.steps:,}, digest {checkpoint.digest[:16]}"
-    )
-
-
-def as_dict(
-    path: Path, checkpoint: Checkpoint, replay: ReplayFiles | None = None
-) -> dict[str, Any]:
-    """The same for programs, under names that stay."""
-    return {
-        "file": str(path),
-        "kind": "checkpoint" if checkpoint.resumable else "policy",
-        "recipe": checkpoint.recipe.model_dump(mode="json"),
-        "progress": asdict(checkpoint.progress),
-        "replay": replay and asdict(replay),
-        "evaluation": checkpoint.evaluation and checkpoint.evaluation.as_dict(),
-        "best": checkpoint.best and checkpoint.best.as_dict(),
-        "fingerprint": checkpoint.fingerprint,
-        "state_digest": checkpoint.state_digest,
-        "digest": checkpoint.digest,
-        "tensors": {
-            name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
-            for name, tensor in collect_tensors(checkpoint).items()
-        },
-    }
 
 
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
@@ -198,9 +197,6 @@ class EvaluationCheck:
     passed: bool
     text: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
     """The episodes that the file says it was scored on."""
@@ -215,18 +211,11 @@ def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     """Only policies for the same environment can play the same episodes."""
     if a.env != b.env:
+        difference = nested.find_first_difference(asdict(a.env), asdict(b.env))
         raise ConfigError(
-            "--vs compares policies of one environment, and these are for "
-            f"{_format_env(a.env)} and {_format_env(b.env)}.",
+            f"--vs compares policies of one environment, and these differ in {difference}.",
             "rlflame inspect shows what a file was trained on",
         )
-
-
-def _format_env(env: EnvSpec) -> str:
-    text = env.id
-    if env.kwargs:
-        text += f" with {format_value(dict(env.kwargs))}"
-    return text + (f" of {env.max_episode_steps:,} steps" if env.max_episode_steps else "")
 
 
 def check_evaluation(
@@ -254,12 +243,8 @@ def check_against_record(
         return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are the recorded ones, bit for bit."
         )
-    pairs = zip(
-        zip(record.returns, record.lengths, strict=True),
-        zip(expected.returns, expected.lengths, strict=True),
-        strict=True,
-    )
-    episode = next(number for number, (a, b) in enumerate(pairs) if a != b)
+    unequal = np.not_equal([record.returns, record.lengths], [expected.returns, expected.lengths])
+    episode = int(unequal.any(axis=0).argmax())
     difference = (
         f"episode {episode} returned {record.returns[episode]!r}, "
         f"recorded is {expected.returns[episode]!r}"
@@ -267,14 +252,11 @@ def check_against_record(
     if not differences:
         text = f"Not the recorded returns, on a machine like the recorded one: {difference}."
         return EvaluationCheck("recorded", False, text)
-    overlap = record.low <= expected.high and expected.low <= record.high
-    verb = "overlaps" if overlap else "lies apart from"
-    text = (
-        f"This machine differs in {'; '.join(differences)}: {difference}, and the interval "
-        f"[{record.low:,.1f}, {record.high:,.1f}] {verb} the recorded "
-        f"[{expected.low:,.1f}, {expected.high:,.1f}]."
-    )
-    return EvaluationCheck("recorded", overlap, text)
+    passed = record.low <= expected.high and expected.low <= record.high
+    verb = "overlaps" if passed else "lies apart from"
+    text = f"{difference}, and the interval {verb} the recorded one"
+    machine = f"This machine differs in {'; '.join(differences)}"
+    return EvaluationCheck("recorded", passed, f"{machine}: {text}.")
 
 
 def format_comparison(interval: dict[str, float]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -50,9 +50,6 @@ class RunOverview:
     seeds: int | None = None
     seeds_finished: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def list_runs(folder: Path) -> list[RunOverview]:
     """The run folders in a folder, or the folder itself where it is one; newest last."""
@@ -60,10 +57,15 @@ def list_runs(folder: Path) -> list[RunOverview]:
         return [read_run_overview(folder)]
     if is_sweep(folder):
         return [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
-    paths = [path for path in _list_children(folder) if is_run(path) or is_sweep(path)]
+    try:
+        paths = [path for path in folder.iterdir() if is_run(path) or is_sweep(path)]
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be read: {error.strerror}.", "rlflame runs DIR lists another folder"
+        ) from error
     return [
         read_sweep_overview(path) if is_sweep(path) else read_run_overview(path)
-        for path in _sort_by_age(paths)
+        for path in sorted(paths, key=_read_age)
     ]
 
 
@@ -88,42 +90,31 @@ def read_run_overview(folder: Path) -> RunOverview:
     recipe, progress = checkpoint.recipe, checkpoint.progress
     # Without its final evaluation a run has something left to do.
     ended = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
-    state = "training" if training else "finished" if ended else "stopped"
-    steps, iterations = progress.steps, progress.iteration
-    if training:
-        last = _read_last_counts(folder)
-        steps = max(steps, last.get("steps", 0))
-        iterations = max(iterations, last.get("iteration", 0))
+    # A trainer records each iteration, and saves a checkpoint now and then.
+    last = _read_last_counts(folder) if training else {}
     return RunOverview(
         folder=str(folder),
-        state=state,
+        state="training" if training else "finished" if ended else "stopped",
         environment=recipe.learning.environment.id,
         algorithm=recipe.learning.algorithm,
         seed=recipe.learning.seed,
-        steps=steps,
+        steps=max(progress.steps, last.get("steps", 0)),
         stop_at_steps=recipe.stop_at_steps,
-        iterations=iterations,
+        iterations=max(progress.iteration, last.get("iteration", 0)),
         stop_at_iterations=recipe.stop_at_iterations,
         best_return=checkpoint.best.mean if checkpoint.best else None,
         problem=problems[0] if problems else None,
     )
 
 
-def _list_children(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read: {error.strerror}.", "rlflame runs DIR lists another folder"
-        ) from error
-
-
-def _sort_by_age(folders: list[Path]) -> list[Path]:
-    def read_age(folder: Path) -> tuple[float, str]:
-        paths = (folder, *list_seed_runs(folder))
-        return max(map(_read_change_time, paths)), folder.name
-
-    return sorted(folders, key=read_age)
+def _read_age(folder: Path) -> tuple[float, str]:
+    """When a run or a seed of a job was changed last, and its name."""
+    times = [0.0]
+    for path in (folder, *list_seed_runs(folder)):
+        for name in ("metrics.jsonl", "config.toml"):
+            with contextlib.suppress(OSError):
+                times.append((path / name).stat().st_mtime)
+    return max(times), folder.name
 
 
 def read_sweep_overview(folder: Path) -> RunOverview:
@@ -138,27 +129,17 @@ def read_sweep_overview(folder: Path) -> RunOverview:
     runs = [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
     ended = sum(run.state == "finished" for run in runs)
     bests = [run.best_return for run in runs if run.best_return is not None]
-    first_run = next((run for run in runs if run.environment is not None), None)
-    state = "finished" if ended == number else "stopped"
     return RunOverview(
         folder=str(folder),
-        state="training" if is_locked(folder) else state,
-        environment=first_run.environment if first_run else None,
-        algorithm=first_run.algorithm if first_run else None,
+        state="training" if is_locked(folder) else "finished" if ended == number else "stopped",
+        environment=next((run.environment for run in runs if run.environment), None),
+        algorithm=next((run.algorithm for run in runs if run.algorithm), None),
         steps=sum(run.steps or 0 for run in runs),
         best_return=float(compute_interquartile_means(np.array(bests))) if bests else None,
         problem=next((run.problem for run in runs if run.problem), None),
         seeds=number,
         seeds_finished=ended,
     )
-
-
-def _read_change_time(folder: Path) -> float:
-    times = [0.0]
-    for name in ("metrics.jsonl", "config.toml"):
-        with contextlib.suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
-    return max(times)
 
 
 def _read_last_counts(folder: Path) -> dict[str, int]:
@@ -185,9 +166,6 @@ class EnvironmentEntry:
     presets: tuple[str, ...]
     problem: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def list_environments() -> list[EnvironmentEntry]:
     """All aliases, looked at as they are installed here."""
@@ -195,20 +173,21 @@ def list_environments() -> list[EnvironmentEntry]:
 
     entries = []
     for alias, target in resolve.ALIASES.items():
-        presets = {name: resolve.choose_preset(target.id, name) for name in TRAITS}
-        names = tuple(presets.values())
+        observations = actions = continuous = problem = None
         try:
             spec = inspect_env(EnvironmentSettings(id=target.id))
+            observations, actions = spec.observation_size, spec.action_size
+            continuous = spec.action_kind == "continuous"
         except ConfigError as error:
-            entries.append(
-                EnvironmentEntry(alias, target.id, None, None, None, names, problem=error.message)
-            )
-            continue
-        continuous = spec.action_kind == "continuous"
-        if not continuous:
-            names = tuple(presets[name] for name in presets if not TRAITS[name].squashed_actions)
-        sizes = spec.observation_size, spec.action_size
-        entries.append(EnvironmentEntry(alias, target.id, *sizes, continuous, names))
+            problem = error.message
+        presets = tuple(
+            resolve.choose_preset(target.id, name)
+            for name, traits in TRAITS.items()
+            if continuous is not False or not traits.squashed_actions
+        )
+        entries.append(
+            EnvironmentEntry(alias, target.id, observations, actions, continuous, presets, problem)
+        )
     return entries
 
 
@@ -220,9 +199,6 @@ class Setting:
     range: str
     default: Any
     description: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def list_settings() -> list[Setting]:
@@ -260,17 +236,18 @@ def _format_type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def _format_bounds(metadata: Sequence[Any]) -> list[str]:
-    constraints: list[Any] = []
-    for constraint in metadata:
-        # Inside an Annotated the bounds may come as they are or in a Field.
-        constraints += constraint.metadata if isinstance(constraint, FieldInfo) else [constraint]
-    bounds = {
-        sign: getattr(constraint, name)
+    # Inside an Annotated the bounds may come as they are or in a Field.
+    constraints = [
+        inner
+        for outer in metadata
+        for inner in (outer.metadata if isinstance(outer, FieldInfo) else [outer])
+    ]
+    return [
+        f"{sign} {_format_bound(value)}"
         for sign, name in ((">=", "ge"), (">", "gt"), ("<=", "le"), ("<", "lt"))
-        for constraint in constraints
-        if getattr(constraint, name, None) is not None
-    }
-    return [f"{sign} {_format_bound(value)}" for sign, value in bounds.items()]
+        for value in (getattr(constraint, name, None) for constraint in constraints)
+        if value is not None
+    ]
 
 
 def _format_bound(value: float) -> str:

@@ -20,7 +20,7 @@ def chart(title="CartPole-v1: PPO, clip_range 0.3, 12 seeds", top=123_456.0) -> 
         for k in (1, 2)
     )
     remark = "runs/one-of-a-long-name has no eval_return_mean yet. It is left out."
-    return Chart(title, "Environment steps", "Evaluation return", lines, "Line: mean.", "", remark)
+    return Chart(title, "Environment steps", "Evaluation return", lines, f"Line: mean. {remark}")
 
 
 BARS = Bars(
@@ -55,7 +55,7 @@ def test_what_is_said_is_said_at_every_width(width):
     for part in ("Evaluation return", "Environment steps", *chart().title.split(), "Line: mean."):
         assert all(word in words(text) for word in part.split())
     # The long name is broken, and whole.
-    assert chart().remark.replace(" ", "") in "".join(text.split())
+    assert chart().note.replace(" ", "") in "".join(text.split())
     for series in chart().series:
         assert series.label.replace(" ", "") in "".join(text.split())
 

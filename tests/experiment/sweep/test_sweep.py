@@ -247,7 +247,7 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     )
     spoken = rlflame("inspect", out, tmp_path / "b")
     assert spoken.code == 1
-    assert "differs first in recipe stop_at_steps" in spoken.out
+    assert "differ first in recipe stop_at_steps" in spoken.out
     assert f"seed-5, which is in {out} alone" in spoken.out
 
 

@@ -27,8 +27,6 @@ class Series:
     dots: tuple[Float64, Float64] | None = None
     #: How many dots a point of the line is the mean of.
     average_of: int = 0
-    #: What its label says of it in every panel, where a part of that is this panel's alone.
-    name: str | None = None
 
     def collect_x(self) -> Float64:
         return np.concatenate([self.x, *(self.dots[:1] if self.dots else ())])
@@ -51,48 +49,14 @@ class Chart:
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    #: What a line is, and what the band around it is; empty where there is nothing to say.
-    line_note: str = ""
-    band_note: str = ""
-    #: What is not there, or not as usual.
-    remark: str = ""
-
-    @property
-    def note(self) -> str:
-        return _join_notes(self.line_note, self.band_note, self.remark)
+    #: What a line and its band are, and what is not there.
+    note: str = ""
 
     def compute_bounds(self) -> tuple[float, float, float, float]:
         """Least and largest x, least and largest y, never equal."""
         x = np.concatenate([line.collect_x() for line in self.series])
         y = np.concatenate([line.collect_y() for line in self.series])
         return *_separate_bounds(x), *_separate_bounds(y)
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Charts with separate axes in one picture. The notes hold for all of them."""
-
-    charts: tuple[Chart, ...]
-    line_note: str = ""
-    band_note: str = ""
-    remark: str = ""
-
-    @property
-    def note(self) -> str:
-        return _join_notes(self.line_note, self.band_note, self.remark)
-
-    def number_lines(self) -> list[list[int]]:
-        """Of each chart's lines: what is called alike looks alike in all panels.
-
-        A name that a panel has twice is two lines all the same.
-        """
-        line_numbers: dict[tuple[str, int], int] = {}
-        chart_numbers = []
-        for chart in self.charts:
-            names = [series.name or series.label for series in chart.series]
-            keys = [(name, names[:i].count(name)) for i, name in enumerate(names)]
-            chart_numbers.append([line_numbers.setdefault(key, len(line_numbers)) for key in keys])
-        return chart_numbers
 
 
 @dataclass(frozen=True)
@@ -107,33 +71,37 @@ class Bars:
     heights: Float64
     ideal: Float64
     note: str = ""
-    remark: str = ""
-
-    @property
-    def highest(self) -> float:
-        return float(np.nanmax([*self.heights.flat, *self.ideal]))
 
 
 @dataclass(frozen=True)
-class BarGroups:
-    """Bars of several pieces of work: one plot for each, all equally high."""
+class Panels:
+    """Charts or bars with separate axes in one picture. The note holds for all of them."""
 
-    title: str
-    bars: tuple[Bars, ...]
+    parts: tuple[Chart | Bars, ...]
     note: str = ""
-    remark: str = ""
+    title: str = ""
 
-    @property
-    def highest(self) -> float:
-        return max(bars.highest for bars in self.bars)
+    def number_lines(self) -> list[list[int]]:
+        """Of each chart's lines: what has the same label looks the same in all panels.
+
+        A label that a panel has twice is two lines all the same.
+        """
+        line_numbers: dict[tuple[str, int], int] = {}
+        part_numbers = []
+        for part in self.parts:
+            labels = [line.label for line in part.series] if isinstance(part, Chart) else []
+            keys = [(label, labels[:i].count(label)) for i, label in enumerate(labels)]
+            part_numbers.append([line_numbers.setdefault(key, len(line_numbers)) for key in keys])
+        return part_numbers
 
 
 #: Whatever can be drawn.
-Plot = Chart | Panels | Bars | BarGroups
+Plot = Chart | Panels | Bars
 
 
-def _join_notes(*notes: str) -> str:
-    return " ".join(filter(None, notes))
+def collect_panels(plot: Plot) -> Panels:
+    """The plot as panels, of which a single chart is one."""
+    return plot if isinstance(plot, Panels) else Panels((plot,), plot.note)
 
 
 def _separate_bounds(values: Float64) -> tuple[float, float]:

@@ -15,12 +15,11 @@ import numpy as np
 
 from rlflame.analysis.plots.chart import (
     COLOURS,
-    BarGroups,
     Bars,
     Chart,
-    Panels,
     Plot,
     Series,
+    collect_panels,
     format_compact,
 )
 from rlflame.errors import (
@@ -37,11 +36,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-_WIDTH_LETTERS, _NOTE_LETTERS, _MOST_ROWS = 90, 150, 5
+_NOTE_LETTERS = 150
+#: A plot of more lines has its legend beside it; a longer label needs the whole width.
+_MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
 #: Panels beside each other, and how high a row of them is.
-_PANELS_ACROSS, _PANEL_INCHES = 2, 4.4
+_PANEL_INCHES = 4.4
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
+    "svg.hashsalt": "rlflame",  # equal charts have equal bytes
     "svg.fonttype": "none",  # text stays text: searchable, and set in the reader's font
     "text.parse_math": False,  # names are names, whatever is in them
     "font.size": 12,
@@ -56,24 +58,13 @@ _STYLE: Any = {
     "lines.linewidth": 2.2,
     "lines.solid_capstyle": "round",
 }
-_PAGE_INCHES = (5.6, 3.4)
-#: Stands for the colour of the page's text.
-_INK = "#010203"
-_PAGE_STYLE: Any = {
-    "svg.hashsalt": "rlflame",  # equal charts have equal bytes
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color"), _INK),
-    **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), _INK),
-    "grid.alpha": 0.15,
-}
 #: Beyond as many lines or bars as there are colours, each again with another of these.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _HATCHES = ("", "//", "xx")
-#: What a bar's height in figures takes above it.
-_BAR_LETTERS = 5
-#: And upright.
-_FEWEST_LETTERS = 2.5
-#: How tall it is, of the plot, and upright.
-_FIGURE_SHARE, _UPRIGHT_SHARE = 0.09, 0.17
+#: More bars in a row have their heights upright, and still more have none.
+_MOST_LEVEL_HEIGHTS, _MOST_HEIGHTS = 18, 36
+#: Behind a height, which is readable where the dashes of the ideal go through it.
+_GROUND: Any = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}
 
 
 class PlotUnavailableError(RlflameError):
@@ -94,47 +85,29 @@ def check_suffix(out: Path) -> None:
 
 def render_image(plot: Plot, out: Path) -> bytes:
     """The content of a file of the kind that its name ends with."""
-    with _use_style(_STYLE):
-        data = io.BytesIO()
-        make_figure(plot).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
+    kind, data = out.suffix[1:].lower(), io.BytesIO()
+    # A picture says neither when nor by what it was made; a PNG has no such words.
+    absent = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None
+    with _use_style():
+        make_figure(plot).savefig(data, dpi=_DPI, format=kind, metadata=absent)
     return data.getvalue()
 
 
 def render_svg(chart: Chart) -> str:
-    """The plot alone as an element of a page, whose CSS decides the colours of text and lines."""
-    with _use_style(_STYLE | _PAGE_STYLE):
-        from matplotlib.figure import Figure
-
-        figure, data = Figure(figsize=_PAGE_INCHES, layout="constrained"), io.BytesIO()
-        axes = figure.subplots()
-        _draw_lines(axes, chart, range(len(chart.series)), is_single=False)
-        axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
-        _escape_texts(figure)
-        absent = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(data, format="svg", transparent=True, metadata=absent)
-    text = data.getvalue().decode()
-    # Without its prolog, and without names that another figure of the page has too.
-    text = re.sub(r'<g id="[\w.]+">', "<g>", text[text.index("<svg") :])
-    text = re.sub(r'<svg .*?(viewBox="[^"]*").*?>', r'<svg \1 role="img">', text, count=1)
-    for number, colour in enumerate(COLOURS):
-        text = text.replace(colour.lower(), format_css_colour(number))
-    return text.replace(_INK, "currentColor")
-
-
-def format_css_colour(number: int) -> str:
-    """The variable by which a page may give line `number` another colour."""
-    place = number % len(COLOURS)
-    return f"var(--line-{place},{COLOURS[place]})"
+    """An element of a page, as wide as there is room for."""
+    text = render_image(chart, Path("chart.svg")).decode()
+    text = text[text.index("<svg") :]
+    return re.sub(r'<svg .*?(viewBox="[^"]*").*?>', r'<svg \1 role="img">', text, count=1)
 
 
 @contextlib.contextmanager
-def _use_style(style: Any) -> Iterator[None]:
+def _use_style() -> Iterator[None]:
     check_available()
     # It would log where it keeps its caches.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(_STYLE):
         yield
 
 
@@ -143,37 +116,44 @@ def make_figure(plot: Plot) -> Figure:
     # A Figure by itself needs no display and no global state.
     from matplotlib.figure import Figure
 
-    parts: Sequence[Chart | Bars]
-    if isinstance(plot, Panels):
-        parts, numbers = plot.charts, plot.number_lines()
-    else:
-        parts = plot.bars if isinstance(plot, BarGroups) else (plot,)
-        numbers = [[*range(len(part.series))] if isinstance(part, Chart) else [] for part in parts]
-    across = _count_columns(parts)
-    rows, letters = -(-len(parts) // across), _WIDTH_LETTERS // across
-    height = 6.0 if isinstance(plot, Chart | Bars) else _PANEL_INCHES * rows
+    panels = collect_panels(plot)
+    across = 1 if len(panels.parts) == 1 or any(map(_is_wide, panels.parts)) else 2
+    rows = -(-len(panels.parts) // across)
+    height = 6.0 if panels is not plot else _PANEL_INCHES * rows
     figure = Figure(figsize=(10.0, height), layout="constrained")
-    for place, (part, part_numbers) in enumerate(zip(parts, numbers, strict=True), 1):
-        axes = figure.add_subplot(rows, across, place)
+    for place, part in enumerate(panels.parts):
+        axes = figure.add_subplot(rows, across, place + 1)
         if isinstance(part, Bars):
-            assert isinstance(plot, Bars | BarGroups)
-            _draw_bars(axes, part, letters, plot.highest)
+            _draw_bars(axes, part, across)
         else:
             is_single = part is plot and len(part.series) == 1
-            _draw_lines(axes, part, part_numbers, is_single=is_single)
+            _draw_lines(axes, part, panels.number_lines()[place], is_single=is_single)
         axes.set(xlabel=part.x_label, ylabel=part.y_label)
+        axes.set_title(part.title, loc="left")
         # Each panel says of itself what its lines are, also of one.
-        above = _draw_legend(axes, letters, fewest=1 if isinstance(plot, Panels) else 2)
-        axes.set_title(part.title, loc="left", pad=14 + 18.5 * above)
-    if isinstance(plot, BarGroups):
-        figure.suptitle(plot.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-        for axes in figure.axes:  # equal heights make cases comparable
-            axes.set_ylim(0.0, 1.15 * plot.highest)
-    if plot.note:
-        note = textwrap.fill(plot.note, _NOTE_LETTERS)
+        labels = axes.get_legend_handles_labels()[1]
+        if len(labels) > _MOST_LEGEND_LINES:
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
+        elif len(labels) > 1 or panels is plot:
+            axes.legend(loc="best", fontsize=10)
+    if panels.title:
+        figure.suptitle(panels.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+    if all_bars := [part for part in panels.parts if isinstance(part, Bars)]:
+        # Equal heights make cases comparable.
+        highest = max(np.nanmax([*bars.heights.flat, *bars.ideal]) for bars in all_bars)
+        for axes in figure.axes:
+            axes.set_ylim(0.0, 1.15 * highest)
+    if panels.note:
+        note = textwrap.fill(panels.note, _NOTE_LETTERS)
         figure.supxlabel(note, fontsize=9, color="#666666", x=0.99, ha="right")
     _escape_texts(figure)
     return figure
+
+
+def _is_wide(part: Chart | Bars) -> bool:
+    """Whether it needs the whole width of a picture."""
+    labels = [line.label for line in part.series] if isinstance(part, Chart) else part.names
+    return len(labels) > _MOST_LEGEND_LINES or max(map(len, labels)) > _MOST_PANEL_LETTERS
 
 
 def _escape_texts(figure: Figure) -> None:
@@ -185,36 +165,6 @@ def _escape_texts(figure: Figure) -> None:
         words = text.get_text()
         if words != (escaped := escape_controls(words)):
             text.set_text(escaped)
-
-
-def _count_columns(parts: Sequence[Chart | Bars]) -> int:
-    """Beside each other where every legend of lines has its room above so narrow a plot."""
-    letters = _WIDTH_LETTERS // _PANELS_ACROSS
-    for chart in parts:
-        labels = [series.label for series in chart.series] if isinstance(chart, Chart) else [""]
-        is_wide = max(map(len, labels)) + 8 > letters
-        if is_wide or _compute_legend_shape(labels, letters)[1] > _MOST_ROWS:
-            return 1
-    return min(_PANELS_ACROSS, len(parts))
-
-
-def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:
-    """Above the plot, in so many rows; beside it where there are too many; none for too few."""
-    labels = axes.get_legend_handles_labels()[1]
-    if len(labels) < fewest:
-        return 0
-    columns, rows = _compute_legend_shape(labels, letters)
-    if rows > _MOST_ROWS:
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
-        return 0
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns)
-    return rows
-
-
-def _compute_legend_shape(labels: Sequence[str], letters: int) -> tuple[int, int]:
-    """Columns and rows, where a row has room for so many letters."""
-    columns = max(1, min(4, len(labels), letters // (max(map(len, labels)) + 8)))
-    return columns, -(-len(labels) // columns)
 
 
 def _escape_label(label: str) -> str:
@@ -260,41 +210,28 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
         )  # fmt: skip
 
 
-def _draw_bars(axes: Axes, bars: Bars, letters: int, highest: float) -> None:
-    """Each bar with its height above it, upright where `letters` beside each other have no room,
-    and without it where there is no room either; each group with its ideal as a dashed line."""
+def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
+    """Each bar with its height above it, where there is room; each group with its ideal."""
     places = np.arange(len(bars.groups))
-    width = 0.8 / len(bars.names)
-    room = letters / (len(bars.groups) * len(bars.names))
-    tall = _UPRIGHT_SHARE if room < _BAR_LETTERS else _FIGURE_SHARE
-    figure_style: Any = {
-        "fontsize": 10 if room >= _BAR_LETTERS + 1 else 8.5,
-        "rotation": 0 if room >= _BAR_LETTERS else 90,
-    }
+    width, total = 0.8 / len(bars.names), across * bars.heights.size
     for number, name in enumerate(bars.names):
-        at = places + (number - (len(bars.names) - 1) / 2) * width
-        heights = bars.heights[number]
-        axes.bar(
-            at, np.nan_to_num(heights), width * 0.94, color=COLOURS[number % len(COLOURS)],
+        container = axes.bar(
+            places + (number - (len(bars.names) - 1) / 2) * width,
+            np.nan_to_num(bars.heights[number]), width * 0.94, color=COLOURS[number % len(COLOURS)],
             hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)], edgecolor="white", linewidth=0,
             label=_escape_label(name),
         )  # fmt: skip
-        for x, height, ideal in zip(at, heights, bars.ideal, strict=True):
-            if np.isnan(height) or room < _FEWEST_LETTERS:
-                continue
-            # Above the ideal's dashes where they would go through it.
-            near = height <= ideal < height + tall * highest
-            axes.annotate(
-                f"{height:.2f}×", (x, ideal if near else height), xytext=(0, 4),
-                textcoords="offset points", ha="center", va="bottom", **figure_style,
-            )  # fmt: skip
-    for place, ideal in zip(places, bars.ideal, strict=True):
-        axes.hlines(
-            ideal, place - 0.45, place + 0.45, color="#444444", linestyles="--", linewidth=1.4,
-            label="Ideal" if place == 0 else "",
-        )  # fmt: skip
+        if total <= _MOST_HEIGHTS:
+            labels = [
+                "" if np.isnan(height) else f"{height:.2f}×" for height in bars.heights[number]
+            ]
+            angle = 90 if total > _MOST_LEVEL_HEIGHTS else 0
+            axes.bar_label(container, labels, padding=4, fontsize=8.5, rotation=angle, bbox=_GROUND)
+    axes.hlines(
+        bars.ideal, places - 0.45, places + 0.45, color="#444444", linestyles="--", linewidth=1.4,
+        label="Ideal",
+    )  # fmt: skip
     axes.set_xticks(places, bars.groups)
-    axes.margins(y=0.1)
     axes.grid(visible=True, axis="y")
 
 

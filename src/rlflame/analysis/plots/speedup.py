@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from rlflame.analysis.plots.chart import BarGroups, Bars
+from rlflame.analysis.plots.chart import Bars, Panels
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
@@ -25,7 +25,7 @@ _LEAST_S, _MOST_S = 1e-30, 1e30
 RunTimes = dict[str, dict[tuple[int, str], list[float]]]
 
 
-def make_speedup_chart(table: Path) -> Bars | BarGroups:
+def make_speedup_chart(table: Path) -> Bars | Panels:
     """Bars of a CSV with the columns workers (or learners), fleet (or backend, or recipe), seconds
     and, where they differ, steps.
 
@@ -40,7 +40,7 @@ def make_speedup_chart(table: Path) -> Bars | BarGroups:
     note = f"Medians of repetitions, beside the fastest with the fewest {unit}."
     if len(bars) == 1:
         return replace(bars[0], title=title, note=note)
-    return BarGroups(title, tuple(bars), note)
+    return Panels(tuple(bars), note, title)
 
 
 def _make_bars(

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlflame.analysis.plots.chart import (
-    BarGroups,
     Bars,
     Chart,
-    Panels,
     Plot,
     Series,
+    collect_panels,
     format_compact,
     make_ticks,
 )
@@ -31,7 +30,7 @@ SYMBOLS = "\u28ff└─┬│█┊"
 #: The bit of each dot in U+2800, by row and column.
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _BLANK = 0x2800
-_LETTER_EVERY = 14
+_LETTER_EVERY, _FIRST_LETTER = 14, 3
 _WIDEST_LABEL = 8
 _NARROW = 60
 _SHORTEST_BARS = 20
@@ -39,24 +38,16 @@ _SHORTEST_BARS = 20
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
     """Lines no wider than `width`, if that is 12 at least; `height` counts those of a plot."""
-    if isinstance(plot, Bars):
-        parts = [_render_bars(plot, width, braille)]
-    elif isinstance(plot, BarGroups):
-        parts = [
-            _wrap(plot.title, width),
-            *(_render_bars(bars, width, braille) for bars in plot.bars),
-            _wrap(plot.note, width),
-        ]
-    else:
-        panels = plot if isinstance(plot, Panels) else Panels((plot,), plot.line_note)
-        parts = [
-            _render_chart(chart, numbers, width, height, braille)
-            for chart, numbers in zip(panels.charts, panels.number_lines(), strict=True)
-        ]
-        # Bands are not drawn, so their note is left out.
-        notes = [panels.line_note, plot.remark]
-        parts += [_wrap(note, width, "  ") for note in notes if note]
-    return "\n\n".join(parts)
+    panels = collect_panels(plot)
+    blocks = [_wrap(panels.title, width)] if panels.title else []
+    for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):
+        if isinstance(part, Bars):
+            blocks.append(_render_bars(part, width, braille))
+        else:
+            blocks.append(_render_chart(part, numbers, width, height, braille))
+    if panels.note:
+        blocks.append(_wrap(panels.note, width, "  "))
+    return "\n\n".join(blocks)
 
 
 def _wrap(message: str, width: int, prefix: str = "", indent: str = "") -> str:
@@ -71,25 +62,25 @@ def _wrap(message: str, width: int, prefix: str = "", indent: str = "") -> str:
 def _render_chart(
     chart: Chart, numbers: Sequence[int], width: int, height: int, braille: bool
 ) -> str:
-    left, right, low, high = chart.compute_bounds()
+    left, right, low, high = bounds = chart.compute_bounds()
     upright = {
         tick: format_compact(tick)[:_WIDEST_LABEL] for tick in make_ticks(low, high, height // 3)
     }
     # A wide plot has its axis where any other of its width has it; a narrow one needs the room.
     margin = _WIDEST_LABEL if width >= _NARROW else max(map(len, upright.values()), default=0)
     columns = max(8, width - margin - 2)
-    canvas = _Canvas(columns, height, (left, right), (low, high))
-    for number, series in zip(numbers, chart.series, strict=True):
-        canvas.draw(series, number)
     bar, corner, across, notch = "│└─┬" if braille else "|+-+"
-    labels = {canvas.find_row(tick): label for tick, label in upright.items()}
+    labels = {
+        height - 1 - int(_scale(tick, low, high, 4 * height - 1)) // 4: label
+        for tick, label in upright.items()
+    }
     margin_text = " " * (margin + 1)
     lines = [_wrap(chart.title, width), "", _wrap(chart.y_label, width, margin_text)]
-    for row, cells in enumerate(canvas.format_rows(braille)):
+    for row, cells in enumerate(_draw_lines(chart, numbers, bounds, (height, columns), braille)):
         lines.append(f"{labels.get(row, ''):>{margin}} {bar}{cells}".rstrip())
     rule, under = [across] * columns, ""
     for tick in make_ticks(left, right, max(2, columns // 14)):
-        column, word = canvas.find_column(tick), format_compact(tick)
+        column, word = int(_scale(tick, left, right, 2 * columns - 1)) // 2, format_compact(tick)
         rule[column] = notch
         start = max(0, min(column - len(word) // 2, columns - len(word)))
         if not under or start > len(under):
@@ -99,9 +90,8 @@ def _render_chart(
     lines.append(_wrap(chart.x_label, width, f"{margin_text} "))
     lines.append("")
     for number, series in zip(numbers, chart.series, strict=True):
-        lines.append(
-            _wrap(f"{_format_letter(number)}  {_format_label(series)}", width, "  ", "   ")
-        )
+        label = f"{_format_letter(number)}  {_format_label(series)}"
+        lines.append(_wrap(label, width, "  ", "   "))
     return "\n".join(lines)
 
 
@@ -117,76 +107,52 @@ def _format_letter(number: int) -> str:
     return string.ascii_uppercase[number % 26]
 
 
-class _Canvas:
-    """A grid of dots, two by four to a character, and who drew last in each character."""
+def _draw_lines(
+    chart: Chart,
+    numbers: Sequence[int],
+    bounds: tuple[float, float, float, float],
+    shape: tuple[int, int],
+    braille: bool,
+) -> list[str]:
+    """The rows of the plot; the line that is drawn last in a character owns it."""
+    bits, owner = np.zeros(shape, np.int64), np.full(shape, -1)
+    for number, series in zip(numbers, chart.series, strict=True):
+        across, down = _list_dots(series, bounds, shape)
+        np.bitwise_or.at(bits, (down // 4, across // 2), _DOTS[down % 4, across % 2])
+        owner[down // 4, across // 2] = number
 
-    def __init__(
-        self, columns: int, rows: int, x: tuple[float, float], y: tuple[float, float]
-    ) -> None:
-        self._x, self._y = x, y
-        self._bits = np.zeros((rows, columns), np.int64)
-        self._owner = np.full((rows, columns), -1)
-        self._letters: dict[tuple[int, int], int] = {}
+    def format_cell(row: int, column: int) -> str:
+        number = int(owner[row, column])
+        if number < 0:
+            return " "
+        # Lines have their letters in different columns.
+        if not braille or (column - 4 * number) % _LETTER_EVERY == _FIRST_LETTER:
+            return _format_letter(number)
+        return chr(_BLANK + int(bits[row, column]))
 
-    def find_column(self, x: float) -> int:
-        return int(self._scale_x(np.array(x))) // 2
+    rows, columns = shape
+    return ["".join(format_cell(row, column) for column in range(columns)) for row in range(rows)]
 
-    def find_row(self, y: float) -> int:
-        return int(self._scale_y(np.array(y))) // 4
 
-    def draw(self, series: Series, number: int) -> None:
-        """The line; the dots themselves where there are too few for one."""
-        if not len(series.x):
-            if series.dots is not None:
-                self._mark(self._scale(*series.dots), number)
-            return
-        ends = self._scale(series.x, series.y)
-        self._mark(ends, number)
-        for start, end in itertools.pairwise(ends):
-            points = int(np.abs(end - start).max()) + 1
-            self._mark(np.rint(np.linspace(start, end, points)).astype(int), number)
-        # Staggered, so that lines on top of each other still show all their letters.
-        columns = self._owner.shape[1]
-        for column in range(3 + 4 * number % _LETTER_EVERY, columns, _LETTER_EVERY):
-            rows = np.flatnonzero(self._owner[:, column] == number)
-            if len(rows):
-                self._letters[int(rows[0]), column] = number
-
-    def format_rows(self, braille: bool) -> list[str]:
-        rows, columns = self._owner.shape
-        return [
-            "".join(self._format_cell(row, column, braille) for column in range(columns))
-            for row in range(rows)
-        ]
-
-    def _format_cell(self, row: int, column: int, braille: bool) -> str:
-        bits, letter = int(self._bits[row, column]), self._letters.get((row, column))
-        if letter is None and not braille and bits:
-            letter = int(self._owner[row, column])
-        if letter is not None:
-            return _format_letter(letter)
-        return chr(_BLANK + bits) if bits else " "
-
-    def _scale(self, x: Float64, y: Float64) -> np.ndarray:
-        """The dots of points, each as its place across and down."""
-        return np.stack([self._scale_x(x), self._scale_y(y)], axis=1)
-
-    def _mark(self, points: np.ndarray, number: int) -> None:
+def _list_dots(
+    series: Series, bounds: tuple[float, float, float, float], shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where the dots of a line are, across and down; of one without points those of its dots."""
+    left, right, low, high = bounds
+    x, y = series.dots if series.dots and not len(series.x) else (series.x, series.y)
+    across = _scale(x, left, right, 2 * shape[1] - 1)
+    down = 4 * shape[0] - 1 - _scale(y, low, high, 4 * shape[0] - 1)
+    if len(series.x):
+        ends = itertools.pairwise(zip(across, down, strict=True))
+        spans = [np.linspace(*pair, int(np.abs(np.subtract(*pair)).max()) + 1) for pair in ends]
+        points = np.rint(np.concatenate([[(across[0], down[0])], *spans])).astype(int)
         across, down = points.T
-        np.bitwise_or.at(self._bits, (down // 4, across // 2), _DOTS[down % 4, across % 2])
-        self._owner[down // 4, across // 2] = number
-
-    def _scale_x(self, x: Float64) -> np.ndarray:
-        return _scale(x, *self._x, 2 * self._owner.shape[1] - 1)
-
-    def _scale_y(self, y: Float64) -> np.ndarray:
-        last = 4 * self._owner.shape[0] - 1
-        return last - _scale(y, *self._y, last)
+    return across, down
 
 
-def _scale(values: Float64, low: float, high: float, last: int) -> np.ndarray:
+def _scale(values: Float64 | float, low: float, high: float, last: int) -> np.ndarray:
     """From [low, high] to whole numbers from 0 to last."""
-    return np.clip(np.rint((values - low) / (high - low) * last), 0, last).astype(int)
+    return np.clip(np.rint((np.asarray(values) - low) / (high - low) * last), 0, last).astype(int)
 
 
 def _render_bars(bars: Bars, width: int, braille: bool) -> str:
@@ -216,4 +182,4 @@ def _render_bars(bars: Bars, width: int, braille: bool) -> str:
             lines.append(_wrap(label, width))
         name = f"{label:>{label_width}}" if is_inline else " "
         lines.append(f"{name} {''.join(line)} {value:>{value_width}}")
-    return "\n".join([*lines, *([_wrap(bars.note, width)] if bars.note else [])])
+    return "\n".join(lines)

@@ -17,8 +17,6 @@ from rlflame.terminal_text import escape_controls, escape_line
 _MARKUP = re.compile(r"[`<]|(?<=\])[(\[:]|\\(?=[!-/:-@\[-`{-~])")
 _STYLE = """
 :root{color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--line-0:#56a8e8;--line-1:#f0894a;--line-2:#3fc79a;
---line-3:#e0a0c4;--line-4:#f0b840;--line-5:#8fd0f5;--line-6:#b0b0b0}}
 body{max-width:1160px;margin:0 auto;padding:1em;font:1em/1.5 system-ui,sans-serif}
 table{display:block;overflow-x:auto;border-collapse:collapse}
 th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #8886}
@@ -164,13 +162,6 @@ def _render_html_row(tag: str, cells: Sequence[str], words: int) -> str:
 def _render_figure(chart: Chart) -> str:
     """The curves; without matplotlib as a terminal shows them."""
     try:
-        picture = matplotlib_backend.render_svg(chart)
+        return f"<figure>{matplotlib_backend.render_svg(chart)}</figure>"
     except matplotlib_backend.PlotUnavailableError:
         return f"<pre>{escape(terminal_backend.render_text(chart, 80, 14))}</pre>"
-    colours = map(matplotlib_backend.format_css_colour, range(len(chart.series)))
-    names = ", ".join(
-        f'<span style="color:{colour}">{escape(series.label)}</span>'
-        for colour, series in zip(colours, chart.series, strict=True)
-    )
-    caption = f"{escape(chart.title)}: {names}. {escape(chart.note)}"
-    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
