@@ -644,7 +644,7 @@ def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stoppe
     assert said.code == 2
     # Eight columns; 105 observations, 8 actions and a reward of four bytes, one for the end, and a
     # thousandth of what the limit of 1,000 steps hides.
-    assert "A replay of 1,000,000 transitions takes 459 MB of memory" in said.err
+    assert "A replay of 1,000,000 transitions takes 458 MB of memory" in said.err
     assert "and 123 MB are available for it" in said.err
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
