@@ -6,7 +6,7 @@ import numpy as np
 
 from rlflame.config.recipe import NetworkSettings
 from rlflame.learning.base import Batch
-from rlflame.learning.networks.flat_vector import FlatVector, NetworkShape, build_network
+from rlflame.learning.networks.flat_vector import FlatVector, build_network
 from rlflame.rollout.distributions import compute_noise_size
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.task import PolicySpec
@@ -38,14 +38,14 @@ def policy_spec(
 
 def random_network(
     rng: np.random.Generator, spec: PolicySpec, critic: bool = True
-) -> tuple[NetworkShape, FlatVector]:
+) -> tuple[PolicySpec, FlatVector]:
     """A network whose every weight, bias and deviation matters."""
-    network, parameters = build_network(spec, NetworkSettings(), 0, critic=critic)
+    parameters = build_network(spec, NetworkSettings(), 0, critic=critic)
     for name in parameters.shapes:
         view = parameters[name]
         scale = 0.3 if "bias" in name or "log_std" in name else 1.0 / np.sqrt(len(view))
         view[...] = scale * rng.standard_normal(view.shape)
-    return network, parameters
+    return spec, parameters
 
 
 def random_actions(rng: np.random.Generator, spec: PolicySpec, *shape: int) -> np.ndarray:

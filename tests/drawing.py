@@ -49,6 +49,7 @@ def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> RenderJob:
         "policies": (*(other.policy for other in others), source.policy),
         "options": RenderOptions(**options),
         "max_episode_steps": 10_000,
+        "uses_mujoco": False,
     }
     return RenderJob(**{**given, **changes})
 

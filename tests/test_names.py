@@ -35,17 +35,17 @@ VERBS = set(
     close collect commit compare compute concatenate conclude connect copy count create decode
     defer delete deliver describe diagnose die discard dispatch dispose draw drop dump encode
     enlarge ensure escape estimate evaluate exchange exclude exit explain extend extract fail
-    fence fetch fill find finish fit flatten flush forget format forward gather generate get
-    give greet group guard halve handle has hash ignore import init inspect interrupt invert is
+    fetch fill find finish fit flatten flush forget format forward gather generate get give
+    greet group guard halve handle has hash ignore import init inspect interrupt invert is
     iterate join keep kill learn limit link list listen load locate loop make mark measure merge
     move multiply mute normalise note notify number observe offer open overwrite pack parse
     partition pin ping play poll preload prepare print probe prune put quote read receive record
     refresh refuse register release remove render repeat replace report request requeue resample
-    reset resize resolve restore restrict resume rewind round run sample save scale score seal
-    select send separate serve set settle shorten show silence slice smooth snapshot sort
-    speculate split standardise start step stop store submit suggest sum summarise sync take
-    terminate tidy time track train trim truncate try unpack unwrap update upload use validate
-    verify view wait wake walk warm watch wrap write
+    reset resize resolve restore resume rewind round run sample save scale score seal select
+    send separate serve set settle shorten show silence slice smooth snapshot sort speculate
+    split standardise start step stop store submit suggest sum summarise sync take terminate
+    tidy time track train trim truncate try unpack unwrap update upload use validate verify view
+    wait wake walk warm watch wrap write
     """.split()
 )
 #: Names of functions that are no verbs: conversions, formulas and contracts of other libraries.

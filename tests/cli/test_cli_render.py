@@ -51,7 +51,7 @@ def test_what_is_said_to_programs(easel):
     assert (said["file"], said["bytes"]) == ("x.png", os.path.getsize("x.png"))
     best = sorted(scored(begun(), 9, most=20), reverse=True)[:2]
     assert [(one["episode_return"], one["length"]) for one in said["episodes"]] == best
-    assert said["notes"] == []
+    assert "notes" not in said
 
 
 def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
@@ -65,7 +65,7 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
     [
         (("-o", "x.webm"), 2, "ends neither .gif nor .mp4 nor .png", "-o x.gif"),
         (("-o", ".."), 2, "ends neither .gif nor .mp4 nor .png", "-o ../film.gif"),
-        (("-o", "absent/x.gif"), 1, "is no folder", "mkdir -p"),
+        (("-o", "absent/x.gif"), 1, "absent/x.gif cannot be written", "a folder that exists"),
         (("--human", "-o", "x.gif"), 2, "exclude each other", "leave out one"),
         (("--human", "--vs-untrained"), 2, "--human shows one policy", "-o film.gif"),
         (("--episodes", "3", "--best-of", "2"), 2, "is fewer than --episodes 3", "--best-of 30"),
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_or_drawn(easel, tmp_path):
     assert spoken.code == 2
     assert "easels:Easel-v0 cannot be drawn" in spoken.err
     (tmp_path / "x.gif").mkdir()
-    assert "x.gif is a folder" in rlflame("render", easel, "-o", "x.gif").err
+    assert "x.gif cannot be written" in rlflame("render", easel, "-o", "x.gif").err
 
 
 def test_a_folder_is_refused_with_a_file_in_it(easel, tmp_path):

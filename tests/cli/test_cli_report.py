@@ -80,6 +80,8 @@ def test_seeds_are_taken_together(tmp_path):
     assert row["IQM [95% interval]"].startswith("250.0 [")  # the middle two of four
     assert (row["mean"], row["std"]) == ("250.0", "129.1")  # squares 22500+2500+2500+22500 over 3
     assert row["worst seed"] == "100.0"
+    # At 900 steps they have 90, 91, 92, 93: squares 2.25+0.25+0.25+2.25 over 3.
+    assert row["P2"] == row["P4"] == "91.5 (1.3)"
     # Reward and throughput are two tables: 1,000 steps in 20 + 30 seconds.
     speeds = cells(markdown, "Throughput")
     assert [row["steps/s"] for row in speeds] == ["20"] * 4

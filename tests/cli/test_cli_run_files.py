@@ -261,7 +261,7 @@ def test_a_run_folder_is_no_policy_but_its_best_one_is_named(folder, option):
     assert spoken.code == 1
     assert str(folder / "short/best.safetensors") in spoken.err
     empty = rlflame("eval", folder)
-    assert "is a folder" in empty.err
+    assert "Is a directory" in empty.err
     assert "best.safetensors" not in empty.err
 
 

@@ -82,7 +82,7 @@ def test_what_stands_beside_the_point_reads_as_empty(name, tmp_path, replace):
     path = tmp_path / name
     replace(path)
     assert {
-        "timing.jsonl": run_reader.read_valid_lines,
+        "timing.jsonl": lambda path: run_reader.read_lines(path, strict=False),
         "machines.json": run_reader.read_machines,
     }[name](path) == ()
 
@@ -203,20 +203,18 @@ def test_names_of_another_form_are_refused(tmp_path, name):
     path = tmp_path / "a.safetensors"
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header_file(path, {"__metadata__": {"format": "1", "recipe": "{}"}, name: empty}, 0)
-    with pytest.raises(CheckpointError, match="no name of a tensor"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         checkpoint.load(path)
 
 
 def test_a_file_within_its_limit_is_read_whole(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"a\r\nb\rc\n")
-    assert regular_file.read_bytes(path, 7) == b"a\r\nb\rc\n"
     assert regular_file.read_text(path, 7) == "a\nb\nc\n" == path.read_text()
     assert list(regular_file.read_lines(path)) == ["a\n", "b\n", "c\n"]
     assert list(regular_file.read_lines(path, newline="", limit=3)) == ["a\r\n", "b\r", "c\n"]
-    for read in (regular_file.read_bytes, regular_file.read_text):
-        with pytest.raises(OSError, match="7"):
-            read(path, 6)
+    with pytest.raises(OSError, match="6"):
+        regular_file.read_text(path, 6)
     with pytest.raises(OSError, match="line 1"):
         list(regular_file.read_lines(path, limit=1))
 

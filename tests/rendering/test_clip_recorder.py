@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import failpoints
 import numpy as np
@@ -15,7 +17,7 @@ from PIL import Image
 from rlflame import api
 from rlflame.console.base import NullView
 from rlflame.errors import RlflameError
-from rlflame.rendering.clip_recorder import BackgroundClipMaker, ClipRecorder
+from rlflame.rendering.clip_recorder import ClipRecorder
 from rlflame.rendering.job import RenderResult
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
@@ -34,7 +36,7 @@ class Projector:
         self.go = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def __call__(self, job, mujoco, stopped):
+    def __call__(self, job, stopped):
         self.jobs.append(job)
         self.begun.release()
         while not self.go.acquire(timeout=0.01):
@@ -43,114 +45,6 @@ class Projector:
         if self.error is not None:
             raise self.error
         return RenderResult(b"film", (), 1, 1, 1, 1.0)
-
-
-def weights(value: float):
-    return lambda: {name: array * 0 + np.float32(value) for name, array in begun().policy.items()}
-
-
-def first_number(job) -> float:
-    return float(next(iter(job.policies[0].values())).flat[0])
-
-
-def never() -> bool:
-    return False
-
-
-def test_one_at_a_time_and_of_those_that_wait_the_newest(tmp_path):
-    projector = Projector()
-    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
-    films.offer(at(10), weights(1.0))
-    projector.begun.acquire()
-    for k in (2, 3, 4):
-        films.offer(at(10 * k), weights(k))
-    assert len(projector.jobs) == 1
-    projector.go.release(2)
-    films.close(never)
-    names = sorted(path.name for path in (tmp_path / "videos").iterdir())
-    assert names == ["step-000000010.gif", "step-000000040.gif"]
-    assert [first_number(job) for job in projector.jobs] == [1.0, 4.0]
-    assert projector.jobs[1].captions == ("PPO, step 40",)
-    assert projector.jobs[1].nice > 0
-    assert films.take_notes() == [
-        "Films fall due faster than they are drawn: some are left out.",
-        f"2 of 4 films drawn: {tmp_path / 'videos'}. A larger --video-every leaves none out.",
-    ]
-
-
-def test_films_that_were_all_drawn_are_counted(tmp_path):
-    projector = Projector()
-    projector.go.release(9)
-    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
-    for steps in (10, 20):
-        films.offer(at(steps), weights(1.0))
-        while films.is_busy():
-            threading.Event().wait(0.01)
-    films.close(never)
-    assert films.take_notes() == [f"2 films drawn: {tmp_path / 'videos'}."]
-
-
-def test_films_until_a_failure_are_counted_too(tmp_path):
-    projector, heard = Projector(), []
-    projector.go.release(9)
-    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
-    recorder = ClipRecorder(Nowhere(), films, 1, heard.append)
-    for steps in (0, 1, 2):
-        recorder.record_snapshot(snapshot, at(steps), False)
-        while films.is_busy():
-            threading.Event().wait(0.01)
-        projector.error = RlflameError("No paint.", "buy some")
-    recorder.close(never)
-    assert heard == [
-        "There will be no more films of this run: No paint. buy some",
-        f"1 of 3 films drawn: {tmp_path / 'videos'}.",
-    ]
-
-
-def test_the_weights_are_those_of_the_moment(tmp_path):
-    projector = Projector()
-    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
-    moving = weights(1.0)()
-    films.offer(at(0), lambda: moving)
-    projector.begun.acquire()
-    for array in moving.values():
-        array += 5.0
-    assert first_number(projector.jobs[0]) == 1.0
-    projector.go.release()
-    films.close(never)
-
-
-@pytest.mark.parametrize("error", [RlflameError("No paint.", "buy some"), ValueError("odd")])
-def test_a_failure_is_one_note_and_the_last_attempt(tmp_path, error):
-    projector = Projector()
-    projector.error = error
-    projector.go.release(9)
-    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
-    heard = []
-    recorder = ClipRecorder(Nowhere(), films, 1, heard.append)
-    for steps in (0, 1, 2):
-        recorder.record_snapshot(snapshot, at(steps), False)
-        films.close(never)
-        recorder.record_iteration(at(steps), {}, [])
-    recorder.close(never)
-    (note,) = heard
-    assert note.startswith("There will be no films of this run: ")
-    assert str(error).rstrip(".") in note
-    assert len(projector.jobs) == 1
-
-
-def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(tmp_path):
-    projector = Projector()
-    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
-    films.offer(at(0), weights(1.0))
-    projector.begun.acquire()
-    films.offer(at(1), weights(2.0))
-    assert films.is_busy()
-    films.close(lambda: True)
-    assert not films.is_busy()
-    assert not (tmp_path / "videos").exists()
-    assert films.take_notes() == [f"0 of 2 films drawn: {tmp_path / 'videos'}."]
-    assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
 
 
 class Nowhere:
@@ -163,40 +57,150 @@ class Nowhere:
     def record_snapshot(self, *_): ...
 
 
-def snapshot():
-    class Taken:
-        policy = begun().policy
+class Studio:
+    """A recorder whose films a projector draws, and what it said."""
 
-    return Taken
+    def __init__(self, folder: Path, every_steps: int = 1) -> None:
+        self.folder = folder / "videos"
+        self.projector = Projector()
+        self.heard: list[str] = []
+        self.recorder = ClipRecorder(
+            Nowhere(), self.folder, begun(), every_steps, self.heard.append, render=self.projector
+        )
+
+    def offer(self, steps: int, policy=None) -> None:
+        policy = weights(1.0) if policy is None else policy
+        self.recorder.record_snapshot(lambda: SimpleNamespace(policy=policy), at(steps), False)
+
+    def wait(self) -> None:
+        while self.recorder.is_busy():
+            threading.Event().wait(0.01)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
 
 
-def test_whoever_waits_for_the_last_film_is_told(tmp_path):
-    projector, heard = Projector(), []
-    recorder = ClipRecorder(
-        Nowhere(), BackgroundClipMaker(tmp_path / "videos", begun(), projector), 1, heard.append
-    )
-    recorder.record_snapshot(snapshot, at(0), False)
+@pytest.fixture
+def studio(tmp_path) -> Studio:
+    return Studio(tmp_path)
+
+
+def weights(value: float):
+    return {name: array * 0 + np.float32(value) for name, array in begun().policy.items()}
+
+
+def first_number(job) -> float:
+    return float(next(iter(job.policies[0].values())).flat[0])
+
+
+def never() -> bool:
+    return False
+
+
+def test_one_at_a_time_and_of_those_that_wait_the_newest(studio):
+    studio.offer(10, weights(1.0))
+    projector = studio.projector
     projector.begun.acquire()
-    threading.Timer(0.05, projector.go.release).start()
-    recorder.close(never)
-    assert heard == [
-        "The last film is being drawn; Ctrl-C goes without it.",
-        f"1 film drawn: {tmp_path / 'videos'}.",
+    for k in (2, 3, 4):
+        studio.offer(10 * k, weights(k))
+    assert len(projector.jobs) == 1
+    projector.go.release(2)
+    studio.recorder.close(never)
+    assert studio.names() == ["step-000000010.gif", "step-000000040.gif"]
+    assert [first_number(job) for job in projector.jobs] == [1.0, 4.0]
+    assert projector.jobs[1].captions == ("PPO, step 40",)
+    assert projector.jobs[1].nice > 0
+    assert studio.heard[-1] == f"2 of 4 films drawn: {studio.folder}."
+
+
+def test_films_until_a_failure_are_counted(studio):
+    studio.projector.go.release(9)
+    for steps in (0, 1, 2):
+        studio.offer(steps)
+        studio.wait()
+        studio.projector.error = RlflameError("No paint.", "buy some")
+    studio.recorder.close(never)
+    assert studio.heard == [
+        "There will be no more films of this run: No paint. buy some",
+        f"1 of 3 films drawn: {studio.folder}.",
     ]
-    assert (tmp_path / "videos" / "step-000000000.gif").read_bytes() == b"film"
 
 
-def test_a_film_is_due_when_another_multiple_is_passed():
-    class Ledger:
-        offered: list[int] = []  # noqa: RUF012
+def test_the_weights_are_those_of_the_moment(studio):
+    moving = weights(1.0)
+    studio.offer(0, moving)
+    studio.projector.begun.acquire()
+    for array in moving.values():
+        array += 5.0
+    assert first_number(studio.projector.jobs[0]) == 1.0
+    studio.projector.go.release()
+    studio.recorder.close(never)
 
-        def offer(self, progress, policy):
-            self.offered.append(progress.steps)
 
-    recorder = ClipRecorder(Nowhere(), Ledger(), 100, print)
+@pytest.mark.parametrize("error", [RlflameError("No paint.", "buy some"), ValueError("odd")])
+def test_a_failure_is_one_note_and_the_last_attempt(studio, error):
+    studio.projector.error = error
+    studio.projector.go.release(9)
+    for steps in (0, 1, 2):
+        studio.offer(steps)
+        studio.wait()
+        studio.recorder.record_iteration(at(steps), {}, [])
+    (note,) = studio.heard
+    assert note.startswith("There will be no more films of this run: ")
+    assert str(error).rstrip(".") in note
+    assert len(studio.projector.jobs) == 1
+
+
+def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(studio):
+    studio.offer(0)
+    studio.projector.begun.acquire()
+    studio.offer(1)
+    assert studio.recorder.is_busy()
+    studio.recorder.close(lambda: True)
+    assert not studio.recorder.is_busy()
+    assert not studio.folder.exists()
+    assert studio.heard == [f"0 of 2 films drawn: {studio.folder}."]
+    assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
+
+
+def test_whoever_waits_for_the_last_film_is_told(studio):
+    studio.offer(0)
+    studio.projector.begun.acquire()
+    threading.Timer(0.05, studio.projector.go.release).start()
+    studio.recorder.close(never)
+    assert studio.heard == [
+        "The last film is being drawn; Ctrl-C goes without it.",
+        f"1 of 1 film drawn: {studio.folder}.",
+    ]
+    assert (studio.folder / "step-000000000.gif").read_bytes() == b"film"
+
+
+def test_a_folder_that_must_not_be_written_gets_no_film(tmp_path):
+    def refuse():
+        raise RlflameError("It belongs to another process.")
+
+    studio = Studio(tmp_path)
+    studio.recorder = ClipRecorder(
+        Nowhere(), studio.folder, begun(), 1, studio.heard.append,
+        check=refuse, render=studio.projector,
+    )  # fmt: skip
+    studio.projector.go.release()
+    studio.offer(0)
+    studio.recorder.close(never)
+    assert not studio.folder.exists()
+
+
+def test_a_film_is_due_when_another_multiple_is_passed(tmp_path):
+    studio = Studio(tmp_path, 100)
+    studio.projector.go.release(9)
     for steps in (0, 64, 128, 192, 256, 512):
-        recorder.record_snapshot(snapshot, at(steps), False)
-    assert Ledger.offered == [0, 128, 256, 512]
+        studio.offer(steps)
+        studio.wait()
+    assert [int(name[5:14]) for name in studio.names()] == [0, 128, 256, 512]
+    silent = Studio(tmp_path, 0)
+    silent.offer(0)
+    silent.recorder.close(never)
+    assert (silent.heard, silent.projector.jobs) == ([], [])
 
 
 # Real ones.
@@ -241,8 +245,9 @@ def test_a_run_that_cannot_be_filmed_ends_as_any_other(tmp_path):
     result = api.train(config, show=listener)
     assert result.complete
     said = [note for note in listener.heard if "films" in note]
-    assert said[0].startswith("There will be no films of this run: fakes:Fake-v0 cannot be drawn")
-    assert len(said) == 1
+    reason = "There will be no more films of this run: fakes:Fake-v0 cannot be drawn"
+    assert said[0].startswith(reason)
+    assert len(said) == 2
     assert not (tmp_path / "run" / "videos").exists()
 
 

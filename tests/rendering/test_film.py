@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import easels
 import numpy as np
@@ -64,20 +65,18 @@ def test_what_is_drawn_is_what_eval_scores(env, algorithm):
     asked = job(source, kind="png", width=48, episodes=10, best_of=10, seed=5, max_episode_steps=40)
     drawing = drawn(asked)
     assert [(p.episode_return, p.length) for p in drawing.episodes] == expected
-    assert drawing.notes == ()
 
 
-def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_path):
-    finder = gl_backend.BackendFinder(cache_path=tmp_path / "graphics.json")
-    try:
-        finder.find()
-    except gl_backend.GraphicsUnavailableError:
-        pytest.skip("nothing draws here")
+def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own():
     source = begun("Hopper-v5")
     look = episodes.read_render_info(source.env)
     assert (look.steps_per_s, look.uses_mujoco, look.has_tracking_camera) == (125.0, True, True)
-    asked = job(source, begun("Hopper-v5", seed=1), kind="png", width=48, max_episode_steps=9)
-    drawing = policy_render.render_in_subprocess(asked, mujoco=True, finder=finder)
+    given = {"kind": "png", "width": 48, "max_episode_steps": 9, "uses_mujoco": True}
+    asked = job(source, begun("Hopper-v5", seed=1), **given)
+    try:
+        drawing = policy_render.render_in_subprocess(asked)
+    except gl_backend.GraphicsUnavailableError:
+        pytest.skip("nothing draws here")
     assert [(p.episode_return, p.length) for p in drawing.episodes] == scored(source, 1, most=9)
     picture = Image.open(io.BytesIO(drawing.data))
     assert len(picture.getcolors(1 << 20)) > 100
@@ -90,13 +89,6 @@ def test_the_best_of_many_are_drawn_the_best_first():
     best = sorted(range(13), key=returns.__getitem__, reverse=True)[:3]
     assert [p.episode for p in drawing.episodes] == best
     assert [p.episode_return for p in drawing.episodes] == [returns[k] for k in best]
-
-
-def test_an_environment_that_drawing_disturbs_is_named():
-    source = begun(fault="disturbs")
-    (note,) = drawn(job(source)).notes
-    assert note.startswith("easels:Easel-v0 plays otherwise when it is drawn: episode 0 returned")
-    assert repr(scored(source, 1)[0][0]) in note
 
 
 # Frames and their time.
@@ -171,12 +163,13 @@ def test_both_sides_of_a_film_are_there_under_their_captions():
         assert np.median(side) < 60
 
 
-def test_captions_that_are_too_long_get_a_line_of_their_own_all_through_a_film():
-    assert film.can_fit_one_line(["A"], 200)
-    assert not film.can_fit_one_line(["A", "A caption that is rather long"], 200)
-    picture = np.zeros((30, 200, 3), np.uint8)
-    one = film.add_caption(picture, "A", 1.0).height - 30
-    assert film.add_caption(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
+def test_a_caption_and_the_return_each_have_a_line_above_the_picture():
+    picture = np.full((30, 200, 3), 99, np.uint8)
+    one, two = film.add_caption(picture, ["A"]), film.add_caption(picture, ["A", "return 1.0"])
+    assert two.height - 30 == 2 * (one.height - 30)
+    assert (np.asarray(two)[-30:] == picture).all()
+    lines = np.asarray(two)[:-30].reshape(2, -1)
+    assert all(line.max() > 180 for line in lines)
     # Episode 10 has a longer caption than episode 9; their frames are of one size.
     drawing = drawn(job(begun(length=1), width=105, episodes=11, best_of=11))
     assert len({frame.size for frame, _ in frames(drawing.data)}) == 1
@@ -208,9 +201,7 @@ def test_one_number_keeps_the_proportions(asked, size):
 def test_mp4_has_the_frames_and_even_sides():
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     # Drawn in a process of its own, as ever: gRPC's threads in this one would disturb a fork.
-    drawing = policy_render.render_in_subprocess(
-        job(begun(length=23), kind="mp4", width=61), mujoco=False
-    )
+    drawing = policy_render.render_in_subprocess(job(begun(length=23), kind="mp4", width=61))
     assert drawing.data[4:8] == b"ftyp"
     import tempfile
 
@@ -288,51 +279,87 @@ def test_a_bad_picture_is_the_environment_s_fault(fault, said):
 
 def test_errors_come_back_in_words_and_crashes_as_what_they_are():
     with pytest.raises(RlflameError, match="no paint") as caught:
-        policy_render.render_in_subprocess(job(begun(fault="raises")), mujoco=False)
+        policy_render.render_in_subprocess(job(begun(fault="raises")))
     assert caught.value.exit_code == 1
     assert "OSError" in caught.value.detail
     with pytest.raises(RlflameError, match="none is rgb_array") as caught:
-        policy_render.render_in_subprocess(job(begun(modes=[])), mujoco=False)
+        policy_render.render_in_subprocess(job(begun(modes=[])))
     assert caught.value.exit_code == 2
     with pytest.raises(RenderError, match="killed by signal 11, SIGSEGV"):
-        policy_render.render_in_subprocess(job(begun(fault="crash")), mujoco=False)
+        policy_render.render_in_subprocess(job(begun(fault="crash")))
 
 
 def test_a_drawing_travels_whole():
     asked = job(begun(), begun(seed=1))
     heard = []
     there = policy_render.render_in_subprocess(
-        asked, mujoco=False, report_progress=lambda made, of: heard.append((made, of))
+        asked, report_progress=lambda made, of: heard.append((made, of))
     )
     assert there == drawn(asked)
     assert heard == [(0, 1), (1, 1)]
 
 
-class Moody(gl_backend.BackendFinder):
-    """Graphics that work, but for those that are remembered."""
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """The file that remembers a renderer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    return tmp_path / "cache" / "rlflame" / "renderer"
 
-    def __init__(self, memory, answers):
-        self.answers = answers
-        super().__init__(lambda backend: "" if backend == self.answers[0] else "broken", memory, {})
+
+@pytest.fixture
+def broken_child(tmp_path, monkeypatch):
+    """A process that draws, in which only one renderer works: the one that it is made with."""
+
+    def make(working: str) -> None:
+        code = f"""
+import os, sys
+from rlflame.rendering import process_main
+def probe():
+    if os.environ["MUJOCO_GL"] != {working!r}:
+        sys.exit("no paper")
+process_main.probe_renderer = probe
+process_main.main()
+"""
+        (tmp_path / "child.py").write_text(code)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(gl_backend, "CHILD_MODULE", "child")
+
+    return make
 
 
-def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
-    first, second = gl_backend.BACKENDS[:2]
-    finder = Moody(tmp_path / "graphics.json", [first])
-    finder.find()
-    finder.answers = [second]
+def test_the_renderer_that_draws_is_remembered_and_others_are_tried(memory, broken_child):
+    last = gl_backend.BACKENDS[-1]
+    broken_child(last)
+    asked = job(begun(), kind="png", uses_mujoco=True)
+    assert policy_render.render_in_subprocess(asked) == drawn(asked)
+    assert memory.read_text() == last
+    assert gl_backend.list_backends()[0] == last
+
+
+def test_an_error_of_the_environment_is_no_failure_of_the_renderer(memory, broken_child):
+    broken_child(gl_backend.BACKENDS[0])
     with pytest.raises(RlflameError, match="no paint"):
-        policy_render.render_in_subprocess(job(begun(fault="raises")), mujoco=True, finder=finder)
-    assert (finder.find(), finder.is_cached) == (second, True)
+        policy_render.render_in_subprocess(job(begun(fault="raises"), uses_mujoco=True))
 
 
-def test_where_no_graphics_work_nothing_is_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy_render, "WorkerProcess", None)
-    finder = gl_backend.BackendFinder(lambda backend: "broken", tmp_path / "graphics.json", {})
-    with pytest.raises(
-        gl_backend.GraphicsUnavailableError, match="MuJoCo cannot draw on this machine"
-    ):
-        policy_render.render_in_subprocess(job(begun()), mujoco=True, finder=finder)
+def test_where_no_graphics_work_each_reason_is_given_and_none_remembered(memory, broken_child):
+    broken_child("none")
+    with pytest.raises(gl_backend.GraphicsUnavailableError) as caught:
+        policy_render.render_in_subprocess(job(begun(), uses_mujoco=True))
+    for backend in gl_backend.BACKENDS:
+        assert f"{backend}: no paper" in caught.value.message
+    assert caught.value.hint == gl_backend.find_install_command()
+    assert not memory.exists()
+
+
+def test_a_renderer_that_hangs_is_given_up(memory, tmp_path, monkeypatch):
+    (tmp_path / "child.py").write_text("import time; time.sleep(100)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(gl_backend, "CHILD_MODULE", "child")
+    monkeypatch.setattr(gl_backend, "PROBE_TIMEOUT_S", 0.0)
+    with pytest.raises(gl_backend.GraphicsUnavailableError, match="egl: no answer"):
+        policy_render.render_in_subprocess(job(begun(), uses_mujoco=True))
 
 
 def test_a_window_needs_a_display():
@@ -340,7 +367,7 @@ def test_a_window_needs_a_display():
         policy_render.check_display(shown)
     if gl_backend.BACKENDS[0] != "cgl":
         with pytest.raises(RenderError, match="There is no display here"):
-            policy_render.render_in_subprocess(job(begun(), kind="window"), mujoco=False)
+            policy_render.render_in_subprocess(job(begun(), kind="window"))
 
 
 def test_a_window_shows_every_step(tmp_path):
@@ -357,7 +384,8 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
 
     monkeypatch.setattr(film.Film, "draw", too_large)
     asked = job(begun("CartPole-v1"), kind="gif")
-    kind, answer = process_main.run_job(asked.as_dict(), None)
+    channel = SimpleNamespace(send=lambda *message: None)
+    kind, answer = process_main.run_job(asked.as_dict(), channel)
     assert kind is MessageKind.FAILED
     assert "not enough memory" in answer["message"]
     assert "--width" in answer["hint"]

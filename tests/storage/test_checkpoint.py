@@ -770,8 +770,8 @@ def test_an_environment_that_the_recipe_does_not_name_is_refused(file, forge):
     _, metadata = tensors_of(file.read_bytes())
     changed = {**json.loads(metadata["environment"]), "id": "evil_module:Other-v0"}
     message = refused(forge(metadata={"environment": json.dumps(changed)}))
-    assert "'CartPole-v1'" in message
-    assert "'evil_module:Other-v0'" in message
+    assert '"CartPole-v1"' in message
+    assert '"evil_module:Other-v0"' in message
 
 
 @pytest.mark.parametrize(
@@ -886,7 +886,7 @@ def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
     assert "does not exist" in refused(tmp_path / "absent.safetensors")
-    assert "is a folder" in refused(tmp_path)
+    assert "Is a directory" in refused(tmp_path)
     empty = tmp_path / "empty.safetensors"
     empty.touch()
     refused(empty)

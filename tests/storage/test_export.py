@@ -158,8 +158,8 @@ def test_a_model_that_acts_otherwise_is_a_failure(tmp_path, monkeypatch):
     ("words", "said"),
     [
         (("-o", "x.gif"), "does not end .safetensors"),
-        (("-o", "."), "-o policy.safetensors"),
-        (("-o", ""), "-o policy.safetensors"),
+        (("-o", "."), "-o policy.small.safetensors"),
+        (("-o", ""), "-o policy.small.safetensors"),
         (("-o", "x.safetensors", "--onnx"), "does not end .onnx"),
         (("--check",), "--check is for ONNX models"),
         (("-o", "policy.safetensors"), "is the checkpoint itself"),

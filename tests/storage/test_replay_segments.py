@@ -241,10 +241,10 @@ def of_another_kind(file):
 
 
 HARMS = {
-    removed: "is missing",
+    removed: "does not exist",
     flipped: "is damaged",
     cut: "is damaged",
-    emptied: "header of 0 bytes",
+    emptied: "is damaged or no safetensors file",
     swapped: "not the segment",
     forged: "not the segment",
     poisoned: "NaN",
@@ -527,7 +527,7 @@ def test_a_copy_without_its_replay_is_good_for_all_but_resuming(untouched, tmp_p
     assert "36 transitions in 3 segments that are not beside the file" in said.out
     said = rlflame("resume", copy, "--set", "runtime.fleet=inline")
     assert said.code == 1
-    assert "is missing" in said.err
+    assert "does not exist" in said.err
     assert f"rlflame resume {copy} --fresh-replay" in said.err.replace("\n", " ")
     assert resumed(copy, fresh_replay=True).complete
 
@@ -560,7 +560,7 @@ def test_inspect_names_what_is_damaged_and_fails(copied):
     for words in ((), ("--json",)):
         said = rlflame("inspect", copied, *words)
         assert said.code == 1
-        assert f"{file} is missing" in said.out
+        assert f"{file} does not exist" in said.out
     assert f"rlflame resume {copied} --fresh-replay" in said.err
     assert rlflame("inspect", copied, "--recipe").code == 0
 
@@ -575,7 +575,7 @@ def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path)
     for words in ((), ("--json",)):
         said = rlflame("inspect", tmp_path / "job", *words)
         assert said.code == 1
-        assert f"{file} is missing" in said.out
+        assert f"{file} does not exist" in said.out
         assert f"rlflame resume {seed} --fresh-replay" in said.err
 
 
@@ -591,7 +591,7 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     assert said.code == 2
     # Eight columns; 105 observations, 8 actions and a reward of four bytes, one for the end, and a
     # thousandth of what the limit of 1,000 steps hides.
-    assert "A replay of 1,000,000 transitions takes 459 MB of memory" in said.err
+    assert "A replay of 1,000,000 transitions takes 458 MB of memory" in said.err
     assert "and 123 MB are available for it" in said.err
     assert not out.exists()
     assert "a smaller learning.sac.buffer_size" in said.err

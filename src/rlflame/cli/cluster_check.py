@@ -45,7 +45,7 @@ def cluster_check(
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.fleet.flame.cluster_config import EXPORT, UP, find_configuration
-    from rlflame.rendering.gl_backend import GraphicsCheck
+    from rlflame.rendering.gl_backend import BackendProbe
     from rlflame.training.stop_signal import exit_on_signal
 
     streaming = not as_json and find_configuration() is not None
@@ -56,7 +56,7 @@ def cluster_check(
                 print_result(line)
 
     examination = ClusterCheck(
-        print_finding, print_note, GraphicsCheck, workers=workers, clean=clean, debug=debug
+        print_finding, print_note, BackendProbe, workers=workers, clean=clean, debug=debug
     )
     with exit_on_signal():
         diagnosis = examination.run()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,14 +19,13 @@ from rlflame.cli.options import (
     print_pairs,
 )
 from rlflame.config.flags import RuntimeFlags
-from rlflame.console.output import as_json_text, print_note, print_result
+from rlflame.console.output import as_json_text, print_result
 from rlflame.errors import ConfigError
 from rlflame.terminal_text import format_count
 
 if TYPE_CHECKING:
     from rlflame.rendering.job import RenderResult
     from rlflame.storage.checkpoint import Checkpoint
-
 
 FilmFile = Annotated[
     Path | None,
@@ -36,26 +36,6 @@ FilmFile = Annotated[
         help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
     ),
 ]
-FilmEpisodes = Annotated[
-    int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
-]
-FilmSeed = Annotated[
-    int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
-]
-BestOf = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
-]
-VersusUntrained = Annotated[
-    bool,
-    typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
-]
-PictureWidth = Annotated[
-    int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
-]
-PictureHeight = Annotated[
-    int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
-]
 FrameRate = Annotated[
     float | None,
     typer.Option(
@@ -65,20 +45,35 @@ FrameRate = Annotated[
         max=1000,
     ),
 ]
-Window = Annotated[bool, typer.Option("--human", help="In a window, where there is a display.")]
 
 
 def render(
     file: CheckpointFile,
     out: FilmFile = None,
-    episodes: FilmEpisodes = 1,
-    seed: FilmSeed = 0,
-    best_of: BestOf = None,
-    vs_untrained: VersusUntrained = False,
-    width: PictureWidth = None,
-    height: PictureHeight = None,
+    episodes: Annotated[
+        int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
+    ] = 0,
+    best_of: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
+    ] = None,
+    vs_untrained: Annotated[
+        bool,
+        typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
+    ] = False,
+    width: Annotated[
+        int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
+    ] = None,
+    height: Annotated[
+        int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
+    ] = None,
     fps: FrameRate = None,
-    human: Window = False,
+    human: Annotated[
+        bool, typer.Option("--human", help="In a window, where there is a display.")
+    ] = False,
     env_file: EnvFile = None,
     allow_modules: AllowModules = None,
     as_json: Json = False,
@@ -104,47 +99,35 @@ def render(
         drawing = api.render(
             source, options, out, show_output=debug, report_progress=status_line.show_rendering
         )
-    for note in drawing.notes:
-        print_note(note)
     print_drawing = _print_json if as_json else _print_lines
     print_drawing(file, out, source, drawing)
 
 
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
-    learning = source.recipe.learning
-    lines = [
-        ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
-                   f"step {source.progress.steps:,}"),
-    ]  # fmt: skip
-    lines += [
-        ("episode", f"{episode.episode}: return {episode.episode_return:,.1f}, "
-                    f"{format_count(episode.length, 'step')}")
-        for episode in drawing.episodes
-    ]  # fmt: skip
+    name = source.recipe.learning.algorithm.upper()
+    lines = [("policy", f"{file}: {source.env.id}, {name}, step {source.progress.steps:,}")]
+    for episode in drawing.episodes:
+        steps = format_count(episode.length, "step")
+        text = f"{episode.episode}: return {episode.episode_return:,.1f}, {steps}"
+        lines.append(("episode", text))
     if out is not None:
-        duration_text = f", {drawing.seconds:.1f} s" if drawing.seconds else ""
-        lines.append(
-            ("file", f"{out}: {drawing.width} x {drawing.height}, "
-                     f"{format_count(drawing.frames, 'picture')}{duration_text}, "
-                     f"{len(drawing.data) / 1e6:.2f} MB")
-        )  # fmt: skip
+        pictures = format_count(drawing.frames, "picture")
+        duration = f", {drawing.seconds:.1f} s" if drawing.seconds else ""
+        size = f"{drawing.width} x {drawing.height}, {pictures}{duration}"
+        lines.append(("file", f"{out}: {size}, {len(drawing.data) / 1e6:.2f} MB"))
     print_pairs(lines)
 
 
 def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
-    learning = source.recipe.learning
-    fields: dict[str, Any] = {
+    values = asdict(drawing)
+    data = values.pop("data")
+    fields = {
         "policy": str(file),
-        "environment": learning.environment.id,
-        "algorithm": learning.algorithm,
+        "environment": source.env.id,
+        "algorithm": source.recipe.learning.algorithm,
         "steps": source.progress.steps,
         "file": None if out is None else str(out),
-        "bytes": len(drawing.data),
-        "width": drawing.width,
-        "height": drawing.height,
-        "frames": drawing.frames,
-        "seconds": drawing.seconds,
-        "episodes": [episode.as_dict() for episode in drawing.episodes],
-        "notes": drawing.notes,
+        "bytes": len(data),
+        **values,
     }
     print_result(as_json_text(fields))

@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from rlflame.config.runtime import Positive, SettingsModel
 from rlflame.errors import ConfigError
-from rlflame.terminal_text import format_count
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
@@ -73,9 +72,7 @@ class PpoSettings(AlgorithmSection):
     normalise_advantages: Literal["off", "batch", "minibatch"] = Field(
         "off", description="Standardise advantages over the batch or over each minibatch."
     )
-    recompute_advantages: bool = Field(
-        True, description="Estimate advantages anew before every epoch."
-    )
+    recompute_advantages: bool = Field(True, description="Estimate advantages anew in every epoch.")
     scale_rewards: bool = Field(
         True, description="Divide rewards by the running deviation of the discounted return."
     )
@@ -83,9 +80,7 @@ class PpoSettings(AlgorithmSection):
     minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
     value_weight: float = Field(0.25, ge=0.0, le=100.0, description="Weight of the value loss.")
-    max_gradient_norm: MaxNorm = Field(
-        0.5, description="Longer gradients are scaled down to this norm."
-    )
+    max_gradient_norm: MaxNorm = Field(0.5, description="Gradients are scaled down to this norm.")
     target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
         None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
     )
@@ -123,9 +118,7 @@ class ReinforceSettings(AlgorithmSection):
         "discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
-    max_gradient_norm: MaxNorm = Field(
-        None, description="Longer gradients are scaled down to this norm."
-    )
+    max_gradient_norm: MaxNorm = Field(None, description="Gradients are scaled down to this norm.")
 
     @model_validator(mode="after")
     def _check_coherent(self) -> ReinforceSettings:
@@ -150,27 +143,18 @@ class SacSettings(AlgorithmSection):
         1_000_000, le=1_000_000_000, description="Transitions kept for replay, the newest."
     )
     learning_starts: int = Field(
-        10_000,
-        ge=0,
-        le=1_000_000_000,
-        description="Steps of uniformly random actions before the first update.",
+        10_000, ge=0, le=1_000_000_000, description="Steps of random actions before any update."
     )
     updates_per_step: float = Field(
-        1.0, gt=0.0, le=1000.0, description="Updates owed for each step after that."
+        1.0, gt=0.0, le=1000.0, description="Updates per step after that."
     )
-    n_step: Positive = Field(
-        1, le=1000, description="Rewards summed before the critics' estimate takes over."
-    )
+    n_step: Positive = Field(1, le=1000, description="Rewards summed before the critics take over.")
     target_update_rate: float = Field(
         0.005, gt=0.0, le=1.0, description="How far the target critics move to the critics."
     )
-    target_update_interval: Positive = Field(
-        1, le=1_000_000, description="Critic updates between two such moves."
-    )
+    target_update_interval: Positive = Field(1, le=1_000_000, description="Updates between moves.")
     policy_delay: Positive = Field(
-        1,
-        le=1_000_000,
-        description="Critic updates between two updates of actor and entropy coefficient.",
+        1, le=1_000_000, description="Critic updates per update of actor and entropy coefficient."
     )
     entropy_coefficient: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1e6)] = Field(
         "auto", description="Weight of the entropy; auto adapts it to the target entropy."
@@ -224,9 +208,8 @@ class SacSettings(AlgorithmSection):
         """An entropy that no policy reaches lets the coefficient grow without end."""
         target, highest = self.target_entropy, action_size * math.log(2.0)
         if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
-            actions = format_count(action_size, "action")
             raise ConfigError(
-                f"sac.target_entropy is {target:g}, and a policy over {actions} in [-1, 1] stays "
+                f"sac.target_entropy is {target:g}, and {action_size} actions in [-1, 1] stay "
                 f"below {highest:.2f}.",
                 f"--set sac.target_entropy={-action_size}, which is what auto takes",
             )
@@ -247,12 +230,10 @@ class AlgorithmTraits:
     critics: int
     #: The rollout units that it learns from.
     units: tuple[str, ...] = ("steps", "episodes")
-    allows_staleness: bool = True
-    discrete_actions: bool = True
-    #: Actions lie between two bounds, and the policy also learns their deviations.
+    #: Actions are numbers between two bounds, and the policy also learns their deviations.
     squashed_actions: bool = False
     uses_replay: bool = False
-    #: Budgets and progress are counted in iterations of whole episodes.
+    #: Budgets and progress are counted in iterations of whole episodes, none of which is stale.
     counts_iterations: bool = False
     #: Actor and critic can be updated by two processes.
     splits_update: bool = False
@@ -264,19 +245,13 @@ class AlgorithmTraits:
 TRAITS: dict[str, AlgorithmTraits] = {
     "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, splits_update=True),
     "reinforce": AlgorithmTraits(
-        ReinforceSettings,
-        None,
-        critics=0,
-        units=("episodes",),
-        allows_staleness=False,
-        counts_iterations=True,
+        ReinforceSettings, None, critics=0, units=("episodes",), counts_iterations=True
     ),
     "sac": AlgorithmTraits(
         SacSettings,
         "batch_size",
         critics=2,
         units=("steps",),
-        discrete_actions=False,
         squashed_actions=True,
         uses_replay=True,
         uses_blas_threads=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import ConfigError
+from rlflame.terminal_text import format_count
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
@@ -27,7 +28,7 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
     if learners == 1 or not (batch or learning_rate):
         return config
     check_learners(learning, learners)
-    data = config.model_dump()
+    data, collected = config.model_dump(), learning.rollout.steps_per_iteration
     settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
     if batch and field is None:
         data["learning"]["rollout"]["num_slots"] *= learners
@@ -35,8 +36,13 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
         settings[field] *= learners
         if learning.replay is not None:
             settings["updates_per_step"] /= learners
-        else:
-            _check_minibatch(config, settings[field])
+        elif learning.rollout.unit == "steps" and settings[field] > collected:
+            # It would not fit the scaled learning rate.
+            raise ConfigError(
+                f"--scale-batch makes minibatches of {settings[field]:,} samples, and an iteration "
+                f"collects {collected:,}.",
+                f"--set rollout.steps={-(-settings[field] // learning.rollout.columns)}",
+            )
     if learning_rate:
         for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
             if settings.get(name) is not None:
@@ -50,23 +56,8 @@ def check_learners(learning: LearningSettings, learners: int) -> None:
     if shards % learners == 0:
         return
     fitting = learners * -(-DEFAULT_SHARDS // learners)
-    shards_hint = f"; or, in a new run, --set learning.gradient_shards={fitting}"
-    possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
-    counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
-    raise ConfigError(
-        f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
-        f"--learners {counts}{'' if learning.settings.needs_whole_batches else shards_hint}",
-    )
-
-
-def _check_minibatch(config: RunConfig, size: int) -> None:
-    """A larger minibatch than an iteration collects would not fit the scaled learning rate."""
-    rollout, learners = config.learning.rollout, config.runtime.learners
-    collected = rollout.steps_per_iteration
-    if rollout.unit == "steps" and size > collected:
-        raise ConfigError(
-            f"--scale-batch makes minibatches of {size:,} samples, and an iteration collects "
-            f"{collected:,}.",
-            f"--set rollout.steps={-(-size // rollout.columns)}, or --learners "
-            f"{max(1, collected // (size // learners))}",
-        )
+    hint = f"--learners with a divisor of {shards}, or a new run with gradient_shards={fitting}"
+    if learning.settings.needs_whole_batches:
+        hint = "--learners 1"
+    shards_text = format_count(shards, "shard")
+    raise ConfigError(f"{learners} learners cannot share {shards_text} evenly.", hint)

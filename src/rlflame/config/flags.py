@@ -73,16 +73,19 @@ def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in environment for name in names):
         return None
-    hint = f"start the processes by torchrun, or: unset {' '.join(names)}"
     if environment["WORLD_SIZE"] == "1":
         return None
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if not environment[name].removeprefix("-").isdecimal():
-            raise ConfigError(f"{name} is {environment[name]!r}, which is no number.", hint)
-    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    if size > 1 and not 0 <= rank < size:
-        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {size}; ranks begin at 0.", hint)
-    return LearnerRank(rank, size) if size > 1 else None
+    try:
+        rank, size, _ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    except ValueError:
+        rank, size = -1, 0
+    if not 0 <= rank < size:
+        values = ", ".join(f"{name}={environment[name]!r}" for name in names)
+        raise ConfigError(
+            f"{values} are not the numbers of a process that torchrun started.",
+            f"start the processes by torchrun, or: unset {' '.join(names)}",
+        )
+    return LearnerRank(rank, size)
 
 
 def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:

@@ -69,11 +69,8 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
     """What a later command has to say so that this environment may import its modules."""
-    options = []
-    for module in find_named_modules(id, kwargs):
-        if module not in read_trusted_modules():
-            options += ["--allow-module", module]
-    return options
+    modules = (m for m in find_named_modules(id, kwargs) if m not in read_trusted_modules())
+    return [word for module in modules for word in ("--allow-module", module)]
 
 
 def read_trusted_modules() -> list[str]:
@@ -93,16 +90,13 @@ def read_trusted_modules() -> list[str]:
         ) from error
     with file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        is_owned = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not is_owned or status.st_mode & 0o077:
             raise ConfigError(
-                f"The list of trusted modules, {path}, is not a file of this user "
-                f"(uid {os.geteuid()}).",
-                "set HOME or XDG_CONFIG_HOME to a folder of this user",
-            )
-        if status.st_mode & 0o077:
-            raise ConfigError(
-                f"The list of trusted modules, {path}, is not owner-only.",
-                f"check what it lists, then: {format_shell('chmod', '600', path)}",
+                f"The list of trusted modules, {path}, is no file that only this user "
+                f"(uid {os.geteuid()}) can open.",
+                f"check what it lists, then: {format_shell('chmod', '600', path)}; or set HOME or "
+                "XDG_CONFIG_HOME to a folder of this user",
             )
         lines = file.read(_MAX_BYTES).decode("utf-8", "replace").splitlines()
     return sorted({line.strip() for line in lines if _is_module_name(line.strip())})
@@ -128,9 +122,7 @@ def remove_trusted(modules: Iterable[str]) -> None:
 def _write_trusted(modules: Iterable[str]) -> None:
     path, hint = _get_trust_path(), "or name the module in each command: --allow-module MODULE"
     if path is None:
-        raise ConfigError(
-            "This user has no home folder for a list of trusted modules.", f"set HOME, {hint}"
-        )
+        raise ConfigError("There is no home folder for the list.", f"set HOME, {hint}")
     temporary = path.with_name(f".{_FILE_NAME}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,19 +172,16 @@ def load_env_file(path: str) -> str:
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
         raise ConfigError(f"There is no file {path!r}.", "name an environment's: --env-file PATH")
-    if extension != ".py":
-        raise ConfigError(f"--env-file {path!r} is no Python file.", "name a file that ends .py")
     loaded_path = getattr(sys.modules.get(module), "__file__", path)
-    if not module.isidentifier() or module in sys.stdlib_module_names or loaded_path != path:
+    is_free = module.isidentifier() and module not in sys.stdlib_module_names
+    if extension != ".py" or not is_free or loaded_path != path:
         raise ConfigError(
             f"--env-file {path!r} has a name that is taken, or that Python cannot import.",
             f"rename it: {format_shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
     try:
         user_code.load(path)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
             f"{format_shell('python', Path(path))} shows where",
@@ -209,11 +198,7 @@ def get_loaded_digest() -> str | None:
 
 
 def _hash_file(path: str) -> str:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError as error:
-        message = f"--env-file {path!r} cannot be read: {error.strerror}."
-        raise ConfigError(message, "make it readable") from error
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:

@@ -16,11 +16,14 @@ def get_nested(data: Mapping[str, Any], name: str) -> Any:
 
 
 def set_nested(data: dict[str, Any], name: str, value: Any) -> None:
+    """Set a value; where something else than a table stands above it, that stays."""
     *path, last = name.split(".")
     for part in path:
         inner = data.get(part)
-        if not isinstance(inner, dict):
+        if inner is None:
             inner = data[part] = {}
+        if not isinstance(inner, dict):
+            return
         data = inner
     data[last] = value
 

@@ -20,8 +20,6 @@ from rlflame.config.algorithms import (
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
-#: A first batch of more than this many times the budget is worth a warning.
-_BATCH_WARNING_FACTOR = 100
 #: Parts of a minibatch where a run begins with several learners.
 DEFAULT_SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
@@ -35,16 +33,12 @@ class EnvironmentSettings(SettingsModel):
         pattern=r"^([A-Za-z_][\w.]*:)?([\w.-]+/)?[\w.:-]+$",
         description="A Gymnasium id, or `module:Id` to import the module that registers it.",
     )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments for the environment."
-    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="The environment's arguments.")
     max_episode_steps: Positive | None = Field(
         None, description="Time limit in steps; by default the one the environment registers."
     )
     file_digest: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{64}$",
-        description="SHA-256 of the file given with --env-file, set when a run begins.",
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file; set by a new run."
     )
 
     @model_validator(mode="after")
@@ -64,22 +58,13 @@ class RolloutSettings(SettingsModel):
         description="A fragment is a fixed number of steps, or one whole episode per environment.",
     )
     num_slots: Positive = Field(
-        8,
-        le=100_000,
-        description="Fragments per iteration: the unit of work, and the most workers that help.",
+        8, le=100_000, description="Fragments per iteration, and the most workers that help."
     )
-    envs_per_slot: Positive = Field(
-        8, le=4096, description="Environments stepped together in one slot."
-    )
+    envs_per_slot: Positive = Field(8, le=4096, description="Environments stepped in a slot.")
     steps: Positive = Field(
-        32,
-        le=10_000_000,
-        description="Steps per environment in a fragment; for whole episodes the step cap.",
+        32, le=10_000_000, description="Steps per fragment and environment; the cap of an episode."
     )
-    staleness: Literal[0, 1] = Field(
-        0,
-        description="1 collects the next iteration while this one is learned from.",
-    )
+    staleness: Literal[0, 1] = Field(0, description="1 collects the next iteration while learning.")
 
     @property
     def width(self) -> int:
@@ -98,14 +83,10 @@ class RolloutSettings(SettingsModel):
 
 class NetworkSettings(SettingsModel):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
-        (64, 64),
-        max_length=16,
-        description="Units in each hidden layer, of actor and critic alike.",
+        (64, 64), max_length=16, description="Units of each hidden layer, in actor and critic."
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="After each hidden layer.")
-    orthogonal_init: bool = Field(
-        True, description="Orthogonal weights and zero biases, instead of uniform ones."
-    )
+    orthogonal_init: bool = Field(True, description="Orthogonal weights, zero biases; or uniform.")
     last_layer_scale: float = Field(
         0.01, gt=0.0, le=100.0, description="Scale of the actor's last layer at the start."
     )
@@ -118,15 +99,13 @@ class NetworkSettings(SettingsModel):
         "by a function of the state that is drawn and then held (gsde).",
     )
     exploration_interval: Positive | None = Field(
-        None,
-        le=1_000_000_000,
-        description="Steps of an episode for which gsde holds one; absent: all of them.",
+        None, le=1_000_000_000, description="Steps for which gsde holds one; absent: the episode."
     )
     normalise_observations: bool = Field(
         True, description="Standardise observations by running statistics, part of the policy."
     )
     observation_clip: float = Field(
-        10.0, gt=0.0, le=1e6, description="Bound on a standardised observation."
+        10.0, gt=0.0, le=1e6, description="Bound of standardised values."
     )
 
     @model_validator(mode="after")
@@ -144,8 +123,7 @@ class _CommonLearningSettings(SettingsModel):
     algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="How to learn.")
     seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by this number.")
     horizon_steps: Positive | None = Field(
-        None,
-        description="Where schedules end; by default stop_at_steps as it was at the start.",
+        None, description="Where schedules end; by default stop_at_steps as it was at the start."
     )
     horizon_iterations: Positive | None = Field(
         None, description="The same in iterations, for runs that stop by iterations."
@@ -154,8 +132,7 @@ class _CommonLearningSettings(SettingsModel):
         "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
     )
     device: Literal["cpu", "cuda"] = Field(
-        "cpu",
-        description="Where torch makes gradients; environments and policies stay on processors.",
+        "cpu", description="Where torch makes gradients; environments and policies stay on CPUs."
     )
     threads: Positive = Field(
         1, le=256, description="Threads of the learner: inside BLAS, or for SAC at most two lanes."
@@ -203,7 +180,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
         if self.rollout.unit not in units:
             samples = "whole episodes" if units[0] == "episodes" else "single steps"
             raise ValueError(f"{name} learns from {samples}: set rollout.unit to {units[0]}")
-        if self.rollout.staleness and not self.traits.allows_staleness:
+        if self.rollout.staleness and self.traits.counts_iterations:
             raise ValueError(f"{name} has no correction for stale data: set rollout.staleness=0")
         if self.device == "cuda" and self.provider != "torch":
             raise ValueError("only torch makes gradients on cuda: set provider to torch")
@@ -253,15 +230,9 @@ class EvaluationSettings(SettingsModel):
         None, description="Steps between evaluations during training; absent: only at the end."
     )
     episodes: Positive = Field(8, le=100_000, description="Episodes of each of these.")
-    final_episodes: Positive = Field(
-        20, le=100_000, description="Episodes of the evaluation at the end."
-    )
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="Episode seeds are derived from this, the same each time."
-    )
-    max_episode_steps: Positive = Field(
-        10_000, description="Episodes that do not end by themselves are cut here."
-    )
+    final_episodes: Positive = Field(20, le=100_000, description="Episodes of the last evaluation.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seeds of its episodes, the same each time.")
+    max_episode_steps: Positive = Field(10_000, description="Longer episodes are cut here.")
     until_return: float | None = Field(
         None, description="Stop once an evaluation's 95% interval lies above this return."
     )
@@ -270,12 +241,8 @@ class EvaluationSettings(SettingsModel):
 class Recipe(SettingsModel):
     """What decides the bits: equal recipes end in equal weights."""
 
-    stop_at_steps: Positive | None = Field(
-        None, description="Environment steps after which training ends."
-    )
-    stop_at_iterations: Positive | None = Field(
-        None, description="Iterations after which training ends."
-    )
+    stop_at_steps: Positive | None = Field(None, description="Steps after which training ends.")
+    stop_at_iterations: Positive | None = Field(None, description="Iterations until training ends.")
     learning: LearningSettings = LearningSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
 
@@ -297,15 +264,8 @@ class Recipe(SettingsModel):
 
     @property
     def budget_warning(self) -> str | None:
-        """A warning where the budget ends long before the first batch, or after learning has."""
+        """A warning where the budget ends after learning has."""
         learning = self.learning
-        batch, end = learning.rollout.steps_per_iteration, self.stop_at_steps
-        counts_steps = learning.rollout.unit == "steps"
-        if counts_steps and end is not None and batch > _BATCH_WARNING_FACTOR * end:
-            return (
-                f"The first batch has {batch:,} steps, and the run is set to stop after {end:,} "
-                "steps, so it will stop after its first batch."
-            )
         if None not in (self.stop_at_steps, self.stop_at_iterations):
             return None  # whichever comes first
         for unit in ("steps", "iterations"):

@@ -20,20 +20,14 @@ SETTINGS_BYTES = 1_000_000
 RECORD_BYTES = 32_000_000
 #: Limit for one line of a file that is read line by line.
 LINE_BYTES = 1_000_000
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class NotRegularError(OSError):
     """There is something in the file's place that is no regular file."""
 
 
-class TooLargeError(OSError):
-    """The file, or a line of it, has more bytes than its reader accepts."""
-
-
 def open_to_read(path: Path) -> BinaryIO:
     """The regular file, opened; never waits for whoever writes to a pipe."""
-    _check_kind(path, os.stat(path))
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
@@ -42,31 +36,17 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
 
     Lines end as they are written.
     """
-    with contextlib.suppress(FileNotFoundError):
-        _check_kind(path, os.stat(path))
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return open(descriptor, "a", encoding="utf-8", newline="")
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The whole content of a file of at most `limit` bytes."""
-    with open_to_read(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        # The size is no promise: a file may grow meanwhile, or be made up by the kernel.
-        content = bytearray()
-        while size <= limit and (part := file.read(1 << 16)):
-            content += part
-            size = max(size, len(content))
-        if size > limit:
-            reason = f"it has {size:,} bytes, and at most {limit:,} are read"
-            raise TooLargeError(errno.EOVERFLOW, reason, str(path))
-        return bytes(content)
-
-
 def read_text(path: Path, limit: int) -> str:
-    """The content as UTF-8, with every line end as a newline."""
-    text = read_bytes(path, limit).decode("utf-8")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    """All of a file of at most `limit` bytes as UTF-8, with every line end as a newline."""
+    with open_to_read(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EOVERFLOW, f"it has more than {limit:,} bytes", str(path))
+    return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_lines(
@@ -78,7 +58,7 @@ def read_lines(
         for number, line in enumerate(lines, 1):
             if len(line) > limit:
                 reason = f"line {number} has more than {limit:,} characters"
-                raise TooLargeError(errno.EOVERFLOW, reason, str(path))
+                raise OSError(errno.EOVERFLOW, reason, str(path))
             yield line
 
 
@@ -88,7 +68,10 @@ def open_unless_link(path: str, flags: int) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
-    # What stood there a moment ago may have been replaced, so the opened file itself is judged.
+    # Opening a device may already have an effect. What stood there a moment ago may have been
+    # replaced, so the opened file itself is judged too.
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(path, os.stat(path))
     # Without O_NONBLOCK opening a pipe would wait for its other end; it changes no regular file.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
@@ -100,10 +83,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _check_kind(path: Path, status: os.stat_result) -> None:
-    """Checked before opening too, because opening a device may already have an effect."""
-    mode = status.st_mode
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise NotRegularError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise NotRegularError(errno.EINVAL, "it is a pipe, a socket or a device", str(path))

@@ -5,7 +5,6 @@ Strongest first: options, --set, --config, the preset, the defaults.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,8 @@ from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, re
 from rlflame.config.nested import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.validation import check_tables, format_seen_value, parse_set, validate_config
-from rlflame.errors import ConfigError, format_command, format_shell
+from rlflame.config.validation import format_seen_value, parse_set, validate_config
+from rlflame.errors import ConfigError, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
 _PACKAGES = "runtime.flame.extra_dependencies"
@@ -35,24 +34,20 @@ class Alias(NamedTuple):
     family: str
 
 
+#: Families of presets, and the ids that they suit.
+_FAMILIES = {
+    "cartpole": "CartPole-v1",
+    "pendulum": "Pendulum-v1",
+    "default": "Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Reacher-v5",
+    "lunarlander": "LunarLander-v3",
+    "mujoco": "BipedalWalker-v3 Hopper-v5 HalfCheetah-v5 Walker2d-v5 Ant-v5 Humanoid-v5 Swimmer-v5 "
+    "Pusher-v5 InvertedPendulum-v5 InvertedDoublePendulum-v5",
+}
+#: An alias is the name in an id, in lower case.
 ALIASES: dict[str, Alias] = {
-    "cartpole": Alias("CartPole-v1", "cartpole"),
-    "pendulum": Alias("Pendulum-v1", "pendulum"),
-    "acrobot": Alias("Acrobot-v1", "default"),
-    "mountaincar": Alias("MountainCar-v0", "default"),
-    "mountaincarcontinuous": Alias("MountainCarContinuous-v0", "default"),
-    "lunarlander": Alias("LunarLander-v3", "lunarlander"),
-    "bipedalwalker": Alias("BipedalWalker-v3", "mujoco"),
-    "hopper": Alias("Hopper-v5", "mujoco"),
-    "halfcheetah": Alias("HalfCheetah-v5", "mujoco"),
-    "walker2d": Alias("Walker2d-v5", "mujoco"),
-    "ant": Alias("Ant-v5", "mujoco"),
-    "humanoid": Alias("Humanoid-v5", "mujoco"),
-    "swimmer": Alias("Swimmer-v5", "mujoco"),
-    "reacher": Alias("Reacher-v5", "default"),
-    "pusher": Alias("Pusher-v5", "mujoco"),
-    "invertedpendulum": Alias("InvertedPendulum-v5", "mujoco"),
-    "inverteddoublependulum": Alias("InvertedDoublePendulum-v5", "mujoco"),
+    id.partition("-")[0].lower(): Alias(id, family)
+    for family, ids in _FAMILIES.items()
+    for id in ids.split()
 }
 _ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
 #: The settings that options set as they are, by their fields in the flags.
@@ -86,20 +81,15 @@ def list_presets() -> list[str]:
 
 def choose_preset(id: str, algorithm: str) -> str:
     """The environment's own preset, or its family's, or the default one of the algorithm."""
-    presets = list_presets()
-    names = (_ALIAS_BY_ID[id], ALIASES[_ALIAS_BY_ID[id]].family) if id in _ALIAS_BY_ID else ()
-    for prefix in names:
-        if f"{prefix}-{algorithm}" in presets:
-            return f"{prefix}-{algorithm}"
-    return f"default-{algorithm}"
+    alias = _ALIAS_BY_ID.get(id)
+    names = [alias, ALIASES[alias].family] if alias else []
+    candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
+    return next(name for name in candidates if name in list_presets())
 
 
 def read_preset(name: str) -> dict[str, Any]:
     if name not in list_presets():
-        close = difflib.get_close_matches(name, list_presets(), n=3)
-        raise ConfigError(
-            f"There is no preset {name!r}.", f"presets: {', '.join(close or list_presets())}"
-        )
+        raise ConfigError(f"There is no preset {name!r}.", f"presets: {', '.join(list_presets())}")
     return toml_io.parse((_PRESETS / f"{name}.toml").read_text("utf-8"))
 
 
@@ -118,14 +108,6 @@ def resolve(
     user_layer = merge_layers(file_layer, typed_layer)
     preset_layer = read_preset(flags.preset) if flags.preset else {}
     environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
-    sources = {f"the preset {flags.preset}": preset_layer, f"{flags.config}": file_layer}
-    for source, layer in sources.items():
-        named = get_nested(layer, "learning.algorithm")
-        if named not in (None, algorithm):
-            raise ConfigError(
-                f"The algorithm is to be {algorithm}, and {source} is for {named}.",
-                "leave one of them out, or use --preset " + choose_preset(environment, algorithm),
-            )
     set_nested(user_layer, "learning.environment.id", environment)
     set_nested(user_layer, "learning.algorithm", algorithm)
     name = flags.preset or choose_preset(environment, algorithm)
@@ -161,15 +143,12 @@ def resolve_runtime(
     inherited = dict(inherited) if isinstance(inherited, Mapping) else {}
     for name in ("progress", "debug", "env_file"):  # each command decides these for itself
         inherited.pop(name, None)
-    layers = merge({"stop_at_steps": 1, "runtime": inherited}, typed_layer)
+    layers = {"stop_at_steps": 1, "runtime": inherited}
     try:
-        runtime = validate_config(layers).runtime
+        validate_config(layers)
     except ConfigError as error:
-        try:
-            validate_config({"stop_at_steps": 1, "runtime": inherited})
-        except ConfigError as saved_error:
-            raise ConfigError(f"{file}: {saved_error.message}", saved_error.hint) from error
-        raise
+        raise ConfigError(f"{file}: {error.message}", error.hint) from error
+    runtime = validate_config(merge(layers, typed_layer)).runtime
     if runtime.env_file is not None:
         module_trust.load_env_file(runtime.env_file)
     return runtime
@@ -177,12 +156,6 @@ def resolve_runtime(
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     layer = toml_io.read_file(path)
-    if "job" in layer:
-        raise ConfigError(
-            f"{path} is of a job of several seeds, and not the config of a run.",
-            f"{format_command('resume', path.parent)} takes it up",
-        )
-    check_tables(RunConfig, layer)
     _resolve_env_file(layer, path.parent)
     return layer
 
@@ -317,14 +290,13 @@ def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
     """Refuse a target that no evaluation can reach, or that one reaches by chance."""
-    for name, too_few, example in (("every_steps", None, 50_000), ("episodes", 1, 8)):
-        value = getattr(evaluation, name)
-        if evaluation.until_return is not None and value == too_few:
-            raise ConfigError(
-                "--until-return (evaluation.until_return) needs evaluations during training, of "
-                f"several episodes, and evaluation.{name} is {toml_io.format_value(value)}.",
-                f"--set evaluation.{name}={example}",
-            )
+    every_steps, episodes = evaluation.every_steps, evaluation.episodes
+    if evaluation.until_return is not None and (every_steps is None or episodes == 1):
+        raise ConfigError(
+            "--until-return needs evaluations during training, of several episodes, and "
+            f"every_steps is {toml_io.format_value(every_steps)}, episodes is {episodes}.",
+            "--set evaluation.every_steps=50000 --set evaluation.episodes=8",
+        )
 
 
 def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
@@ -332,10 +304,10 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
     algorithm, traits = config.learning.algorithm, config.learning.traits
     used = (flags.iterations, flags.episodes_per_iter) != (None, None)
     if not traits.counts_iterations and used:
-        option = "--episodes-per-iter" if flags.iterations is None else "--iterations"
         name = next(name for name, traits in TRAITS.items() if traits.counts_iterations)
         raise ConfigError(
-            f"{option} is for {name.upper()}; {algorithm.upper()} counts steps.",
+            f"--iterations and --episodes-per-iter are for {name.upper()}; {algorithm.upper()} "
+            "counts steps.",
             f"--steps 100000, or --algo {name}",
         )
     if flags.episodes_per_iter is not None:

@@ -58,23 +58,15 @@ class FlameSettings(SettingsModel):
     extra_dependencies: tuple[str, ...] = Field(
         (), description="More packages to install, for an environment of yours."
     )
-    template: str | None = Field(
-        None, description="The application that ours is modelled on; by default flmrun."
-    )
-    start_deadline_s: float = Field(
-        300.0, gt=0.0, description="How long to wait for the first executor."
-    )
+    template: str | None = Field(None, description="Model of our application; by default flmrun.")
+    start_deadline_s: float = Field(300.0, gt=0.0, description="Longest wait for an executor.")
     task_deadline_s: float = Field(
-        600.0,
-        gt=0.0,
-        description="A fragment that takes longer is given to another executor, max_retries times.",
+        600.0, gt=0.0, description="A slower fragment goes to another executor, max_retries times."
     )
     reconnect_s: float = Field(
         120.0, ge=0.0, description="How long session manager and cache may be away during a run."
     )
-    delay_release_s: int = Field(
-        120, ge=1, le=86_400, description="How long idle executors stay with the run."
-    )
+    delay_release_s: int = Field(120, ge=1, le=86_400, description="How long idle executors stay.")
 
 
 class RuntimeSettings(SettingsModel):
@@ -93,19 +85,13 @@ class RuntimeSettings(SettingsModel):
         "executors, by default as many as there is room for.",
     )
     learners: Positive = Field(
-        1,
-        le=1024,
-        description="Processes here that compute gradients together; they must divide "
-        "learning.gradient_shards.",
+        1, le=1024, description="Processes for gradients; a divisor of learning.gradient_shards."
     )
     learner_deadline_s: float = Field(
-        60.0,
-        gt=0.0,
-        description="A learner, or a critic helper, that others wait longer for counts as hung.",
+        60.0, gt=0.0, description="A learner or critic helper that takes longer counts as hung."
     )
     compare_learners_every: Positive | None = Field(
-        None,
-        description="Updates between two comparisons of all that the learners hold; absent: none.",
+        None, description="Updates between comparisons of all that the learners hold; absent: none."
     )
     critic_helper: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -132,14 +118,10 @@ class RuntimeSettings(SettingsModel):
     step_deadline_s: float = Field(
         60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
     )
-    max_retries: int = Field(
-        3, ge=0, le=1000, description="Times a fragment is tried again when its worker dies."
-    )
+    max_retries: int = Field(3, ge=0, le=1000, description="Retries of a lost worker's fragment.")
     progress: Literal["auto", "live", "plain", "json", "quiet"] = Field(
         "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
     )
-    tensorboard: bool = Field(
-        False, description="Write curves for TensorBoard into the run folder."
-    )
+    tensorboard: bool = Field(False, description="Write curves for TensorBoard to the run folder.")
     debug: bool = Field(False, description="Show tracebacks and what environments print.")
     flame: FlameSettings = FlameSettings()

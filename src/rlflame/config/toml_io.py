@@ -6,7 +6,6 @@ carries a backslash before it.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -35,8 +34,6 @@ _TOKENS = re.compile(
 #: More than any config has.
 _MOST_PARTS = 32
 _DEEPEST = 64
-#: Beyond it a number is not printed with all its digits.
-_LARGEST = 10**400
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -71,11 +68,11 @@ def _check_keys(text: str) -> None:
 
 
 def _check_values(value: Any, depth: int = 0) -> None:
-    """Bound the depth of tables and lists, and whole numbers, which may be hexadecimal in TOML:
-    Python writes none of more than 4,300 digits."""
+    """Bound the depth of tables and lists, and whole numbers."""
     if depth > _DEEPEST:
         raise ValueError(f"tables or lists lie more than {_DEEPEST} deep in each other")
-    if isinstance(value, int) and abs(value) >= _LARGEST:
+    # Python prints no number of more than 4,300 digits. The fields judge all others.
+    if isinstance(value, int) and abs(value) >= 10**400:
         raise ValueError(f"a number of {value.bit_length()} bits is too large")
     if isinstance(value, Mapping | list):
         for item in value.values() if isinstance(value, Mapping) else value:
@@ -142,8 +139,6 @@ def format_value(value: Any) -> str:
         return f'"{NONE}"'
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,8 +15,6 @@ from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 
 _SHOULD = "Input should "
-#: Settings of earlier versions, and their names now.
-_RENAMED = {"companion": "runtime.critic_helper"}
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
@@ -28,7 +26,7 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     for name, value in config.learning.environment.kwargs.items():
         if not _is_json_value(value):
             raise ConfigError(
-                f"The environment's argument {name} = {_shorten(value)} is not what a recipe can "
+                f"The environment's argument {name} = {value!r:.200} is not what a recipe can "
                 "carry.",
                 "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
                 "them",
@@ -63,16 +61,8 @@ def make_error(error: ValidationError) -> ConfigError:
 
 def make_unknown_error(name: str) -> ConfigError:
     """For a name that was mistyped, or that another version of rlflame knows."""
-    renamed = _RENAMED.get(name.rpartition(".")[2])
-    hint = f"it is {renamed} now" if renamed else _suggest_settings(name)
-    return ConfigError(f"There is no setting {name!r} in this version of rlflame.", hint)
-
-
-def _shorten(value: Any) -> str:
-    try:
-        return f"{value!r:.200}"
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
+    message = f"There is no setting {name!r} in this version of rlflame."
+    return ConfigError(message, _suggest_settings(name))
 
 
 def format_seen_value(value: Any) -> str:
@@ -92,21 +82,6 @@ def _is_json_value(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:
-    """A section is a table: whatever else stood in its place would silently give way to one."""
-    for name, field in model.model_fields.items():
-        section = _find_section(field.annotation)
-        if section is None or layer.get(name) is None:
-            continue
-        if not isinstance(layer[name], Mapping):
-            some = next(iter(section.model_fields))
-            raise ConfigError(
-                f"{prefix}{name} is a table of settings, not {format_seen_value(layer[name])}.",
-                f"[{prefix}{name}] in a line of its own, its settings below it: {some} = ...",
-            )
-        check_tables(section, layer[name], f"{prefix}{name}.")
-
-
 def parse_set(text: str) -> tuple[str, Any]:
     """`ppo.clip_range=0.1` -> the full path of the one setting that ends so, and its value."""
     key, equals, value_text = text.partition("=")
@@ -119,12 +94,13 @@ def _find_full_key(key: str) -> str:
     head, marker, tail = key.partition("environment.kwargs.")
     if marker and head in ("", "learning."):
         return f"learning.environment.kwargs.{tail}"
-    matches = [path for path in list_settings() if path == key or path.endswith("." + key)]
+    settings = list_settings()
+    matches = [key] if key in settings else [p for p in settings if p.endswith(f".{key}")]
     if not matches:
         raise make_unknown_error(key)
-    if len(matches) > 1 and key not in matches:
+    if len(matches) > 1:
         raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
-    return key if key in matches else matches[0]
+    return matches[0]
 
 
 def list_settings() -> dict[str, str]:
@@ -143,11 +119,11 @@ def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def _find_section(annotation: Any) -> type[BaseModel] | None:
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    non_null = [option for option in options if option is not NoneType]
-    if len(non_null) == 1 and isinstance(non_null[0], type) and issubclass(non_null[0], BaseModel):
-        return non_null[0]
-    return None
+    """The model of a section, which may be absent."""
+    options = [option for option in get_args(annotation) or [annotation] if option is not NoneType]
+    first = options[0]
+    is_section = len(options) == 1 and isinstance(first, type) and issubclass(first, BaseModel)
+    return first if is_section else None
 
 
 def _find_setting(location: Sequence[int | str]) -> str:
@@ -157,18 +133,11 @@ def _find_setting(location: Sequence[int | str]) -> str:
 
 
 def _suggest_settings(key: str) -> str:
-    """First those of the section that was typed, and of them what begins as what was typed."""
-    section, _, last = key.rpartition(".")
-    names = {path: path.rpartition(".")[2] for path in list_settings()}
-    prefixed = [name for name in names.values() if name.startswith(last)]
-    close = difflib.get_close_matches(last, set(names.values()), n=5, cutoff=0.5)
-    ranks = {name: rank for rank, name in reversed([*enumerate([*prefixed, *close])])}
-    paths = sorted(
-        (path for path in names if names[path] in ranks),
-        key=lambda path: (
-            not f".{path}".rpartition(".")[0].endswith(f".{section}"),
-            ranks[names[path]],
-        ),
-    )
-    suggestions = ", ".join(paths[:3])
-    return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"
+    """Those most like the key, by their full paths or their last names."""
+
+    def measure_likeness(path: str) -> float:
+        names = (path, path.rpartition(".")[2])
+        return max(difflib.SequenceMatcher(None, key, name).ratio() for name in names)
+
+    paths = sorted(list_settings(), key=measure_likeness, reverse=True)
+    return f"did you mean {', '.join(paths[:3])}?"

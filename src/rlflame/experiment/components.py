@@ -27,7 +27,7 @@ from rlflame.learning.parallel.process_group import ProcessGroup, ReplicatedAlgo
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
-from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.checkpoint import Checkpoint, build_policy_spec
 from rlflame.storage.run_folder import RunFolder
 from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trainer
 
@@ -62,7 +62,6 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
     """Why an environment cannot be made, or cannot be learned in."""
     import gymnasium
 
-    from rlflame.rendering import gl_backend
     from rlflame.rollout.envs.make import UnsupportedSpace
 
     name, cause = settings.id, _get_first_line(error)
@@ -76,8 +75,6 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
             f"There is no environment {name!r}. {cause.rstrip('?')}.",
             "rlflame envs lists them; one of yours: --env-file FILE.py",
         )
-    if gl_backend.is_gl_failure(error):
-        return gl_backend.make_gl_failure_error(_get_first_line(error.__cause__ or error))
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
         if error.__cause__ is not None:
             cause = f"{cause}: {_get_first_line(error.__cause__)}"
@@ -112,21 +109,7 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
             f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
             "--algo ppo, or give the environment's action_space finite bounds",
         )
-    return PolicySpec(
-        action_kind=env.action_kind,
-        observation_size=env.observation_size,
-        action_size=env.action_size,
-        action_low=env.action_low,
-        action_high=env.action_high,
-        hidden=tuple(network.hidden),
-        activation=network.activation,
-        normalise=network.normalise_observations,
-        observation_clip=network.observation_clip,
-        width=learning.rollout.width,
-        squash=learning.traits.squashed_actions,
-        exploration=network.exploration,
-        exploration_interval=network.exploration_interval,
-    )
+    return build_policy_spec(learning, env)
 
 
 def create_folder(

@@ -24,7 +24,7 @@ from rlflame.experiment.preflight import run_preflight
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
-from rlflame.rendering.clip_recorder import BackgroundClipMaker, ClipRecorder
+from rlflame.rendering.clip_recorder import ClipRecorder
 from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
@@ -175,11 +175,14 @@ class Run:
             observer=host.view,
             take_counts=lambda: {**counts.take(), **traffic.take()},
         )
-        clips, every_steps = None, self.runtime.video_every_steps or 0
-        if every_steps:
-            videos = self.folder.path / "videos"
-            clips = BackgroundClipMaker(videos, self.source, check=self.folder.check_all)
-        clip_recorder = ClipRecorder(recorder, clips, every_steps, host.view.show_note)
+        clip_recorder = ClipRecorder(
+            recorder,
+            self.folder.path / "videos",
+            self.source,
+            self.runtime.video_every_steps or 0,
+            host.view.show_note,
+            check=self.folder.check_all,
+        )
         complete = False
         try:
             # Not earlier: a run that is refused keeps its config.

@@ -24,7 +24,7 @@ from rlflame.learning.parallel.thread_pair import ThreadPair
 from rlflame.learning.ppo.loss import NumpyPpo, PpoProvider
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
-from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider
+from rlflame.learning.sac.loss import NumpySac, SacGradientProvider
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout.machine import read_cpu_vendor, read_fingerprint, read_versions
@@ -118,18 +118,18 @@ def _make_ppo(
 ) -> Ppo:
     settings = learning.settings
     assert isinstance(settings, PpoSettings)
-    network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
+    parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
     provider: PpoProvider
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchPpo
 
         device = resolve_device(learning, shards.rank)
-        provider = TorchPpo(parameters, network, learning.threads, device)
+        provider = TorchPpo(parameters, spec, learning.threads, device)
     else:
-        provider = NumpyPpo(parameters, network)
+        provider = NumpyPpo(parameters, spec)
     seed, columns = learning.seed, learning.rollout.columns
-    return Ppo(settings, network, parameters, provider, shards, seed=seed, columns=columns)
+    return Ppo(settings, spec, parameters, provider, shards, seed=seed, columns=columns)
 
 
 def _make_reinforce(
@@ -137,17 +137,17 @@ def _make_reinforce(
 ) -> Reinforce:
     settings = learning.settings
     assert isinstance(settings, ReinforceSettings)
-    network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
+    parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any]
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchReinforce
 
         device = resolve_device(learning, shards.rank)
-        provider = TorchReinforce(parameters, network, learning.threads, device)
+        provider = TorchReinforce(parameters, spec, learning.threads, device)
     else:
-        provider = NumpyReinforce(parameters, network)
-    return Reinforce(settings, network, parameters, provider, shards)
+        provider = NumpyReinforce(parameters, spec)
+    return Reinforce(settings, spec, parameters, provider, shards)
 
 
 def _make_sac(
@@ -161,14 +161,12 @@ def _make_sac(
     thread_pair = ThreadPair(learning.threads)
     providers: list[SacGradientProvider]
     if learning.provider == "torch":
-        from rlflame.learning.sac.loss_torch import TorchCrossQ, TorchSac
+        from rlflame.learning.sac.loss_torch import TorchSac
 
-        torch_class = TorchSac if networks.moments is None else TorchCrossQ
         device = resolve_device(learning, shards.rank)
-        providers = [torch_class(networks, learning.threads, device) for _ in range(shards.count)]
+        providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
     else:
-        numpy_class = NumpySac if networks.moments is None else NumpyCrossQ
-        providers = [numpy_class(networks, thread_pair) for _ in range(shards.count)]
+        providers = [NumpySac(networks, thread_pair) for _ in range(shards.count)]
     return Sac(settings, networks, providers, thread_pair, shards, seed=learning.seed)
 
 

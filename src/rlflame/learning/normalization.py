@@ -6,15 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
-from rlflame.rollout.task import Array, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float64, PolicyArrays, PolicySpec
 
 from .base import StateParts
-from .networks.flat_vector import FlatVector, NetworkShape
+from .networks.flat_vector import FlatVector
 
 _EPSILON = 1e-8
-TOO_LARGE_REWARDS = (
-    "divide the environment's rewards, "
-    "for example by a gymnasium.wrappers.TransformReward around it"
+SCALE_HINT = (
+    "divide them in the environment, or set network.normalise_observations or ppo.scale_rewards"
 )
 
 
@@ -56,9 +55,9 @@ class ObservationNormaliser(RunningMoments):
         }
 
 
-def make_normaliser(network: NetworkShape) -> ObservationNormaliser | None:
-    """A normaliser before its first sample, for networks that have one."""
-    return ObservationNormaliser(network.observation_size) if network.normalise else None
+def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
+    """A normaliser before its first sample, for policies that have one."""
+    return ObservationNormaliser(spec.observation_size) if spec.normalise else None
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:
@@ -93,6 +92,6 @@ class RewardScaler:
             raise LearningError(
                 f"Rewards as large as {np.abs(rewards).max():.3g} have no variance that a number "
                 "can hold.",
-                TOO_LARGE_REWARDS,
+                SCALE_HINT,
             )
         return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.task import Array, Float32
+from rlflame.rollout.task import Float32
 
 from .base import Counter, Metrics, StateParts
-from .normalization import TOO_LARGE_REWARDS
+from .normalization import SCALE_HINT
 
 _PIECE = 65_536
 _BETA_1, _BETA_2 = 0.9, 0.999
@@ -22,8 +21,6 @@ _TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2,
 #: hundred times as long. Until the next sweep nothing that is left gets that small.
 _SWEEP = 64
 _STILL = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
-#: Squares of what is larger leave float32 too little room for sums over a batch.
-_LARGE = 1e15
 
 
 def apply_schedule(value: float, anneal: bool, progress: float) -> float:
@@ -108,40 +105,23 @@ class GradientGuard:
     """Keeps NaN and infinity out of the weights: counts refusals, and raises after several."""
 
     limit = 5
-    #: What to do where that which is learned from, rather than the weights, has grown too large.
-    remedies: Mapping[str, str] = {
-        **dict.fromkeys(
-            ("observations", "next_observations"), "--set network.normalise_observations=true"
-        ),
-        "returns": "--set ppo.scale_rewards=true",
-        "rewards": TOO_LARGE_REWARDS,
-    }
 
     def __init__(self, section: str) -> None:
         #: Refusals in all, and in a row.
         self.counts = np.zeros(2, np.int64)
         self._section = section
 
-    def is_refused(self, norm: float, sums: Metrics, **inputs: Array) -> bool:
+    def is_refused(self, norm: float, sums: Metrics) -> bool:
         """Whether this norm, or one of the sums that came with it, is not finite."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
             self.counts[1] = 0
             return False
         self.counts += 1
         if self.counts[1] >= self.limit:
-            raise self._make_error(norm, inputs)
+            raise LearningError(
+                f"The loss or its gradient was not finite {self.counts[1]} times in a row "
+                f"(gradient norm {norm}); the weights were left as they were.",
+                f"try a smaller learning rate, for example --set {self._section}.learning_rate="
+                f"1e-4; if rewards or observations are very large, {SCALE_HINT}",
+            )
         return True
-
-    def _make_error(self, norm: float, inputs: Mapping[str, Array]) -> LearningError:
-        largest = {name: float(np.abs(array).max()) for name, array in inputs.items()}
-        name = max(largest, key=largest.__getitem__)
-        suffix = ""
-        hint = f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
-        if largest[name] > _LARGE:
-            suffix = f", with {name.replace('_', ' ')} of {largest[name]:.3g}"
-            hint = self.remedies[name]
-        return LearningError(
-            f"The loss or its gradient was not finite {self.counts[1]} times in a row "
-            f"(gradient norm {norm}{suffix}); the weights were left as they were.",
-            hint,
-        )

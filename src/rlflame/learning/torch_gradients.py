@@ -15,10 +15,10 @@ from torch import Tensor
 
 from rlflame.errors import ConfigError
 from rlflame.rollout.distributions import VARIANCE_FLOOR
-from rlflame.rollout.task import Array, Float32
+from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from .base import Metrics
-from .networks.flat_vector import FlatVector, NetworkShape
+from .networks.flat_vector import FlatVector
 from .ppo.loss import PpoMinibatch
 from .reinforce.reinforce import ReinforceMinibatch
 
@@ -52,12 +52,12 @@ class TorchNetworks:
     def __init__(
         self,
         parameters: FlatVector,
-        network: NetworkShape,
+        spec: PolicySpec,
         device: str = "cpu",
         *,
         copied: bool | None = None,
     ) -> None:
-        self._layers, self._tanh = network.layers, network.tanh
+        self._layers, self._tanh = len(spec.hidden) + 1, spec.activation == "tanh"
         self._parameters = torch.from_numpy(parameters.data)
         self._gradients = FlatVector(parameters.shapes)
         self._cpu_gradients = torch.from_numpy(self._gradients.data)
@@ -116,11 +116,11 @@ class _TorchProvider:
     """The networks of an on-policy algorithm."""
 
     def __init__(
-        self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
+        self, parameters: FlatVector, spec: PolicySpec, threads: int = 1, device: str = "cpu"
     ) -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
-        self._networks = TorchNetworks(parameters, network, device)
+        self._networks = TorchNetworks(parameters, spec, device)
 
     def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Log-density of each row's action, and the entropy of each row's distribution."""

@@ -21,7 +21,6 @@ from rlflame.rollout.task import (
     EnvironmentFault,
     EnvSpec,
     Float32,
-    PolicyArrays,
     RolloutFailure,
 )
 from rlflame.rollout.worker import RolloutWorker
@@ -59,16 +58,16 @@ def read_render_info(spec: EnvSpec) -> RenderInfo:
     env = make_env(spec)
     try:
         inner: Any = env.unwrapped
-        modes = tuple(str(mode) for mode in inner.metadata.get("render_modes") or ())
         rate = inner.metadata.get("render_fps") or DEFAULT_FPS
+        modules = [type(value).__module__ for value in vars(inner).values()]
         is_gymnasium = type(inner).__module__.startswith("gymnasium.envs.mujoco.")
         cameras = (
             [inner.model.camera(i).name for i in range(inner.model.ncam)] if is_gymnasium else []
         )
         return RenderInfo(
-            modes,
+            tuple(map(str, inner.metadata.get("render_modes") or ())),
             float(rate) if math.isfinite(rate) and rate > 0 else DEFAULT_FPS,
-            is_gymnasium or any(_is_mujoco(value) for value in vars(inner).values()),
+            is_gymnasium or any(module.partition(".")[0] == "mujoco" for module in modules),
             is_gymnasium,
             _TRACKING in cameras,
         )
@@ -83,20 +82,13 @@ def make_render_spec(
 
     What the recipe's own arguments say of either is left as it is.
     """
-    kwargs = spec.kwargs
-    extra: dict[str, Any] = {}
+    kwargs = dict(spec.kwargs)
     if (width or height) and info.is_resizable and not {"width", "height"} & kwargs.keys():
-        extra |= {"width": width or height, "height": height or width}
-    if (
-        info.has_tracking_camera
-        and not {"camera_name", "camera_id", "default_camera_config"} & kwargs.keys()
-    ):
-        extra["camera_name"] = _TRACKING
-    return replace(spec, kwargs={**kwargs, **extra}) if extra else spec
-
-
-def _is_mujoco(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "mujoco"
+        kwargs |= {"width": width or height, "height": height or width}
+    cameras = {"camera_name", "camera_id", "default_camera_config"}
+    if info.has_tracking_camera and not cameras & kwargs.keys():
+        kwargs["camera_name"] = _TRACKING
+    return replace(spec, kwargs=kwargs)
 
 
 class Camera:
@@ -161,13 +153,13 @@ class EpisodePlayer:
         width, results = self._job.policy.width, []
         for first in range(0, episodes, width):
             count = min(width, episodes - first)
-            results += self._play(self._worker, self._job.env, -1, first, count, None)
+            results += self._play(self._worker, self._job.env, -1, first, count)
         return results
 
     def render_episode(
         self, side: int, episode: int, steps: Collection[int], cap: int | None = None
     ) -> tuple[PlayedEpisode, list[StepImage]]:
-        """One episode of a policy, with pictures after the wanted steps."""
+        """One episode of a policy, with pictures after these steps; step 0 is the reset."""
         self._camera.steps, self._camera.images = steps, []
         (played,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
         return played, self._camera.images
@@ -183,17 +175,16 @@ class EpisodePlayer:
         side: int,
         first: int,
         count: int,
-        cap: int | None,
+        cap: int | None = None,
     ) -> list[PlayedEpisode]:
         job = self._job
         limit = job.max_episode_steps if cap is None else min(cap, job.max_episode_steps)
         plan = EvaluationPlan(count, job.options.seed, max_episode_steps=limit)
-        policy: PolicyArrays = job.policies[side]
         rollout_task = replace(
             make_evaluation_task(env, job.policy, plan, first, count),
             policy_id=str(side % len(job.policies)),
         )
-        fragment = worker.run(rollout_task, lambda: policy)
+        fragment = worker.run(rollout_task, lambda: job.policies[side])
         if isinstance(fragment, RolloutFailure):
             raise make_environment_failure(rollout_task, fragment)
         episodes = sorted(fragment.episodes, key=lambda episode: episode.row)
@@ -205,16 +196,16 @@ def render_repeated_episodes(
     episode: int,
     ticks: Sequence[int],
 ) -> list[StepImage]:
-    """Shots for each tick of a policy that starts over whenever its episode ends.
+    """Images for each tick of a policy that starts over whenever its episode ends.
 
-    `film(episode, steps, cap)` plays one; the state after a reset lasts one tick, as any other.
+    `render(episode, steps, cap)` plays one; the state after a reset lasts one tick, as any other.
     """
-    shots: list[StepImage] = []
+    images: list[StepImage] = []
     last, start = ticks[-1], 0
     while start <= last:
         steps = {tick - start for tick in ticks if tick >= start}
-        played, images = render(episode, steps, max(1, last - start))
-        shots += [shot for shot in images if shot.step + start <= last]
+        played, latest = render(episode, steps, max(1, last - start))
+        images += [image for image in latest if image.step + start <= last]
         start += played.length + 1
         episode += 1
-    return shots
+    return images

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +30,6 @@ _HOLD_S = 1.0
 _PAPER = (24, 26, 31)
 _INK = (240, 240, 240)
 _GAP = 4
-#: As wide as a return may get, so that all frames of a film have one layout.
-_WIDEST = "return -00,000.0"
 #: Numbers of colours of a GIF. One is left for what has not changed since the frame before.
 COLOURS = (255, 127, 63)
 _SLOWEST_FPS = 8.0
@@ -52,7 +50,7 @@ class _EpisodeImages:
 
     played: PlayedEpisode
     ticks: tuple[int, ...]
-    sides: tuple[tuple[StepImage, ...], ...]
+    sides: tuple[list[StepImage], ...]
 
 
 class Film:
@@ -71,9 +69,8 @@ class Film:
                 f"add {mode!r} to its metadata['render_modes'], and draw in render()",
             )
         default_width = None if self._options.height else _WIDTHS.get(self._kind)
-        self._width = self._options.width or default_width
-        env = episodes.make_render_spec(job.env, self._info, self._width, self._options.height)
-        size = self._width, self._options.height
+        size = self._options.width or default_width, self._options.height
+        env = episodes.make_render_spec(job.env, self._info, *size)
         # At the size of the panel at once: a long episode at full size is gigabytes.
         self._player = EpisodePlayer(
             job, env, mode, lambda picture: np.asarray(resize_image(picture, *size))
@@ -90,35 +87,23 @@ class Film:
             scored = self._player.score_episodes(self._options.candidates)
             if len(scored) > self._options.episodes:  # the best, the best one first
                 scored.sort(key=lambda played: -played.episode_return)
-            selected = scored[: self._options.episodes]
-            reels, notes = [], []
-            for number, played in enumerate(selected):
-                report_progress(number, len(selected))
-                reel = self._render_episode(played)
-                reels.append(reel)
-                if reel.played != played:
-                    notes.append(
-                        f"{self._job.env.id} plays otherwise when it is drawn: episode "
-                        f"{played.episode} returned {reel.played.episode_return!r}, and "
-                        f"{played.episode_return!r} as eval scores it."
-                    )
-            report_progress(len(selected), len(selected))
+            reels = []
+            for played in scored[: self._options.episodes]:
+                reels.append(self._render_episode(played))
+                report_progress(len(reels), self._options.episodes)
         finally:
             self._player.close()
-        return replace(self._assemble(reels), notes=tuple(notes))
+        return self._assemble(reels)
 
-    def _render_episode(self, played: PlayedEpisode) -> _EpisodeImages:
+    def _render_episode(self, scored: PlayedEpisode) -> _EpisodeImages:
         render_side = self._player.render_episode
-        if self._kind == "window":
-            again, _ = render_side(-1, played.episode, ())
-            return _EpisodeImages(again, (), ())
-        ticks = self._choose_ticks(played.length)
-        again, shots = render_side(-1, played.episode, frozenset(ticks))
+        ticks = () if self._kind == "window" else self._choose_ticks(scored.length)
+        played, images = render_side(-1, scored.episode, frozenset(ticks))
         other_sides = [
-            episodes.render_repeated_episodes(partial(render_side, side), played.episode, ticks)
+            episodes.render_repeated_episodes(partial(render_side, side), scored.episode, ticks)
             for side in range(len(self._job.policies) - 1)
         ]
-        return _EpisodeImages(again, ticks, tuple(map(tuple, (*other_sides, shots))))
+        return _EpisodeImages(played, ticks, (*other_sides, images))
 
     def _choose_ticks(self, length: int) -> tuple[int, ...]:
         """The steps that are drawn, from the reset to the very last."""
@@ -132,13 +117,15 @@ class Film:
         if self._kind == "window":
             seconds = sum(episode.length for episode in played) / self._info.steps_per_s
             return RenderResult(b"", played, 0, 0, 0, seconds)
-        one_line = self._has_one_line(reels)
         if self._kind == "png":
-            rows = [[*side] for reel in reels for side in self._make_panels(reel, one_line)]
-            sheet = join_images([join_images(row, 0) for row in rows], 1)
-            count = sum(len(reel.ticks) for reel in reels)
+            strips = [
+                join_images([self._make_panel(reel, side, at) for at in range(len(reel.ticks))], 0)
+                for reel in reels
+                for side in range(len(reel.sides))
+            ]
+            sheet, count = join_images(strips, 1), sum(len(reel.ticks) for reel in reels)
             return RenderResult(encode_png(sheet), played, count, *sheet.size, 0.0)
-        frames = [frame for reel in reels for frame in self._make_frames(reel, one_line)]
+        frames = [frame for reel in reels for frame in self._make_frames(reel)]
         if self._kind == "gif":
             data, count = encode_gif(frames, self._job.max_bytes)
         else:
@@ -147,31 +134,18 @@ class Film:
         seconds = sum(frame.seconds for frame in frames)
         return RenderResult(data, played, count, *frames[0].picture.size, seconds)
 
-    def _has_one_line(self, reels: list[_EpisodeImages]) -> bool:
-        """All frames of a film have one layout."""
-        captions = [caption for reel in reels for caption in self._make_captions(reel)]
-        return can_fit_one_line(captions, reels[0].sides[0][0].picture.shape[1])
-
-    def _make_captions(self, reel: _EpisodeImages) -> list[str]:
-        many = f", episode {reel.played.episode}" if self._options.candidates > 1 else ""
-        return [caption + many for caption in self._job.captions]
-
-    def _make_panels(self, reel: _EpisodeImages, one_line: bool) -> list[Iterator[Image.Image]]:
-        """The pictures of each side under its caption, made one at a time."""
-
-        def add_captions(caption: str, shots: Sequence[StepImage]) -> Iterator[Image.Image]:
-            for shot in shots:
-                yield add_caption(shot.picture, caption, shot.episode_return, one_line=one_line)
-
-        return list(map(add_captions, self._make_captions(reel), reel.sides))
-
-    def _make_frames(self, reel: _EpisodeImages, one_line: bool) -> list[Frame]:
-        sides = zip(*self._make_panels(reel, one_line), strict=True)
+    def _make_frames(self, reel: _EpisodeImages) -> Iterator[Frame]:
         following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * self._info.steps_per_s)
-        return [
-            Frame(join_images(pictures, 0), (end - start) / self._info.steps_per_s)
-            for pictures, start, end in zip(sides, reel.ticks, following, strict=True)
-        ]
+        for at, (start, end) in enumerate(zip(reel.ticks, following, strict=True)):
+            panels = [self._make_panel(reel, side, at) for side in range(len(reel.sides))]
+            yield Frame(join_images(panels, 0), (end - start) / self._info.steps_per_s)
+
+    def _make_panel(self, reel: _EpisodeImages, side: int, at: int) -> Image.Image:
+        """The picture of one side at one of the ticks, under its caption."""
+        image, caption = reel.sides[side][at], self._job.captions[side]
+        if self._options.candidates > 1:
+            caption += f", episode {reel.played.episode}"
+        return add_caption(image.picture, (caption, f"return {image.episode_return:,.1f}"))
 
 
 def resize_image(picture: Array, width: int | None, height: int | None) -> Image.Image:
@@ -187,28 +161,19 @@ def resize_image(picture: Array, width: int | None, height: int | None) -> Image
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def can_fit_one_line(captions: Iterable[str], width: int) -> bool:
-    """Whether there is room for each of them beside a return."""
-    font, _, pad = _make_layout(width)
-    longest = max(font.getlength(caption) for caption in captions)
-    return longest + font.getlength(_WIDEST) + 3 * pad <= width
-
-
-def add_caption(
-    picture: Array, caption: str, episode_return: float, *, one_line: bool = True
-) -> Image.Image:
-    """The picture under a line, or two, that say whose it is, and the return until now."""
+def add_caption(picture: Array, lines: Sequence[str]) -> Image.Image:
+    """The picture under lines of text."""
     image = Image.fromarray(picture)
     width, height = image.size
-    font, line, pad = _make_layout(width)
-    head = line if one_line else 2 * line
+    size = max(11, min(22, width // 20))
+    line_height = round(1.6 * size)
+    head = len(lines) * line_height
     result = Image.new("RGB", (width, height + head), _PAPER)
     result.paste(image, (0, head))
-    draw = ImageDraw.Draw(result)
-    draw.text((pad, line // 2), caption, _INK, font, anchor="lm")
-    x, anchor = (width - pad, "rm") if one_line else (pad, "lm")
-    text = f"return {episode_return:,.1f}"
-    draw.text((x, head - line + line // 2), text, _INK, font, anchor=anchor)
+    draw, font = ImageDraw.Draw(result), _load_font(size)
+    for number, text in enumerate(lines):
+        place = max(2, width // 60), number * line_height + line_height // 2
+        draw.text(place, text, _INK, font, anchor="lm")
     return result
 
 
@@ -225,10 +190,8 @@ def join_images(images: Sequence[Image.Image], axis: int) -> Image.Image:
 
 
 @cache
-def _make_layout(width: int) -> tuple[Font, int, int]:
-    """Font, height of a line and margin for a picture of this width."""
-    size = max(11, min(22, width // 20))
-    return ImageFont.load_default(size), round(1.6 * size), max(2, width // 60)
+def _load_font(size: int) -> Font:
+    return ImageFont.load_default(size)
 
 
 def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:

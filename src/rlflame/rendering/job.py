@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,14 +12,13 @@ from rlflame.errors import RlflameError
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
 
 RenderKind = Literal["gif", "mp4", "png", "window"]
-KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
 
 
 class RenderError(RlflameError):
     """The process that draws did not draw: its graphics, more likely than its environment."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenderOptions:
     """What a user wants to see: some episodes, or the best of more."""
 
@@ -28,7 +27,7 @@ class RenderOptions:
     episodes: int = 1
     best_of: int | None = None
     versus_untrained: bool = False
-    #: Of one picture, in pixels, without the line above it.
+    #: Of one picture, in pixels, without the lines above it.
     width: int | None = None
     height: int | None = None
     fps: float | None = None
@@ -39,7 +38,7 @@ class RenderOptions:
         return self.best_of or self.episodes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenderJob:
     """One drawing. The last policy decides how long it is; the others play beside it, from left
     to right, and start over until its episode has ended."""
@@ -50,14 +49,15 @@ class RenderJob:
     policies: tuple[PolicyArrays, ...]
     options: RenderOptions
     max_episode_steps: int
+    #: Whether one of MuJoCo's renderers is needed.
+    uses_mujoco: bool
     #: A GIF gets fewer frames and colours until it is as small as this.
     max_bytes: int | None = None
     #: Lowers the priority of the process that draws.
     nice: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "options": asdict(self.options)}
+        return {**vars(self), "options": vars(self.options)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RenderJob:
@@ -72,11 +72,8 @@ class PlayedEpisode:
     episode_return: float
     length: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenderResult:
     """The finished file as bytes (none of a window), and what it shows."""
 
@@ -87,12 +84,9 @@ class RenderResult:
     width: int
     height: int
     seconds: float
-    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        data = np.frombuffer(self.data, np.uint8)
-        return {**values, "data": data, "episodes": [played.as_dict() for played in self.episodes]}
+        return {**asdict(self), "data": np.frombuffer(self.data, np.uint8)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RenderResult:

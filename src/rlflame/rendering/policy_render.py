@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rlflame.errors import (
     CheckpointError,
@@ -20,7 +20,6 @@ from rlflame.errors import (
 )
 from rlflame.rendering import episodes, gl_backend
 from rlflame.rendering.job import (
-    KIND_BY_SUFFIX,
     RenderError,
     RenderJob,
     RenderKind,
@@ -34,6 +33,7 @@ from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 
+KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
 ProgressCallback = Callable[[int, int], None]
 #: What a GIF may weigh before it loses colours and frames.
 MAX_GIF_BYTES = 5_000_000
@@ -53,13 +53,8 @@ def resolve_kind(out: Path) -> RenderKind:
         )
     if kind == "mp4":
         check_extra("imageio_ffmpeg", "no .mp4 can be written", "video")
-    if out.is_dir():
-        raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder.", format_shell("mkdir", "-p", folder))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CheckpointError(f"{folder} cannot be written.", "-o in another folder")
+    if out.is_dir() or not os.access(out.absolute().parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{out} cannot be written.", "-o with a file in a folder that exists")
     return kind
 
 
@@ -80,7 +75,10 @@ def check_options(options: RenderOptions) -> None:
 
 
 def make_job(
-    source: Checkpoint, options: RenderOptions, untrained: PolicyArrays | None = None
+    source: Checkpoint,
+    options: RenderOptions,
+    info: episodes.RenderInfo,
+    untrained: PolicyArrays | None = None,
 ) -> RenderJob:
     """The drawing of a policy in the episodes that `eval` scores."""
     caption = f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
@@ -91,6 +89,7 @@ def make_job(
         policies=(source.policy,) if untrained is None else (untrained, source.policy),
         options=options,
         max_episode_steps=source.recipe.evaluation.max_episode_steps,
+        uses_mujoco=info.uses_mujoco,
         # An explicit rate is kept.
         max_bytes=MAX_GIF_BYTES if options.fps is None else None,
     )
@@ -107,12 +106,8 @@ def render(
 ) -> RenderResult:
     """Draw into a file, whole or not at all; without one, into a window."""
     check_options(options)
-    drawing = render_in_subprocess(
-        make_job(source, options, untrained),
-        mujoco=episodes.read_render_info(source.env).uses_mujoco,
-        show_output=show_output,
-        report_progress=report_progress,
-    )
+    job = make_job(source, options, episodes.read_render_info(source.env), untrained)
+    drawing = render_in_subprocess(job, show_output=show_output, report_progress=report_progress)
     if out is not None:
         safetensors_file.write_atomically(out, drawing.data)
     return drawing
@@ -121,34 +116,33 @@ def render(
 def render_in_subprocess(
     job: RenderJob,
     *,
-    mujoco: bool,
-    finder: gl_backend.BackendFinder | None = None,
     show_output: bool = False,
     report_progress: ProgressCallback = lambda made, of: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> RenderResult:
-    """The drawing of a job. `mujoco`: whether it needs one of MuJoCo's renderers."""
+    """The drawing of a job, by the first of MuJoCo's renderers that works where it needs one."""
     run_job = partial(_run_job, job, show_output, report_progress, is_stopped)
+    # pygame draws into memory wherever it thinks that there is no screen.
+    variables = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+    backends = gl_backend.list_backends()
     if job.options.kind == "window":
         check_display(os.environ)
-        return run_job({gl_backend.VARIABLE: "glfw"} if mujoco else {})
-    # pygame draws into memory wherever it thinks that there is no screen.
-    quiet = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-    if not mujoco:
-        return run_job(quiet)
-    finder = finder or gl_backend.BackendFinder()
-    backend = finder.find()
-    try:
-        return run_job({**quiet, **gl_backend.make_backend_variables(backend)})
-    except RlflameError:
-        if not finder.is_cached:
-            raise
-        # The machine or its driver may have changed since the renderer was remembered.
-        finder.forget()
-        other_backend = finder.find()
-        if other_backend == backend:
-            raise
-    return run_job({**quiet, **gl_backend.make_backend_variables(other_backend)})
+        variables, backends = {}, ["glfw"]
+    if not job.uses_mujoco:
+        return run_job(variables)
+    reasons = []
+    for backend in backends:
+        try:
+            drawing = run_job({**variables, **gl_backend.make_backend_variables(backend)})
+        except gl_backend.GraphicsUnavailableError as error:
+            reasons.append(f"{backend}: {error}")
+            continue
+        gl_backend.store_backend(backend)
+        return drawing
+    raise gl_backend.GraphicsUnavailableError(
+        f"MuJoCo cannot draw on this machine: {'; '.join(reasons)}.",
+        gl_backend.find_install_command(),
+    )
 
 
 def check_display(environment: Mapping[str, str]) -> None:
@@ -170,17 +164,24 @@ def _run_job(
     variables: Mapping[str, str],
 ) -> RenderResult:
     process = WorkerProcess(
-        module="rlflame.rendering.process_main",
+        module=gl_backend.CHILD_MODULE,
         show_output=show_output,
         environment={**blas.make_child_environment(), **variables},
     )
+    has_graphics, deadline = not job.uses_mujoco, time.monotonic() + gl_backend.PROBE_TIMEOUT_S
     try:
         process.channel.send(MessageKind.ORDER, job.as_dict())
         while not is_stopped():
             try:
-                kind, value = _receive(process)
+                message = process.channel.receive(_POLL_S)
+                kind, value = message.kind, message.value
             except TimeoutError:
-                continue
+                if has_graphics or time.monotonic() < deadline:
+                    continue
+                raise gl_backend.GraphicsUnavailableError("no answer") from None
+            except (EOFError, ProtocolError) as error:
+                raise _make_loss_error(process, error, has_graphics) from error
+            has_graphics = True
             if kind is MessageKind.BEAT:
                 report_progress(value["made"], value["of"])
             elif kind is MessageKind.RESULT:
@@ -196,15 +197,15 @@ def _run_job(
         process.terminate()
 
 
-def _receive(process: WorkerProcess) -> tuple[MessageKind, Any]:
-    try:
-        message = process.channel.receive(_POLL_S)
-        return message.kind, message.value
-    except (EOFError, ProtocolError) as error:
-        ending = process.explain_loss(error)
-        ending = f"been {ending}" if ending.startswith("killed") else ending
-        raise RenderError(
-            f"The process that draws has {ending} without a picture.",
-            "rlflame cluster-check shows which graphics work here; --debug what was printed",
-            process.read_output(),
-        ) from error
+def _make_loss_error(
+    process: WorkerProcess, error: EOFError | ProtocolError, has_graphics: bool
+) -> RlflameError:
+    ending, output = process.explain_loss(error), process.read_output()
+    if not has_graphics:
+        lines = output.strip().splitlines()
+        return gl_backend.GraphicsUnavailableError(lines[-1][:200] if lines else ending)
+    return RenderError(
+        f"The process that draws gave no picture: {ending}.",
+        "rlflame cluster-check shows which graphics work here; --debug what was printed",
+        output,
+    )

@@ -18,21 +18,26 @@ from rlflame.rollout.process.parent_channel import ParentChannel
 
 
 def main() -> None:
-    """`python -m rlflame.rendering.process_main ANSWERS PARENT`; an order without a job is a
-    trial, which is answered by the exit code."""
+    """`python -m rlflame.rendering.process_main ANSWERS PARENT`.
+
+    An order without a job is a trial of the renderer. It is answered by the exit code, and
+    precedes every job that uses MuJoCo.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ParentChannel.open()
     order = channel.receive_order()
     channel.start_listening()
-    if order is None:
+    if order is None or order["uses_mujoco"]:
         probe_renderer()
-    else:
+    if order is not None:
         channel.send(*run_job(order, channel))
 
 
 def probe_renderer() -> None:
     """A context, and MuJoCo's own functions in it: a library may load and yet not draw."""
     import mujoco
+
+    from rlflame.rollout.envs import make  # noqa: F401  defers what is loaded with MuJoCo
 
     context = mujoco.GLContext(64, 64)
     context.make_current()
@@ -51,6 +56,7 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
     job = RenderJob.from_dict(order)
     os.nice(job.nice)
     try:
+        report_progress(0, job.options.episodes)
         user_code.load_from_environment()
         from rlflame.rendering import film
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,13 +18,13 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from rlflame.config.recipe import EnvironmentSettings, Recipe
+from rlflame.config import nested
+from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
 from rlflame.storage.run_reader import MAX_COUNT, Count
-from rlflame.storage.safetensors_file import Layout
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot
 
@@ -32,6 +32,8 @@ _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
     *("best", "evaluation", "state_digest", "digest"),
 }
+#: Its names are the environment's, and may have dots.
+_KWARGS = "learning.environment.kwargs"
 T = TypeVar("T")
 #: Number and digest of each segment that a checkpoint needs.
 _SegmentIds = tuple[tuple[Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
@@ -155,24 +157,16 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
-    resumable = _is_resumable(metadata)
-    prefixes = ("policy.", "learner.", "behaviour.")[: 3 if resumable else 1]
-    unexpected = [
-        name
-        for name in layouts
-        if not name.startswith(prefixes) and not (resumable and name == "envs")
-    ]
-    if unexpected:
-        raise ValueError(f"unexpected tensors: {_join_names(unexpected)}")
-    expected = compute_array_shapes(spec)
-    for group in ("policy", "behaviour"):
-        group_layouts = _select(layouts, f"{group}.")
-        if group_layouts or group == "policy":
-            _check_layouts(group_layouts, expected, group)
-
-
-def _is_resumable(metadata: Mapping[str, str]) -> bool:
-    return metadata["kind"] == "checkpoint"
+    actual = {name: (layout.dtype, layout.shape) for name, layout in layouts.items()}
+    groups = ["policy"]
+    if metadata["kind"] == "checkpoint":
+        actual = {n: v for n, v in actual.items() if not n.startswith("learner.") and n != "envs"}
+        groups += ["behaviour"] if _select(actual, "behaviour.") else []
+    shapes = compute_array_shapes(spec).items()
+    expected = {f"{group}.{name}": ("F32", shape) for group in groups for name, shape in shapes}
+    if differing := [n for n in actual | expected if actual.get(n) != expected.get(n)]:
+        names = ", ".join(sorted(differing)[:5])
+        raise ValueError(f"its tensors are missing, unknown or of another type: {names}")
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
@@ -181,7 +175,7 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
     _check_progress(progress, recipe)
     policy = _select(tensors, "policy.")
     snapshot = None
-    if _is_resumable(metadata):
+    if metadata["kind"] == "checkpoint":
         behaviour = _select(tensors, "behaviour.")
         states = _decode_states(tensors.get("envs"), recipe, env)
         learner = _select(tensors, "learner.")
@@ -228,38 +222,41 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Sizes that memory will be asked for, or arrays compared with, must not be free to lie."""
-    network = recipe.learning.network
-    _check_environment(recipe.learning.environment, env)
-    names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
-    expected = {
-        **{name: getattr(env, name) for name in names},
-        "width": recipe.learning.rollout.width,
-        "hidden": tuple(network.hidden),
-        "activation": network.activation,
-        "normalise": network.normalise_observations,
-        "observation_clip": network.observation_clip,
-        "squash": recipe.learning.traits.squashed_actions,
-        "exploration": network.exploration,
-        "exploration_interval": network.exploration_interval,
-    }
-    is_expected = all(getattr(spec, name) == value for name, value in expected.items())
-    if not is_expected or not _has_valid_actions(env):
+    """Sizes that memory will be asked for, or arrays compared with, must not be free to lie.
+
+    The recipe alone determines how the environment is made. An absent time limit stays absent: the
+    environment's registration sets it wherever the policy runs.
+    """
+    names = ("id", "kwargs", "max_episode_steps")
+    # As text, because True == 1 in Python.
+    expected, actual = (
+        json.dumps({name: getattr(source, name) for name in names}, sort_keys=True)
+        for source in (recipe.learning.environment, env)
+    )
+    if actual != expected:
+        raise ValueError(f"its environment is {actual:.160}, and its recipe's {expected:.160}")
+    if spec != build_policy_spec(recipe.learning, env) or not _has_valid_actions(env):
         raise ValueError("its policy is not one for its environment and recipe")
 
 
-def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
-    """The recipe alone determines how the environment is made. An absent time limit stays absent:
-    the environment's registration sets it wherever the policy runs.
-    """
-    for name in ("id", "kwargs", "max_episode_steps"):
-        expected, actual = getattr(settings, name), getattr(env, name)
-        # As text, because True == 1 in Python.
-        if json.dumps(expected, sort_keys=True) != json.dumps(actual, sort_keys=True):
-            raise ValueError(
-                f"the environment's {name} is {expected!r:.80} in its recipe, "
-                f"and {actual!r:.80} beside it"
-            )
+def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
+    """The shape of the policy of a recipe over an environment that suits it."""
+    network = learning.network
+    return PolicySpec(
+        action_kind=env.action_kind,
+        observation_size=env.observation_size,
+        action_size=env.action_size,
+        action_low=env.action_low,
+        action_high=env.action_high,
+        hidden=tuple(network.hidden),
+        activation=network.activation,
+        normalise=network.normalise_observations,
+        observation_clip=network.observation_clip,
+        width=learning.rollout.width,
+        squash=learning.traits.squashed_actions,
+        exploration=network.exploration,
+        exploration_interval=network.exploration_interval,
+    )
 
 
 def _has_valid_actions(env: EnvSpec) -> bool:
@@ -273,34 +270,18 @@ def _has_valid_actions(env: EnvSpec) -> bool:
     return bounds == {env.action_size} and is_valid_shape and env.action_start == 0
 
 
-def _check_layouts(
-    layouts: Mapping[str, Layout], expected: Mapping[str, tuple[int, ...]], group: str
-) -> None:
-    if layouts.keys() != expected.keys():
-        differing = _join_names(layouts.keys() ^ expected.keys())
-        raise ValueError(f"{group} tensors missing or unknown: {differing}")
-    for name, shape in expected.items():
-        layout = layouts[name]
-        if (layout.dtype, layout.shape) != ("F32", shape):
-            raise ValueError(
-                f"tensor {group}.{name} is {layout.dtype} {layout.shape}, expected F32 {shape}"
-            )
-
-
 def _check_progress(progress: Progress, recipe: Recipe) -> None:
     """The counters can be those of a run of this recipe."""
     rollout, every_steps = recipe.learning.rollout, recipe.evaluation.every_steps
-    counters = ("iteration", "steps", "episodes", "evaluations")
-    numbers = {name: getattr(progress, name) for name in counters}
+    counters = (progress.iteration, progress.steps, progress.episodes, progress.evaluations)
     per_iteration = rollout.columns * rollout.steps
     if (
-        not all(0 <= number < MAX_COUNT for number in numbers.values())
+        not all(0 <= count < MAX_COUNT for count in counters)
         or not progress.iteration <= progress.steps <= progress.iteration * per_iteration
         or progress.episodes > progress.steps
         or progress.evaluations > (progress.steps // every_steps if every_steps is not None else 0)
     ):
-        text = ", ".join(f"{name} {number!r:.40}" for name, number in numbers.items())
-        raise ValueError(f"its progress is of no run of its recipe: {text}")
+        raise ValueError("its progress is of no run of its recipe")
 
 
 def _decode_states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
@@ -347,26 +328,15 @@ def _parse_json(kind: Any, text: str) -> Any:
 
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
-    _check_types(safetensors_file.check_json(text), recipe.model_dump(mode="json"), "recipe")
+    settings = recipe.model_dump(mode="json")
+    # A text that was read as a number, or a number as true, would be written otherwise.
+    for name, value in nested.flatten(safetensors_file.check_json(text), leaves=[_KWARGS]):
+        meaning = nested.get_nested(settings, name)
+        if json.dumps(value, sort_keys=True) != json.dumps(meaning, sort_keys=True):
+            raise ValueError(f"recipe.{name} is {value!r:.80}, and means {meaning!r:.80}")
     return recipe
-
-
-def _check_types(raw: Any, parsed: Any, path: str) -> None:
-    """Refuse a text or true that was read as a number, and a number that was read as true."""
-    if isinstance(raw, dict) and isinstance(parsed, dict):
-        for name in raw.keys() & parsed.keys():
-            _check_types(raw[name], parsed[name], f"{path}.{name}")
-    elif isinstance(raw, list) and isinstance(parsed, list):
-        for raw_item, parsed_item in zip(raw, parsed, strict=False):
-            _check_types(raw_item, parsed_item, path)
-    elif any(isinstance(raw, kind) != isinstance(parsed, kind) for kind in (str, bool)):
-        raise ValueError(f"{path} is {raw!r:.80}, and means {parsed!r:.80}")
 
 
 @cache
 def _make_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _join_names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)[:5])

@@ -39,15 +39,10 @@ def check_onnx_available() -> None:
 def check_target(file: Path, out: Path, onnx: bool) -> None:
     """What cannot be meant, before anything is written."""
     suffix = ".onnx" if onnx else ".safetensors"
-    if out.suffix.lower() != suffix:
+    if out.suffix.lower() != suffix or (out.exists() and out.samefile(file)):
         raise ConfigError(
-            f"-o {str(out)!r} does not end {suffix}.",
-            format_shell("-o", replace_suffix(out, suffix, "policy")),
-        )
-    if out.exists() and out.samefile(file):
-        raise ConfigError(
-            f"-o {str(out)!r} is the checkpoint itself, which holds more than its policy.",
-            format_shell("-o", out.with_name(f"small{suffix}")),
+            f"-o {str(out)!r} does not end {suffix}, or is the checkpoint itself.",
+            format_shell("-o", replace_suffix(out, f".small{suffix}", "policy")),
         )
 
 
@@ -84,29 +79,18 @@ def sample_observations(source: Checkpoint, count: int) -> Float32:
     A worker process steps the environment: one that hangs inside a C library stops for no Ctrl-C.
     """
     width = source.policy_spec.width
-    chunks: list[Float32] = []
-    number = 0
-    with factory.make_fleet(
-        RuntimeSettings(fleet="local", workers=1), 1, lambda event: None
-    ) as fleet:
+    episodes: list[Float32] = []
+    plan = EvaluationPlan(width, max_episode_steps=count)
+    runtime = RuntimeSettings(fleet="local", workers=1)
+    with factory.make_fleet(runtime, 1, lambda event: None) as fleet:
         name = fleet.put(source.policy)
-        while number < count:
-            first = len(chunks)
-            plan = EvaluationPlan(width, max_episode_steps=count)
-            rollout_task = make_evaluation_task(
-                source.env, source.policy_spec, plan, first * width, width
-            )
-            submission = fleet.submit([replace(rollout_task, policy_id=name, record=True)])
-            try:
-                (fragment,) = submission
-            finally:
-                submission.cancel()
-            episodes = [
+        while sum(map(len, episodes)) < count:
+            task = make_evaluation_task(source.env, source.policy_spec, plan, len(episodes), width)
+            (fragment,) = fleet.submit([replace(task, policy_id=name, record=True)])
+            episodes += [
                 fragment.observations[:length, row] for row, length in enumerate(fragment.lengths)
             ]
-            chunks.append(np.concatenate(episodes))
-            number += len(chunks[-1])
-    observations: Float32 = np.concatenate(chunks)[:count]
+    observations: Float32 = np.concatenate(episodes)[:count]
     return observations
 
 

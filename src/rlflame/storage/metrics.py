@@ -12,9 +12,9 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
@@ -67,16 +67,8 @@ LIVE_METRICS: dict[str, tuple[str, str]] = {
     "ent_coef": ("entropy coefficient", ".3g"),
 }
 
-_THREADS = "/proc/self/task"
+_TASKS = Path("/proc/self/task")
 EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
-
-
-class Sink(Protocol):
-    """Where else metrics go, such as TensorBoard."""
-
-    def write(self, step: int, metrics: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class LineFile:
@@ -136,21 +128,19 @@ class JsonLines(LineFile):
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         if unknown := metrics.keys() - NAMES.keys():
             raise KeyError(f"metrics without an explanation in NAMES: {sorted(unknown)}")
-        line = {"steps": step, **{name: _to_json_number(value) for name, value in metrics.items()}}
-        self.append(json.dumps(line, allow_nan=False))
-
-
-def _to_json_number(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: such a measurement is absent."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        # JSON knows neither NaN nor infinity: such a measurement is absent.
+        numbers = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in metrics.items()
+        }
+        self.append(json.dumps({"steps": step, **numbers}, allow_nan=False))
 
 
 class PhaseTimer:
     """Wall and processor seconds by phase, lap by lap; the workers' where they can be known."""
 
-    def __init__(self, read_workers_cpu_s: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._read_workers_cpu_s = read_workers_cpu_s
         self._wall_s, self._processor_s, self._workers_cpu_s = self._read_clocks()
 
     @contextlib.contextmanager
@@ -174,38 +164,25 @@ class PhaseTimer:
         return {name: round(value, 6) for name, value in lap.items()}
 
     def _read_clocks(self) -> tuple[float, float, float | None]:
-        return time.monotonic(), time.process_time(), self._read_workers_cpu_s()
+        return time.monotonic(), time.process_time(), read_children_cpu_s()
 
 
 def read_children_cpu_s() -> float | None:
     """Processor seconds of the processes begun by this one; None where the system does not tell."""
-    try:
-        pids = [pid for thread in os.listdir(_THREADS) for pid in _list_children(thread)]
-    except OSError:
+    if not (_TASKS / str(os.getpid()) / "children").exists():
         return None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime + sum(map(_read_cpu_s, pids))
+    ticks = 0
+    for children in _TASKS.glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended has no children
+            ticks += sum(map(_read_cpu_ticks, children.read_text().split()))
+    return usage.ru_utime + usage.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _list_children(thread: str) -> list[str]:
-    """A system without the file raises; a thread that has just ended has no children."""
-    try:
-        return _read_proc_file(f"{_THREADS}/{thread}/children").split()
-    except FileNotFoundError:
-        if os.path.exists(f"{_THREADS}/{thread}"):
-            raise
-        return []
-
-
-def _read_cpu_s(pid: str) -> float:
+def _read_cpu_ticks(pid: str) -> int:
     """Its own and its ended children's; nothing once it has ended itself."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # The name, in parentheses, may hold anything; utime is the twelfth word after it.
-        fields = _read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def _read_proc_file(path: str) -> str:
-    with open(path, errors="replace") as file:
-        return file.read()
+        stat = Path("/proc", pid, "stat").read_text(errors="replace")
+        return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return 0

@@ -53,9 +53,7 @@ def _read_segment(path: Path, number: int, digest: str) -> State:
             if metadata["segment"] != str(number) or compute_digest(arrays) != digest:
                 raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
-        missing = isinstance(error.__cause__, FileNotFoundError)
-        message = f"{path} is missing, and the replay needs it." if missing else error.message
-        raise ReplayError(message, _HINT) from error
+        raise ReplayError(error.message, _HINT) from error
     return arrays
 
 
@@ -71,25 +69,15 @@ class SegmentFiles:
     def write_missing(self, segments: Iterable[Segment]) -> None:
         """Write those that are not there yet; before the checkpoint that names them."""
         for segment in segments:
-            name = format_segment_name(segment.number, segment.digest)
+            number, digest = segment.number, segment.digest
+            name = format_segment_name(number, digest)
             if name not in self._names:
-                self._write_segment(segment, self._folder / name)
+                if not self._folder.exists():
+                    self._folder.mkdir()
+                    safetensors_file.sync_folder(self._folder.parent)
+                metadata = {"kind": "segment", "segment": str(number), "digest": digest}
+                safetensors_file.write(self._folder / name, segment.arrays(), metadata)
                 self._names.add(name)
-
-    def _write_segment(self, segment: Segment, path: Path) -> None:
-        try:
-            # A process that died before its checkpoint may have left it, or a disk half of it.
-            _read_segment(path, segment.number, segment.digest)
-        except CheckpointError:
-            if not self._folder.exists():
-                self._folder.mkdir()
-                safetensors_file.sync_folder(self._folder.parent)
-            metadata = {
-                "kind": "segment",
-                "segment": str(segment.number),
-                "digest": segment.digest,
-            }
-            safetensors_file.write(path, segment.arrays(), metadata)
 
     def prune(self, find_needed_names: Callable[[], Collection[str]]) -> None:
         """Remove what no checkpoint names any more."""

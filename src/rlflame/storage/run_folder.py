@@ -60,53 +60,18 @@ class RunFolder:
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self._lock_fd = lock_fd
-        # An open folder keeps its number from being given to another.
-        try:
-            self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # one that may be entered and written, not read
-            self._folder_fd = -1
 
     def check(self) -> None:
         """Raise CheckpointError where another folder, or none, is at the path now."""
-        if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd):
-            return
-        if self.lock_removed:
-            return  # no other process has the folder; the recorder saves before it stops
-        message = f"{self.path} does not exist any more: it was moved or removed during the run."
-        if self.path.exists():
-            message = (
-                f"{self.path} is not the folder that this run began in: that one was moved or "
-                "removed, and nothing was written into the new one."
+        if self._lock_fd >= 0 and not _is_same(self.path / _LOCK_NAME, self._lock_fd):
+            raise CheckpointError(
+                f"{self.path}, or the {_LOCK_NAME} in it, was moved or removed during the run; "
+                "nothing more was written there.",
+                f"if it was moved: {format_command('resume', 'FOLDER')} goes on there",
             )
-        hint = f"if it was moved: {format_command('resume', 'FOLDER')} goes on there"
-        raise CheckpointError(message, hint)
-
-    @property
-    def lock_removed(self) -> bool:
-        """Whether the folder is the same and lacks its lock file."""
-        return (
-            self._lock_fd >= 0
-            and self._folder_fd >= 0
-            and not os.path.lexists(self.path / _LOCK_NAME)
-            and _is_same(self.path, self._folder_fd)
-        )
-
-    def make_unlocked_error(self) -> CheckpointError:
-        """The end of a run whose lock file was removed."""
-        return CheckpointError(
-            f"{self.path / _LOCK_NAME} was removed during the run, so another process could write "
-            f"into {self.path}. The run was saved and stopped.",
-            format_command("resume", self.path),
-        )
-
-    def check_held(self) -> None:
-        """A check for a folder of runs, of which each saves itself."""
-        self.check()
-        if self.lock_removed:
-            raise self.make_unlocked_error()
 
     def check_all(self) -> None:
-        """A check that also refuses symbolic links that a write would follow out of the folder."""
+        """The same, and refuse symbolic links that a write would follow out of the folder."""
         self.check()
         refuse_links(self.path)
 
@@ -118,14 +83,12 @@ class RunFolder:
         path, number = target, 1
         while True:
             if _make_folder(path) or _is_free(path):
-                try:
-                    lock_fd = _acquire_lock(path, "choose another folder with --out")
-                except FolderInUseError:  # by one that was as quick
-                    lock_fd = None
-                if lock_fd is not None:
+                # Another process may be as quick.
+                with contextlib.suppress(FolderInUseError):
+                    folder = cls(path, _acquire_lock(path, "choose another folder with --out"))
                     if _is_free(path):
-                        return cls(path, lock_fd)
-                    os.close(lock_fd)
+                        return folder
+                    folder.release()
             number += 1
             path = target.parent / f"{target.name}-{number}"
 
@@ -154,10 +117,9 @@ class RunFolder:
         return f"{out} is taken and stays as it is; this run is in {self.path}."
 
     def release(self) -> None:
-        for descriptor in (self._lock_fd, self._folder_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._lock_fd = self._folder_fd = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+        self._lock_fd = -1
 
     @property
     def latest(self) -> Path:
@@ -183,10 +145,9 @@ def refuse_links(folder: Path, names: Iterable[str] = _LINKS_REFUSED) -> None:
 def _is_same(path: Path, descriptor: int) -> bool:
     """Whether the open file is the one at the path."""
     try:
-        at_path = os.stat(path, follow_symlinks=path.name != _LOCK_NAME)
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return os.path.samestat(at_path, os.fstat(descriptor))
 
 
 def _make_folder(path: Path) -> bool:
@@ -255,19 +216,18 @@ def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpo
         return checkpoint.load(target)
     latest = target / "latest.safetensors"
     candidates = [*reversed(list_step_files(target)), *([latest] if latest.exists() else ())]
-    first_error: CheckpointError | None = None
+    errors: list[CheckpointError] = []
     for path in candidates:
         try:
             return checkpoint.load(path)
         except CheckpointError as error:
-            first_error = first_error or error
-            has_more = path != candidates[-1]
-            note(f"{error.message}{' Trying an earlier checkpoint.' if has_more else ''}")
-    if first_error is not None:
+            errors.append(error)
+            note(error.message)
+    if errors:
         raise DamagedCheckpointsError(
-            f"{target} holds no checkpoint that can be read; of the newest: {first_error.message}",
+            f"{target} holds no checkpoint that can be read; of the newest: {errors[0].message}",
             f"restore one from a copy, or {_format_restart(target)}",
-        ) from first_error
+        ) from errors[0]
     raise CheckpointError(
         f"{target} holds no checkpoint.",
         _format_restart(target)
@@ -296,11 +256,8 @@ def format_resume_hint(folder: Path) -> str:
 def load_policy_file(path: Path) -> Checkpoint:
     """The policy in a file; for a folder, an error with the file that may have been meant."""
     if path.is_dir():
-        best = path / "best.safetensors"
-        if best.exists():
-            raise CheckpointError(f"{path} is a folder.", f"the best policy in it: {best}")
-        if paths := sorted(path.glob("*.safetensors")):
-            raise CheckpointError(f"{path} is a folder.", f"a file in it: {paths[0]}")
+        for policy_file in sorted(path.glob("*.safetensors")):  # the best one first
+            raise CheckpointError(f"{path} is a folder.", f"a file in it: {policy_file}")
     return checkpoint.load(path)
 
 
@@ -331,50 +288,31 @@ def _acquire_lock(path: Path, hint: str) -> int:
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        # It may have been moved or removed in between.
+        is_held = _wait_for_lock(lock_fd) and _is_same(path / _LOCK_NAME, lock_fd)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
-    try:
-        _wait_for_lock(lock_fd)
-    except BlockingIOError as error:
+    if not is_held:
         os.close(lock_fd)
         raise FolderInUseError(
             f"Another rlflame is training in {path}.",
             "wait for it, or start a new run with another --out",
-        ) from error
-    except OSError as error:
-        os.close(lock_fd)
-        raise CheckpointError(
-            f"{path} cannot be locked: {error.strerror}.", "choose a folder on a local disk"
-        ) from error
-    if not _is_same(path / _LOCK_NAME, lock_fd):  # it was moved or removed in between
-        os.close(lock_fd)
-        raise FolderInUseError(
-            f"{path} was moved or removed by another process just now.",
-            "start a new run with another --out",
         )
-    _restrict_permissions(lock_fd)
+    # A user who can open a lock file can hold it. The file of another user stays as it is.
+    with contextlib.suppress(OSError):
+        os.fchmod(lock_fd, 0o600)
     return lock_fd
 
 
-def _restrict_permissions(lock_fd: int) -> None:
-    """A user who can open a lock file can hold it."""
-    status = os.fstat(lock_fd)
-    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
-        with contextlib.suppress(OSError):  # a file system without such rights
-            os.fchmod(lock_fd, 0o600)
-
-
-def _wait_for_lock(lock_fd: int) -> None:
-    """A check of the lock holds it for a moment."""
+def _wait_for_lock(lock_fd: int) -> bool:
+    """Whether it could be had: a check of the lock holds it for a moment."""
     deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_LOCK_WAIT_S / 20)
+            return True
+        time.sleep(_LOCK_WAIT_S / 20)
+    return False
 
 
 def is_locked(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """A run's folder, read for pictures, reports and lists. Never writes.
 
-A damaged record or final evaluation is refused by name, because numbers are made of it. Of clocks
-and machines, a value of another type than expected counts as absent.
+A damaged record or final evaluation is refused by name, because numbers are made of it. A single
+value of another type than expected, or too large to be averaged, counts as absent.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Line = dict[str, Any]
 #: Steps and bytes are counted in 64 bits.
 MAX_COUNT = 2**63
 Count = Annotated[int, Field(strict=True, ge=0, lt=MAX_COUNT)]
+#: The sum of the squares of all episodes' returns is then still finite.
+_MAX_VALUE = 1e140
 Number = (
     Annotated[int, Field(strict=True, gt=-MAX_COUNT, lt=MAX_COUNT)]
-    | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    | Annotated[float, Field(strict=True, ge=-_MAX_VALUE, le=_MAX_VALUE)]
 )
 #: Printable as one line.
 Text = Annotated[str, Field(strict=True, pattern=r"^( |[^\p{C}\p{Z}])*$")]
-#: The sum of the squares of all episodes' returns is then still finite.
-_MAX_VALUE = 1e140
 
 
 def _validate_or_drop(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -170,7 +170,6 @@ class RunData:
         """Steps and values of a metric where it was measured; a NaN is no measurement."""
         points = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
         table = np.array(points, np.float64).reshape(-1, 2)
-        _check_magnitudes(self.folder / "metrics.jsonl", metric, table[:, 1])
         return table[:, 0], table[:, 1]
 
     def read_episodes(self) -> tuple[Float64, Float64]:
@@ -188,8 +187,7 @@ class RunData:
             reason = "not all its lines have a return and a length"
             raise _make_damage_error(path, reason) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
-        table = table[np.isfinite(table).all(axis=1)]
-        _check_magnitudes(path, "episode_return", table.ravel())
+        table = table[(np.abs(table) <= _MAX_VALUE).all(axis=1)]  # no NaN either
         return table[:, 0], table[:, 1]
 
     def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
@@ -226,42 +224,23 @@ def read_run(folder: Path) -> RunData:
         )
     try:
         tables = toml_io.read_file(config)
+        learning = _LearningHead.model_validate(tables.get("learning"))
     except ConfigError as error:
         raise CheckpointError(error.message, "restore it from a copy") from error
-    try:
-        learning = _LearningHead.model_validate(tables.get("learning"))
     except ValidationError as error:
-        raise CheckpointError(
-            f"{config} is not the config of a run.", "rlflame runs lists them"
-        ) from error
-    run = RunData(
+        message = f"{config} is not the config of a run."
+        raise CheckpointError(message, "restore it from a copy") from error
+    return RunData(
         folder=folder,
         config=tables,
         algorithm=learning.algorithm,
         environment=learning.environment.id,
         seed=learning.seed,
         metrics=read_lines(folder / "metrics.jsonl"),
-        timing=read_valid_lines(folder / "timing.jsonl"),
+        timing=read_lines(folder / "timing.jsonl", strict=False),
         machines=read_machines(folder / "machines.json"),
         result=read_result(folder / "result.json"),
     )
-    returns = {name for line in run.metrics for name in line if "return" in name}
-    for name in sorted(returns):
-        run.read_values(name)
-    if run.result is not None:
-        for name, value in run.result["evaluation"].items():
-            _check_magnitudes(folder / "result.json", name, np.array([value], np.float64))
-    return run
-
-
-def _check_magnitudes(path: Path, name: str, values: Float64) -> None:
-    """Refuse numbers whose squares, summed, would be infinite."""
-    large = values[np.abs(values) > _MAX_VALUE]
-    if len(large):
-        raise CheckpointError(
-            f"{path} has {name} {large[0]:g}, and nothing beyond {_MAX_VALUE:g} can be averaged.",
-            "leave this run out, or train it again with smaller rewards",
-        )
 
 
 def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
@@ -328,28 +307,21 @@ def read_text(path: Path) -> str:
     return ""
 
 
-def read_lines(path: Path) -> tuple[Line, ...]:
-    """The whole lines of a JSONL file, each with its steps; none where there is no file."""
+def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
+    """The whole lines of a JSONL file, each with its steps; none where there is no file.
+
+    A file that is never truncated is not read strictly: a crash may have left half a line in it.
+    """
     records: list[Line] = []
-    with _report_read_errors(path):
+    with _report_read_errors(path) if strict else contextlib.suppress(OSError, UnicodeDecodeError):
         for number, content in enumerate(regular_file.read_lines(path), 1):
             try:
                 if content.endswith("\n"):
                     records.append(parse_line(content))
             except ValueError as error:
-                raise _make_damage_error(path, f"line {number} is not one of a run's") from error
-    return tuple(records)
-
-
-def read_valid_lines(path: Path) -> tuple[Line, ...]:
-    """The same of a file that is never truncated, where a crash may have left half a line; numbers
-    that no clock has counted are left out."""
-    records: list[Line] = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        for content in regular_file.read_lines(path):
-            with contextlib.suppress(ValueError):
-                line = parse_line(content)
-                records.append({name: n for name, n in line.items() if abs(n) < MAX_COUNT})
+                if strict:
+                    reason = f"line {number} is not one of a run's"
+                    raise _make_damage_error(path, reason) from error
     return tuple(records)
 
 

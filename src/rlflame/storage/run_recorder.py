@@ -27,8 +27,6 @@ from rlflame.storage.metrics import (
     JsonLines,
     LineFile,
     PhaseTimer,
-    Sink,
-    read_children_cpu_s,
 )
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.run_folder import (
@@ -40,6 +38,7 @@ from rlflame.storage.run_folder import (
     list_step_files,
     report_disk_errors,
 )
+from rlflame.storage.tracking.tensorboard import TensorBoard
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import Progress, Snapshot
 
@@ -81,10 +80,10 @@ class FileRecorder:
         self._keep_count = keep_count
         self._observer = observer
         self._take_counts = take_counts
-        self._sinks: list[Sink] = []
+        self._sinks: list[TensorBoard] = []
         self._saved_progress: Progress | None = None
         self.best = template.best
-        self._timer = PhaseTimer(read_children_cpu_s)
+        self._timer = PhaseTimer()
         self._steps = template.progress.steps
         snapshot = template.snapshot
         self._segments = SegmentFiles(folder.path, snapshot.segments if snapshot else ())
@@ -148,7 +147,8 @@ class FileRecorder:
     ) -> None:
         line = {"iteration": progress.iteration, **record.to_metrics()}
         with self._report_write_errors():
-            for sink in (self._metric_file, *self._sinks):
+            self._metric_file.write(progress.steps, line)
+            for sink in self._sinks:
                 sink.write(progress.steps, line)
             self._flush_logs()
         better = self.offer_best(progress, record, policy)
@@ -175,12 +175,9 @@ class FileRecorder:
     ) -> None:
         saved, every_steps = self._saved_progress, self._every_steps
         due = saved is None or progress.steps // every_steps > saved.steps // every_steps
-        last = final or self._folder.lock_removed
-        if (due or last) and progress != saved:
+        if (due or final) and progress != saved:
             with self.time_phase("checkpoint"):
                 self._save(take())
-        if self._folder.lock_removed:
-            raise self._folder.make_unlocked_error()
 
     def save_final_evaluation(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
         """Write the last checkpoint again, with the evaluation of its policy in it."""
@@ -193,7 +190,7 @@ class FileRecorder:
             for sink in self._sinks:
                 sink.write(snapshot.progress.steps, {"final_return": record.mean})
 
-    def add_sink(self, sink: Sink) -> None:
+    def add_sink(self, sink: TensorBoard) -> None:
         """Somewhere else to write what is recorded from now on, timing included."""
         self._sinks.append(sink)
         self._resources.callback(sink.close)
@@ -268,17 +265,12 @@ class FileRecorder:
 
     def _find_best(self) -> Checkpoint | None:
         """The best policy that the run had when it stood here, if a checkpoint still holds it."""
-        record = self.best
-        if record is None:
-            return None
         with contextlib.suppress(CheckpointError):
             lines = run_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
-                if line.get("eval_return_mean") == record.mean:
-                    saved_checkpoint = checkpoint.load(
-                        get_step_path(self._folder.path, line["steps"])
-                    )
-                    return checkpoint.make_policy_checkpoint(saved_checkpoint, record)
+                if self.best is not None and line.get("eval_return_mean") == self.best.mean:
+                    source = checkpoint.load(get_step_path(self._folder.path, line["steps"]))
+                    return checkpoint.make_policy_checkpoint(source, self.best)
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
@@ -330,9 +322,9 @@ def _set_file_aside(file: Path) -> None:
 
 def _make_aside_path(file: Path, word: str) -> Path:
     """A name beside a file that nothing else has, unless it has the same content."""
-    numbered = (f"{word}-{number}" for number in itertools.count(2))
-    names = (file.with_name(f"{file.name}.{end}") for end in itertools.chain([word], numbered))
-    return next(n for n in names if not n.exists() or filecmp.cmp(file, n, shallow=False))
+    ends = itertools.chain([word], (f"{word}-{number}" for number in itertools.count(2)))
+    paths = (file.with_name(f"{file.name}.{end}") for end in ends)
+    return next(p for p in paths if not p.exists() or filecmp.cmp(file, p, shallow=False))
 
 
 def _link(link: Path, target: Path) -> None:

@@ -90,7 +90,8 @@ class Layout(BaseModel):
 
 
 Layouts = Mapping[str, Layout]
-_LAYOUTS = TypeAdapter(dict[_TensorName, Layout])
+_LAYOUTS = TypeAdapter(Annotated[dict[_TensorName, Layout], Field(max_length=_MAX_TENSORS)])
+_METADATA = TypeAdapter(dict[str, str])
 
 
 def read(
@@ -110,17 +111,17 @@ def read(
         size = os.fstat(file.fileno()).st_size
         head = _read_head(path, file, size)
         metadata, layouts = _parse_head(path, head, size, mark)
+        if absent := sorted(set(fields) - metadata.keys()):
+            raise ValueError(f"its metadata lacks {', '.join(absent)}")
         if check is not None:
-            absent = sorted(set(fields) - metadata.keys())
-            if not absent:  # else reported below, once the checksum shows that it was written so
-                check(metadata, layouts)
+            check(metadata, layouts)
         if 2 * size > measure_available_bytes():
             raise MemoryError
         file.seek(0)
         data = file.read(size)
         if len(data) != size or file.read(1) or not data.startswith(head):
             raise ValueError("it changed while it was read")
-    _verify(head, data, metadata, fields)
+    _verify(head, data, metadata)
     tensors: dict[str, Array] = safetensors.numpy.load(data)
     if (name := _find_not_finite(tensors)) is not None:
         raise ValueError(f"tensor {name} holds NaN or infinity")
@@ -134,17 +135,13 @@ def _find_not_finite(tensors: Mapping[str, Array]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """A file's strings alone, unverified; none where it is gone, or no file of this kind."""
+    """A checkpoint's strings alone, unverified; none where it is gone, or no checkpoint."""
     absent_errors = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
-    with contextlib.suppress(
-        *absent_errors, ValueError, struct.error, AttributeError, RecursionError
-    ):
+    with contextlib.suppress(*absent_errors, ValueError, RecursionError, CheckpointError):
         with regular_file.open_to_read(path) as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            text = file.read(min(length, _HEADER_LIMIT))
-        metadata = json.loads(text).get("__metadata__")
-        if isinstance(metadata, dict):
-            return {str(name): str(value) for name, value in metadata.items()}
+            size = os.fstat(file.fileno()).st_size
+            head = _read_head(path, file, size)
+        return _parse_head(path, head, size, "recipe")[0]
     return {}
 
 
@@ -159,8 +156,6 @@ def report_read_errors(path: Path) -> Iterator[None]:
         hint = "rlflame runs lists the runs here"
         if isinstance(error, FileNotFoundError):
             reason = "does not exist"
-        elif isinstance(error, IsADirectoryError):
-            reason = "is a folder"
         elif isinstance(error, OSError):
             reason = f"cannot be read: {error.strerror or error}"
         elif isinstance(error, MemoryError):
@@ -174,9 +169,7 @@ def _format_reason(error: Exception) -> str:
     """The first line of what went wrong, and for JSON of the wrong shape, where."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(map(str, first["loc"]))[:200]
-        if first["loc"][-1:] == ("[key]",):
-            return f"damaged: {str(first['loc'][0])[:80]!a} is no name of a tensor"
+        name = ascii(".".join(map(str, first["loc"])))[1:-1][:200]
         if error.title == "Recipe" and first["type"] == "extra_forbidden":
             return f"of another version of rlflame: this one does not know its setting {name}"
         return f"damaged: {error.title} {name}: {first['msg']}"[:300]
@@ -193,24 +186,18 @@ def write_atomically(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
     except OSError as error:
         remedy = "make room" if error.errno in FULL_DISK_ERRNOS else "see that it can be written"
-        hint = f"{remedy}, or choose another folder; what was there before is as it was"
+        hint = f"{remedy}, or choose another folder"
         if not path.parent.exists():
             hint = format_shell("mkdir", "-p", path.parent)
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}.", hint
-        ) from error
-    try:
-        sync_folder(path.parent)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} was written, and may be lost if power fails: {error.strerror or error}.",
-            "choose another folder",
         ) from error
 
 
@@ -247,23 +234,11 @@ def _format_seal(checksum: str) -> bytes:
 def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
     """The header with the eight bytes of its length before it."""
     data = file.read(9)
-    # One of ours has a brace there; its first bytes are a length, and may be any.
-    if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
+    length = int.from_bytes(data[:8], "little")
+    if data[8:] != b"{" or not 2 <= length <= min(_HEADER_LIMIT, size - 8):
         raise CheckpointError(
-            f"{path} is a pickle or zip file, which rlflame never opens.",
-            "rlflame reads only its own .safetensors files",
-        )
-    if data[8:9] != b"{" and any(data[:8]) and all(byte < 128 for byte in data[:8]):
-        raise CheckpointError(
-            f"{path} is no safetensors file: it begins {data[:8]!r}.",
+            f"{path} is damaged or no safetensors file; pickle and zip files are never opened.",
             "rlflame reads the .safetensors files of a run, such as its latest.safetensors",
-        )
-    (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
-    if length < 2 or length > min(_HEADER_LIMIT, size - 8) or data[8:9] != b"{":
-        raise CheckpointError(
-            f"{path} is damaged or not a safetensors file "
-            f"(a header of {length} bytes in a file of {size}).",
-            EARLIER_HINT,
         )
     return data + file.read(length - 1)
 
@@ -272,20 +247,15 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
     """What the header says; its tensors lie side by side and fill the file exactly."""
     _check_skeleton(head)
     header = json.loads(head[8:], object_pairs_hook=_make_distinct_dict)
-    if len(header) > _MAX_TENSORS:
-        raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
-    metadata = header.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or "format" not in metadata or mark not in metadata:
+    metadata = _METADATA.validate_python(header.pop("__metadata__", {}))
+    if not {"format", mark} <= metadata.keys():
         raise CheckpointError(
             f"{path} is a safetensors file, but not one of rlflame's.",
             "rlflame reads the files that rlflame train writes",
         )
-    if not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("its metadata is not text alone")
-    version = metadata["format"]
-    if not re.fullmatch("[0-9]{1,9}", version) or int(version) > FORMAT:
+    if metadata["format"] != str(FORMAT):
         raise CheckpointError(
-            f"{path} has format {version[:20]!r}; this rlflame reads up to {FORMAT}.",
+            f"{path} has format {metadata['format'][:20]!r}; this rlflame reads {FORMAT}.",
             "install a newer rlflame",
         )
     layouts = _LAYOUTS.validate_python(header)
@@ -302,22 +272,18 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
 def _check_skeleton(head: bytes) -> None:
     """Bound what parsing the JSON makes: a long string costs little, a million values much."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 2 * _MAX_STRINGS:
-        raise ValueError("its header has too many strings")
-    if sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
+    has_many_strings = plain.count(b'"') > 2 * _MAX_STRINGS
+    if has_many_strings or sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
         raise ValueError("its header has too many values")
 
 
-def _verify(head: bytes, data: bytes, metadata: Mapping[str, str], fields: Collection[str]) -> None:
+def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
     """The checksum is of the file with zeros in its place."""
     checksum = metadata.get("checksum", "")
     digest = hashlib.sha256(head.replace(_format_seal(checksum), _format_seal(_BLANK_CHECKSUM)))
     digest.update(memoryview(data)[len(head) :])
     if digest.hexdigest() != checksum:
         raise ValueError("its checksum does not match its content")
-    absent = sorted(set(fields) - metadata.keys())
-    if absent:
-        raise ValueError(f"its metadata lacks {', '.join(absent)}")
 
 
 def check_json(text: str, fields: Collection[str] | None = None) -> Any:

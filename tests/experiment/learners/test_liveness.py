@@ -130,5 +130,5 @@ def test_what_torchrun_would_not_set_is_a_sentence(odd) -> None:
 @pytest.mark.parametrize("rank", ["-1", "2", "5"])
 def test_a_rank_beyond_its_group_is_a_sentence(rank) -> None:
     named = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    with pytest.raises(ConfigError, match=f"RANK is {rank} and WORLD_SIZE 2"):
+    with pytest.raises(ConfigError, match=f"RANK='{rank}', WORLD_SIZE='2'"):
         read_rank(named)

@@ -76,24 +76,16 @@ def test_a_list_of_seeds_is_read_and_written(text, seeds, again):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("", "'' is not a list"),
-        ("a-b", "is not a list"),
-        ("1,,2", "is not a list"),
-        ("-3", "is not a list"),
-        ("1.5", "is not a list"),
-        ("9-0", "counts backwards in 9-0"),
-        ("0-4,3", "names seed 3 twice"),
-        ("0-1000", f"more than {MAX_SEEDS}"),
-        ("0-999999999999", f"more than {MAX_SEEDS}"),
-        ("9223372036854775808", "beyond"),
+        *("", "a-b", "1,,2", "-3", "1.5", "9-0", "0-4,3", "3,3", "0-1000", "0-999,1000"),
+        *("0-999999999999", "9223372036854775808"),
     ],
 )
-def test_a_list_that_means_nothing_is_refused(text, said, tmp_path):
+def test_a_list_that_means_nothing_is_refused(text, tmp_path):
     spoken = rlflame("train", "--seeds", text, "--out", tmp_path / "x")
     assert spoken.code == 2
-    assert said in spoken.err
+    assert f"{text!r} is no list of up to {MAX_SEEDS} different seeds" in spoken.err
     assert "hint: " in spoken.err
     assert not (tmp_path / "x").exists()
 
@@ -418,7 +410,6 @@ def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
     assert (out / "seed-0/latest.safetensors").read_bytes() == b"no"
     said = " ".join(spoken.err.split())
     assert f"or begin the seed anew: rm -r {out}/seed-0; then rlflame resume {out}" in said
-    assert said.count("Trying an earlier checkpoint.") == 2
 
     shutil.rmtree(out / "seed-0")
     assert rlflame("resume", out).code == 0
@@ -463,7 +454,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
             out.rename(tmp_path / "old")
             self.second = RunFolder.create(out)
             if moment == "begun":
-                self._folder.check_held()
+                self._folder.check()
             return {}
 
     monkeypatch.setattr(sweep_run, "SeedProcesses", Moving)
@@ -525,12 +516,12 @@ def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
 @pytest.mark.parametrize(
     ("seeds", "said"),
     [
-        ("[0, 0]", "names seed 0 twice"),
-        ("[9223372036854775808]", "is beyond 2**63 - 1"),
-        ("[-1]", "is not a list"),
-        ("[true]", "is not a list"),
-        ('"0-3"', "is not a list"),
-        ("[]", "is not a list"),
+        ("[0, 0]", "is no list of up to"),
+        ("[9223372036854775808]", "is no list of up to"),
+        ("[-1]", "is no list of up to"),
+        ("[true]", "is no list of up to"),
+        ('"0-3"', "is no list of up to"),
+        ("[]", "is no list of up to"),
     ],
 )
 def test_seeds_that_train_would_refuse_are_refused_in_a_job_file(seeds, said, tmp_path):

@@ -168,7 +168,7 @@ def test_what_time_limits_hide_is_counted(limit):
     most = 0
     for first in range(0, 6000, 30):
         ends = (np.arange(first + 1, first + 31) % limit == 0)[:, None].repeat(4, axis=1)
-        steps = {name: np.zeros(of, kind) for name, (kind, of) in ring.list_shapes(30).items()
+        steps = {name: np.zeros(of, kind) for name, (kind, of) in ring.list_shapes(30, 0).items()
                  if not name.startswith("boundary")}  # fmt: skip
         index = np.argwhere(ends)
         hidden = np.zeros((len(index), 30), np.float32)
@@ -186,7 +186,8 @@ def test_the_table_of_hidden_observations_does_not_grow_with_the_run():
     for _ in range(12):
         buffer.add(world.iteration(700), {})
         sizes.append(buffer.nbytes)
-    assert len(set(sizes[6:])) == 1
+    # The number of time limits among the newest steps is a matter of chance.
+    assert max(sizes[6:]) < 1.2 * max(sizes[:6])
 
 
 # What is saved.
@@ -319,13 +320,13 @@ def test_what_does_not_belong_together_is_refused():
     refuses("contradict", {"updates": np.array(31)})
     refuses("contradict", {"forgiven": np.array(1)})
     refuses("lineage is -1", {"lineage": np.array(-1)})
-    refuses("rewards is", {"tail.rewards": state["tail.rewards"][:-1]})
+    refuses("shape: rewards", {"tail.rewards": state["tail.rewards"][:-1]})
     refuses("observations", {"tail.observations": state["tail.observations"].astype(np.float64)})
-    refuses("unknown", {"tail.more": np.zeros(1)})
+    refuses("shape: more", {"tail.more": np.zeros(1)})
     content = segments[0].arrays()
     content = {name: array for name, array in content.items() if name != "rewards"}
-    refuses("unknown: rewards", kept=(Segment(0, "", lambda: content), *segments[1:]))
-    with pytest.raises(LearningError, match="expected"):
+    refuses("shape: rewards", kept=(Segment(0, "", lambda: content), *segments[1:]))
+    with pytest.raises(LearningError, match="observations"):
         buffer_for(World(1, 2, np.random.default_rng(0), observation_size=3), 1000).load_state(
             state, segments
         )

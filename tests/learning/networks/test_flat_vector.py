@@ -90,7 +90,7 @@ def test_initialisation_is_keyed():
 
     def built(seed=0, hidden=(8, 8), critic=True):
         spec = policy_spec("continuous", observations=8, actions=8, hidden=hidden)
-        return build_network(spec, NetworkSettings(), seed, critic=critic)[1]
+        return build_network(spec, NetworkSettings(), seed, critic=critic)
 
     first = built()
     np.testing.assert_array_equal(first.data, built().data)
@@ -107,7 +107,7 @@ def test_initialisation_is_keyed():
 def test_a_new_actor_is_indifferent_and_its_critic_is_not():
     spec = policy_spec("continuous", hidden=(16,))
     settings_ = NetworkSettings(last_layer_scale=0.01, log_std_init=-0.7)
-    _, vector = build_network(spec, settings_, 0, critic=True)
+    vector = build_network(spec, settings_, 0, critic=True)
 
     def sizes(name):
         return np.linalg.svd(vector[name], compute_uv=False)

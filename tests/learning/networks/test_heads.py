@@ -315,7 +315,7 @@ def test_actions_begin_with_the_deviation_that_is_asked_for(squash: bool) -> Non
     log_std = (
         build_sac_networks(shape, asked, 0).actor["actor.log_std"]
         if squash
-        else build_network(shape, asked, 0, critic=True)[1]["actor.log_std"]
+        else build_network(shape, asked, 0, critic=True)["actor.log_std"]
     )
     assert log_std.shape == (100, 3)
     # Of a hundred units that are all one.

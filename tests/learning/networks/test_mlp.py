@@ -81,7 +81,7 @@ def test_ppo_gradient_is_autograds(provider, kind, activation, value_clip, entro
     batch = ppo_minibatch(
         rng, spec, weights, 140, value_clip=value_clip, entropy_weight=entropy_weight
     )
-    losses = reference.ppo_losses(weights, batch, network.tanh)
+    losses = reference.ppo_losses(weights, batch, spec.activation == "tanh")
     reference.ppo_loss(losses, batch).backward()
 
     gradient, sums = provider(vector, network).compute_gradient(batch, 140)
@@ -109,7 +109,7 @@ def test_reinforce_gradient_is_autograds(provider, kind, activation, entropy_wei
     network, vector = random_network(rng, spec, critic=False)
     weights = reference.tensors(vector)
     batch = reinforce_minibatch(rng, spec, 50, entropy_weight)
-    policy = reference.distribution(weights, batch.observations, network.tanh)
+    policy = reference.distribution(weights, batch.observations, spec.activation == "tanh")
     log_probs = policy.log_prob(reference.torch.as_tensor(batch.actions))
     loss = -(log_probs * reference.torch.as_tensor(batch.weights)).sum()
     ((loss - entropy_weight * policy.entropy().sum()) / 7).backward()
@@ -270,7 +270,9 @@ def test_any_shape(kind, activation, observations, actions, hidden, rows, seed):
     network, vector = random_network(rng, spec)
     weights = reference.tensors(vector)
     batch = ppo_minibatch(rng, spec, weights, rows, value_clip=0.2, entropy_weight=0.1)
-    reference.ppo_loss(reference.ppo_losses(weights, batch, network.tanh), batch).backward()
+    reference.ppo_loss(
+        reference.ppo_losses(weights, batch, spec.activation == "tanh"), batch
+    ).backward()
 
     gradient, _ = NumpyPpo(vector, network).compute_gradient(batch, rows)
 
@@ -284,7 +286,7 @@ def test_sums_over_a_hundred_thousand_samples(kind):
     network, vector = random_network(rng, spec)
     weights = reference.tensors(vector)
     batch = ppo_minibatch(rng, spec, weights, 100_000, entropy_weight=0.1)
-    losses = reference.ppo_losses(weights, batch, network.tanh)
+    losses = reference.ppo_losses(weights, batch, spec.activation == "tanh")
     reference.ppo_loss(losses, batch).backward()
 
     gradient, sums = NumpyPpo(vector, network).compute_gradient(batch, 100_000)

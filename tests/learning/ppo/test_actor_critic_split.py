@@ -158,7 +158,7 @@ def test_a_sum_that_the_other_half_would_lose_is_refused():
     """A metric that is in one process only would disappear from the metrics of the update."""
 
     class WithAnotherSum:
-        def compute_half_gradient(self, name, batch, count):
+        def compute_gradient(self, batch, count, networks):
             return np.zeros(3, np.float32), {"value_loss": 1.0, "another": 2.0}
 
     talk = Talk(queue.Queue(), queue.Queue())

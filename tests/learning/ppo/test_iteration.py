@@ -124,7 +124,7 @@ def test_actions_follow_the_distribution(done):
 def test_what_is_learned_is_what_a_plain_implementation_learns(done):
     learning = done.recipe.learning
     spec = components.make_policy_spec(learning, done.env)
-    _, parameters = build_network(spec, learning.network, SEED, critic=True)
+    parameters = build_network(spec, learning.network, SEED, critic=True)
     expected = ReferencePpo(learning.ppo, spec, parameters, seed=SEED, columns=SLOTS * ROWS)
     for iteration, fragments in enumerate(done.recorded.fragments):
         before = done.recorded.snapshots[iteration]

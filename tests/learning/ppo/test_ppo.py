@@ -338,14 +338,14 @@ def test_a_bad_minibatch_changes_nothing(fault):
     np.testing.assert_array_equal(parameters.data, before["parameters"])
 
 
-def test_returns_too_large_to_be_squared_are_blamed_by_name():
+def test_returns_too_large_to_be_squared_end_the_run():
     spec = policy_spec("continuous")
     algorithm, *_ = learner(PpoSettings(minibatch_size=12, scale_rewards=False), spec)
     batch = random_batch(np.random.default_rng(8), spec, algorithm.get_policy(), columns=COLUMNS)
     batch.rewards[:] *= 1e25
-    with pytest.raises(LearningError, match="with returns of") as caught:
+    with pytest.raises(LearningError, match="not finite 5 times") as caught:
         algorithm.update(batch, 0.0)
-    assert caught.value.hint == "--set ppo.scale_rewards=true"
+    assert "ppo.scale_rewards" in caught.value.hint
 
 
 def test_one_bad_minibatch_among_good_ones_is_skipped():

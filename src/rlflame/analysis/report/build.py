@@ -22,6 +22,9 @@ from rlflame.statistics import (
     SeedComparison,
     Significance,
     compare,
+    compute_mean_std,
+    compute_tail_mean,
+    find_best_mean,
     summarise,
 )
 from rlflame.storage import run_reader
@@ -257,6 +260,10 @@ def _describe_group(group: RunGroup) -> Facts:
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     unfinished = len(group.runs) - len(finals)
+    evaluations = [run.read_values(curves.EVALUATION) for run in group.runs]
+    highest = find_best_mean(evaluations)
+    tails = [compute_tail_mean(values) for _, values in evaluations if len(values)]
+    is_complete = len(tails) == len(evaluations)
     return {
         "label": group.label,
         "environment": group.environment,
@@ -264,4 +271,6 @@ def _describe_group(group: RunGroup) -> Facts:
         "unfinished": unfinished,
         "final": summarise(np.array(finals, np.float64)).as_dict() if not unfinished else None,
         "best": summarise(np.array(bests, np.float64)).as_dict() if bests else None,
+        "p2": highest and {"steps": highest[0], **highest[1].as_dict()},
+        "p4": compute_mean_std(np.array(tails, np.float64)).as_dict() if is_complete else None,
     }

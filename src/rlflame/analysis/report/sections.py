@@ -21,6 +21,7 @@ _GROUPS = (
     ("mean", "mean", ",.1f"),
     ("std", "std", ",.1f"),
     ("worst seed", "worst", ",.1f"),
+    *(("P2", "p2", ""), ("P4", "p4", "")),
     ("IQM of the best", "best_iqm", ",.1f"),
 )
 _RUNS = (
@@ -88,7 +89,9 @@ def _make_reward_blocks(facts: Facts) -> list[Block]:
     ]
     return [
         "Returns of the final policy without exploration; the interval is a stratified bootstrap "
-        f"over {FEWEST_SEEDS} seeds or more.",
+        f"over {FEWEST_SEEDS} seeds or more. P2 is the best mean over seeds that any evaluation in "
+        "training had, P4 the mean of the last 5% of these evaluations, each with its standard "
+        "deviation.",
         make_table([*map(_make_group_row, facts["groups"])], _GROUPS, 2),
         "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
         "from all of a run's evaluations, and so is too good on average.",
@@ -111,8 +114,14 @@ def _make_group_row(group: Facts) -> Facts:
         if final
         else f"{seeds - group['unfinished']} of {seeds} finished",
         "std": final["std"] if final and seeds > 1 else None,
+        "p2": _format_mean_std(group["p2"]),
+        "p4": _format_mean_std(group["p4"]),
         "best_iqm": best and best["iqm"]["value"],
     }
+
+
+def _format_mean_std(statistic: Facts | None) -> str | None:
+    return f"{statistic['mean']:,.1f} ({statistic['std']:,.1f})" if statistic else None
 
 
 def _make_comparison_blocks(comparisons: Sequence[tuple[str, SeedComparison]]) -> list[Block]:

@@ -178,7 +178,7 @@ def _run_seeds(
     with show.open(start):
         processes = SeedProcesses(orders, sweep.config, folder, show, stop, fleet)
         outcomes = processes.run(resources.concurrent_seeds)
-    folder.check_held()
+    folder.check()
     return _make_result(folder.path, sweep, outcomes)
 
 
@@ -293,7 +293,7 @@ class SeedProcesses:
         return outcomes
 
     def _start(self, seed: int) -> None:
-        self.folder.check_held()
+        self.folder.check()
         self.view.show_seed_start(seed)
         process = WorkerProcess(
             module="rlflame.experiment.sweep.seed_main",

@@ -38,15 +38,18 @@ class TransitionRing:
         self._actions: Float32 = np.zeros((self._cells, action_size), np.float32)
         self._rewards: Float32 = np.zeros(self._cells, np.float32)
         self._end_flags: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
-        self._final_observations = FinalObservations(observation_size)
+        #: What was seen last before a time limit's reset, by position, which rise.
+        self._final_positions: Int64 = np.zeros(0, np.int64)
+        self._final_observations: Float32 = np.zeros((0, observation_size), np.float32)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self._observations, self._actions, self._rewards, self._end_flags)
-        return sum(array.nbytes for array in arrays) + self._final_observations.nbytes
+        cells = (self._observations, self._actions, self._rewards, self._end_flags)
+        table = (self._final_positions, self._final_observations)
+        return sum(array.nbytes for array in (*cells, *table))
 
-    def list_shapes(self, steps: int) -> dict[str, tuple[type, tuple[int, ...]]]:
-        """What `steps` rows look like; the table's length is any."""
+    def list_shapes(self, steps: int, table: int) -> dict[str, tuple[type, tuple[int, ...]]]:
+        """What `steps` rows look like, with so many final observations."""
         cells, size = (steps, self.columns), self._observations.shape[1]
         return {
             "observations": (np.float32, (*cells, size)),
@@ -54,8 +57,8 @@ class TransitionRing:
             "rewards": (np.float32, cells),
             "terminated": (np.bool_, cells),
             "truncated": (np.bool_, cells),
-            "boundary_index": (np.int64, (-1, 2)),
-            "boundary_observations": (np.float32, (-1, size)),
+            "boundary_index": (np.int64, (table, 2)),
+            "boundary_observations": (np.float32, (table, size)),
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
@@ -75,12 +78,15 @@ class TransitionRing:
         )
         if len(missing) or outside:
             raise LearningError("Steps came without the final observations of their episodes.")
-        first = self.rows_written * self.columns
-        self._final_observations.append(
-            positions[order] + first, steps["boundary_observations"][order]
-        )
+        positions = positions[order] + self.rows_written * self.columns
         self.rows_written += len(rewards)
-        self._final_observations.drop_before((self.rows_written - self._rows + 1) * self.columns)
+        oldest = (self.rows_written - self._rows + 1) * self.columns
+        dropped = int(np.searchsorted(self._final_positions, oldest))
+        if dropped or len(positions):
+            self._final_positions = np.concatenate([self._final_positions[dropped:], positions])
+            self._final_observations = np.concatenate(
+                [self._final_observations[dropped:], steps["boundary_observations"][order]]
+            )
 
     def set_next_observations(self, observations: Float32) -> None:
         """What each column observes after its newest step."""
@@ -95,9 +101,9 @@ class TransitionRing:
         """Copies of rows, as they were appended."""
         cells = self._find_cells(first, stop)
         ends = self._end_flags[cells]
-        positions, final_observations = self._final_observations.read_between(
-            first * self.columns, stop * self.columns
-        )
+        bounds = (first * self.columns, stop * self.columns)
+        inside = slice(*np.searchsorted(self._final_positions, bounds))
+        positions = self._final_positions[inside]
         arrays: State = {
             "observations": self._observations[cells],
             "actions": self._actions[cells],
@@ -107,7 +113,11 @@ class TransitionRing:
         }
         shaped = {n: a.reshape(stop - first, self.columns, *a.shape[1:]) for n, a in arrays.items()}
         index = np.stack(np.divmod(positions, self.columns), axis=1) - np.array([first, 0])
-        return {**shaped, "boundary_index": index, "boundary_observations": final_observations}
+        return {
+            **shaped,
+            "boundary_index": index,
+            "boundary_observations": self._final_observations[inside].copy(),
+        }
 
     def gather(self, positions: Int64, powers: Float32, into: Transitions) -> None:
         """The transitions that begin at these positions.
@@ -134,7 +144,8 @@ class TransitionRing:
         )
         truncated = np.flatnonzero(ends == _TRUNCATED)
         if len(truncated):
-            into.next_observations[truncated] = self._final_observations.read_at(last[truncated])
+            places = np.searchsorted(self._final_positions, last[truncated])
+            into.next_observations[truncated] = self._final_observations[places]
         into.bootstrap[:] = powers[summed]
         into.bootstrap[(ends & _TERMINATED) != 0] = 0.0
 
@@ -163,55 +174,8 @@ class TransitionRing:
 
 
 def count_final_observation_bytes(observation_size: int) -> int:
-    """The most that one hidden observation takes: the table may be a quarter full."""
-    return 4 * (4 * observation_size + 8)
-
-
-class FinalObservations:
-    """What was seen last before a time limit's reset, by position; the oldest are dropped."""
-
-    def __init__(self, observation_size: int) -> None:
-        self._positions: Int64 = np.zeros(64, np.int64)
-        self._observations: Float32 = np.zeros((64, observation_size), np.float32)
-        self._first = self._stop = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._positions.nbytes + self._observations.nbytes
-
-    def append(self, positions: Int64, observations: Float32) -> None:
-        """Positions rise, from call to call too."""
-        if self._stop + len(positions) > len(self._positions):
-            self._make_room(len(positions))
-        span = slice(self._stop, self._stop + len(positions))
-        self._positions[span], self._observations[span] = positions, observations
-        self._stop = span.stop
-
-    def drop_before(self, position: int) -> None:
-        stored = self._positions[self._first : self._stop]
-        self._first += int(np.searchsorted(stored, position))
-
-    def read_between(self, first: int, stop: int) -> tuple[Int64, Float32]:
-        stored = self._positions[self._first : self._stop]
-        start, end = self._first + np.searchsorted(stored, (first, stop))
-        return self._positions[start:end].copy(), self._observations[start:end].copy()
-
-    def read_at(self, positions: Int64) -> Float32:
-        stored = self._positions[self._first : self._stop]
-        return self._observations[self._first + np.searchsorted(stored, positions)]
-
-    def _make_room(self, added: int) -> None:
-        """Move what is held to the front, of longer arrays where it fills half of these."""
-        span = slice(self._first, self._stop)
-        count = self._stop - self._first
-        length = len(self._positions)
-        while 2 * (count + added) > length:
-            length *= 2
-        positions = np.zeros(length, np.int64)
-        observations = np.zeros((length, self._observations.shape[1]), np.float32)
-        positions[:count], observations[:count] = self._positions[span], self._observations[span]
-        self._positions, self._observations = positions, observations
-        self._first, self._stop = 0, count
+    """The most that one hidden observation takes: the table is copied when it changes."""
+    return 2 * (4 * observation_size + 8)
 
 
 def _flatten(array: Array) -> Array:

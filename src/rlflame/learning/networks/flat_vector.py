@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,39 +57,24 @@ class FlatVector:
         return {name: v.copy() for name, v in self._views.items() if name.startswith(prefix)}
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkShape:
-    """The shape of an actor and, where there is one, its critic."""
-
-    observation_size: int
-    layers: int
-    tanh: bool
-    normalise: bool
-    observation_clip: float
-
-
 def build_network(
     spec: PolicySpec, settings: NetworkSettings, seed: int, *, critic: bool
-) -> tuple[NetworkShape, FlatVector]:
+) -> FlatVector:
     """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
-    shapes = make_actor_shapes(spec)
+    shapes = {n: s for n, s in compute_array_shapes(spec).items() if n.startswith("actor.")}
     last_gains = {"actor": settings.last_layer_scale}
     if critic:
         shapes |= make_network_shapes("critic", (spec.observation_size, *spec.hidden, 1))
         last_gains["critic"] = 1.0
     vector = FlatVector(shapes)
-    shape = make_network_shape(spec)
+    layers = len(spec.hidden) + 1
     for key, (prefix, gain) in enumerate(last_gains.items()):
-        init_network(vector, prefix, shape.layers, settings, seed=seed, last_gain=gain, key=key)
+        init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        vector["actor.log_std"][:] = compute_initial_log_std(spec, settings)
-    return shape, vector
-
-
-def make_actor_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
-    """Of the arrays of a policy, those that are learned."""
-    shapes = compute_array_shapes(spec)
-    return {name: shape for name, shape in shapes.items() if name.startswith("actor.")}
+        # With gsde, units of size one add up to the setting.
+        sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
+        vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
+    return vector
 
 
 def init_network(
@@ -131,41 +115,23 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
     return q if rows >= columns else q.T
 
 
-def make_network_shape(spec: PolicySpec) -> NetworkShape:
-    """The shape that a policy's spec implies for its actor, and for critics beside it."""
-    return NetworkShape(
-        observation_size=spec.observation_size,
-        layers=len(spec.hidden) + 1,
-        tanh=spec.activation == "tanh",
-        normalise=spec.normalise,
-        observation_clip=spec.observation_clip,
-    )
-
-
-def compute_initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
-    """The setting itself; with gsde, what lets units of size one add up to it."""
-    if spec.exploration == "gsde":
-        return settings.log_std_init - 0.5 * math.log(spec.hidden[-1])
-    return settings.log_std_init
-
-
-def normalise_observations(raw: Float32, policy: PolicyArrays, network: NetworkShape) -> Float32:
+def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec) -> Float32:
     """Observations as a policy with these arrays sees them."""
-    if not network.normalise:
+    if not spec.normalise:
         return raw
     mean, scale = policy["normaliser.mean"], policy["normaliser.scale"]
-    clip = network.observation_clip
+    clip = spec.observation_clip
     return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
 
 
-def normalise_batch(batch: Batch, network: NetworkShape) -> Batch:
+def normalise_batch(batch: Batch, spec: PolicySpec) -> Batch:
     """The batch as the policy that acted saw it."""
     policy = batch.behaviour
     return dataclasses.replace(
         batch,
-        observations=normalise_observations(batch.observations, policy, network),
-        last_observations=normalise_observations(batch.last_observations, policy, network),
-        boundary_observations=normalise_observations(batch.boundary_observations, policy, network),
+        observations=normalise_observations(batch.observations, policy, spec),
+        last_observations=normalise_observations(batch.last_observations, policy, spec),
+        boundary_observations=normalise_observations(batch.boundary_observations, policy, spec),
     )
 
 

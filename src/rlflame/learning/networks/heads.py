@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,21 +28,13 @@ _HALF, _FLOAT_ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
 _MINUS_HALF = np.array(-0.5, np.float32)
 
 
-class Head(Protocol):
-    """An action distribution: log-density forward, and its gradient backward."""
-
-    def log_prob(self, out: Float32, actions: Array) -> Float32:
-        """Of each row's action, given the network's outputs `[units, rows]`."""
-
-    def sum_entropy(self) -> float:
-        """Summed over the rows of the latest `log_prob`."""
-
-    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
-        """d(loss)/d(output), given d(loss)/d(log_prob) per row and a shared d(loss)/d(entropy)."""
-
-
 class GaussianHead:
-    """Independent normals with one learned log standard deviation per action."""
+    """Independent normals with one learned log standard deviation per action.
+
+    `log_prob` is of each row's action, given the network's outputs `[units, rows]`; `sum_entropy`
+    of the rows of the latest `log_prob`. `backward` is d(loss)/d(output), given
+    d(loss)/d(log_prob) per row and a shared d(loss)/d(entropy).
+    """
 
     def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
         self._log_std = log_std
@@ -115,21 +106,12 @@ class CategoricalHead:
         return result
 
 
-class SamplingHead(Protocol):
-    """An action distribution that is sampled from, and its gradient."""
-
-    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
-        """Actions `[action, rows]` and the log-density of each row's action."""
-
-    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
-        """Of the latest sample: d(loss)/d(output) and, with gsde, d(loss)/d(latent).
-
-        Given are d(loss)/d(action) of each row, and the d(loss)/d(log_prob) that all rows share.
-        """
-
-
 class SquashedGaussianHead:
-    """a = tanh(mean + std * noise); the latest sample is what `backward` differentiates."""
+    """a = tanh(mean + std * noise), and the log-density of each row's action.
+
+    `backward` is d(loss)/d(output) of the latest sample and, with gsde, d(loss)/d(latent), given
+    d(loss)/d(action) of each row, and the d(loss)/d(log_prob) that all rows share.
+    """
 
     def __init__(
         self, action_size: int, lowest: float = LOG_STD_LOW, highest: float = LOG_STD_HIGH
@@ -265,6 +247,10 @@ class SquashedGsdeHead:
         upstream, _ = self._head.backward(d_actions, d_log_prob)
         self._variance.backward(upstream[self._size :] * _HALF)
         return upstream[: self._size], self._variance.compute_latent_gradient()
+
+
+Head = GaussianHead | CategoricalHead | GsdeHead
+SamplingHead = SquashedGaussianHead | SquashedGsdeHead
 
 
 def make_head(parameters: FlatVector, gradients: FlatVector, actor: MLP) -> Head:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -169,8 +170,20 @@ class ReplicatedAlgorithm:
         return self._algorithm.get_policy()
 
     def update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        self._group.broadcast({"update": to_message(batch), "progress": progress})
-        return self._algorithm.update(_make_broadcast_batch(batch, self._group), progress)
+        message = {"progress": progress, "updates": None}
+        if isinstance(batch, Batch):
+            self._group.broadcast({**message, "batch": to_message(batch)})
+            return self._algorithm.update(batch, progress)
+        updates = [batch.first_update, batch.updates]
+        self._group.broadcast({**message, "batch": to_message(batch.fresh), "updates": updates})
+        draw = partial(self._draw, batch)
+        return self._algorithm.update(replace(batch, draw=draw), progress)
+
+    def _draw(self, batch: ReplayBatch, update: int) -> Transitions:
+        """Transitions of rank 0's replay, which the others receive."""
+        transitions = batch.draw(update)
+        self._group.broadcast(to_message(transitions))
+        return transitions
 
     def get_state(self) -> State:
         return self._algorithm.get_state()
@@ -185,11 +198,21 @@ class ReplicatedAlgorithm:
 
 def run_replica(algorithm: Algorithm[Any], group: ProcessGroup) -> None:
     """Repeat every change of rank 0, until it releases this learner."""
+
+    def receive_transitions(update: int) -> Transitions:
+        return Transitions(**_make_writable(group.broadcast(None)))
+
     while message := group.broadcast(None):
         if "state" in message:
             algorithm.load_state(message["state"])
+            continue
+        fresh = from_message(message["batch"])
+        if message["updates"] is None:
+            algorithm.update(fresh, message["progress"])
         else:
-            algorithm.update(_make_replica_batch(message["update"], group), message["progress"])
+            first, count = message["updates"]
+            replay_batch = ReplayBatch(fresh, first, count, receive_transitions)
+            algorithm.update(replay_batch, message["progress"])
 
 
 def release_replicas(group: ProcessGroup) -> None:
@@ -210,47 +233,24 @@ def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> N
 
 def find_deviating_ranks(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[int]:
     """The learners whose arrays differ from those of rank 0."""
+    digests = gather_digests(group, arrays)
+    return [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+
+
+def gather_digests(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[bytes]:
+    """The digest of each learner's arrays, by rank."""
     digest = np.frombuffer(bytearray.fromhex(compute_digest(arrays)), np.float32)
-    first, *_ = digests = [row.tobytes() for row in group.gather(digest)]
-    return [rank for rank, row in enumerate(digests) if row != first]
+    return [row.tobytes() for row in group.gather(digest)]
 
 
-def to_message(value: Batch | Transitions | ReplayBatch) -> dict[str, Any]:
-    """A batch as `wire` carries it; of a replay batch, all but the transitions."""
-    message = {item.name: getattr(value, item.name) for item in fields(value)}
-    if isinstance(value, ReplayBatch):
-        del message["draw"]
-        message["fresh"] = to_message(value.fresh)
-    return message
+def to_message(value: Batch | Transitions) -> dict[str, Any]:
+    """A value as `wire` carries it."""
+    return {item.name: getattr(value, item.name) for item in fields(value)}
 
 
 def from_message(message: Mapping[str, Any]) -> Batch:
     """The batch of a message."""
     return Batch(**_make_writable(message))
-
-
-def _make_broadcast_batch(batch: Batch | ReplayBatch, group: ProcessGroup) -> Batch | ReplayBatch:
-    """The same batch; transitions that are drawn from a replay are broadcast."""
-    if isinstance(batch, Batch):
-        return batch
-
-    def draw_and_broadcast(update: int) -> Transitions:
-        transitions = batch.draw(update)
-        group.broadcast(to_message(transitions))
-        return transitions
-
-    return replace(batch, draw=draw_and_broadcast)
-
-
-def _make_replica_batch(message: Mapping[str, Any], group: ProcessGroup) -> Batch | ReplayBatch:
-    if "fresh" not in message:
-        return from_message(message)
-    return ReplayBatch(
-        from_message(message["fresh"]),
-        message["first_update"],
-        message["updates"],
-        lambda update: Transitions(**_make_writable(group.broadcast(None))),
-    )
 
 
 def _make_writable(arrays: Mapping[str, Any]) -> dict[str, Any]:

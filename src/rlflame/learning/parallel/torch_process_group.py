@@ -20,7 +20,7 @@ from rlflame.errors import LearnerFailure
 from rlflame.rollout import wire
 from rlflame.rollout.task import Float32
 
-from ..base import compute_digest
+from .process_group import gather_digests
 
 #: Longer than any run.
 _ENDLESS_S = 365.0 * 24 * 3600
@@ -72,12 +72,8 @@ class TorchProcessGroup:
             raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
 
     def use_device(self, device: str) -> None:
-        location = f"{platform.node()} {device}".encode()
-        digest = np.frombuffer(
-            bytearray.fromhex(compute_digest({"place": np.frombuffer(location, np.uint8)})),
-            np.float32,
-        )
-        if select_backend(device, [row.tobytes() for row in self.gather(digest)]) == "gloo":
+        location = np.frombuffer(f"{platform.node()} {device}".encode(), np.uint8)
+        if select_backend(device, gather_digests(self, {"place": location})) == "gloo":
             return
         self._device = torch.device(device)
         torch.cuda.set_device(self._device)

@@ -7,16 +7,16 @@ processes compute one each.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from rlflame.rollout.task import Array, Float32
+from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import GradientProvider, Metrics
-from ..networks.flat_vector import FlatVector, NetworkShape
+from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 from ..optim import compute_square_norm
@@ -72,26 +72,22 @@ class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
 class NumpyPpo:
     """The loss and its gradient in numpy."""
 
-    def __init__(self, parameters: FlatVector, network: NetworkShape) -> None:
+    def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
-        tanh, layers = network.tanh, network.layers
-        self._actor = MLP(parameters, self._gradients, "actor", layers, tanh)
-        self._critic = MLP(parameters, self._gradients, "critic", layers, tanh)
+        shape = len(spec.hidden) + 1, spec.activation == "tanh"
+        self._actor = MLP(parameters, self._gradients, "actor", *shape)
+        self._critic = MLP(parameters, self._gradients, "critic", *shape)
         self._head = make_head(parameters, self._gradients, self._actor)
 
-    def compute_gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
-        policy_sums = self._compute_policy_gradient(batch, count)
-        value_loss = self._compute_value_gradient(batch, count)
-        return self._gradients.data, {**policy_sums, "value_loss": value_loss}
-
-    def compute_half_gradient(
-        self, name: str, batch: PpoMinibatch, count: int
+    def compute_gradient(
+        self, batch: PpoMinibatch, count: int, networks: Iterable[str] = HALVES
     ) -> tuple[Float32, Metrics]:
-        """Of one network; the other one's part of the vector is anything."""
-        if name == "actor":
-            sums = self._compute_policy_gradient(batch, count)
-        else:
-            sums = {"value_loss": self._compute_value_gradient(batch, count)}
+        """Of these networks; the other one's part of the vector is anything."""
+        sums: Metrics = {}
+        if "actor" in networks:
+            sums |= self._compute_policy_gradient(batch, count)
+        if "critic" in networks:
+            sums["value_loss"] = self._compute_value_gradient(batch, count)
         return self._gradients.data, sums
 
     def compute_values(self, observations: Float32) -> Float32:
@@ -172,7 +168,7 @@ class ActorCriticSplit:
         self, minibatch: PpoMinibatch, count: int
     ) -> tuple[Float32, float, Metrics]:
         """The gradient, valid in `span`; the norm of the whole; the sums of both networks."""
-        gradient, sums = self._provider.compute_half_gradient(self._name, minibatch, count)
+        gradient, sums = self._provider.compute_gradient(minibatch, count, (self._name,))
         assert tuple(sums) == HALVES[self._name], "the peer would lose a sum"
         numbers = self._numbers[self._name]
         numbers[:] = (compute_square_norm(gradient[self.span]), *sums.values())

@@ -14,13 +14,12 @@ import numpy as np
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySpec
 
 from ..base import Batch, Counter, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_gae
 from ..networks.flat_vector import (
     FlatVector,
-    NetworkShape,
     make_training_metrics,
     normalise_batch,
 )
@@ -47,7 +46,7 @@ class Ppo:
     def __init__(
         self,
         settings: PpoSettings,
-        network: NetworkShape,
+        spec: PolicySpec,
         parameters: FlatVector,
         provider: PpoProvider,
         shards: Shards | None = None,
@@ -57,12 +56,12 @@ class Ppo:
     ) -> None:
         self._settings = settings
         self._shards = shards or Shards()
-        self._network = network
+        self._spec = spec
         self._parameters = parameters
         self._provider = provider
         self._seed = seed
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
-        self._normaliser = make_normaliser(network)
+        self._normaliser = make_normaliser(spec)
         self._scaler = RewardScaler(columns, settings.discount) if settings.scale_rewards else None
         self._updates, self._iterations = Counter(), Counter()
         self._guard = GradientGuard("ppo")
@@ -102,7 +101,7 @@ class Ppo:
         if self._scaler is not None:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
-        normalised = normalise_batch(batch, self._network)
+        normalised = normalise_batch(batch, self._spec)
         split = self._split
         if self._normaliser is not None and (split is None or split.has_actor):
             # At this point a critic helper computes its estimates meanwhile.
@@ -182,9 +181,7 @@ class Ppo:
             for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
                 gradient, norm, sums = self._compute_gradient(minibatch, count)
-                if self._guard.is_refused(
-                    norm, sums, returns=minibatch.returns, observations=minibatch.observations
-                ):
+                if self._guard.is_refused(norm, sums):
                     continue
                 totals.add(count, sums, norm)
                 if kl_limit is not None and sums["approx_kl"] / count > kl_limit:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlflame.config.algorithms import ReinforceSettings
-from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySpec
 
 from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_continued_returns, compute_discounted_returns
 from ..networks.flat_vector import (
     FlatVector,
-    NetworkShape,
     make_training_metrics,
     normalise_batch,
 )
@@ -48,9 +47,10 @@ class ReinforceMinibatch:
 class NumpyReinforce:
     """The loss above and its gradient, derived by hand."""
 
-    def __init__(self, parameters: FlatVector, network: NetworkShape) -> None:
+    def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
-        self._actor = MLP(parameters, self._gradients, "actor", network.layers, network.tanh)
+        shape = len(spec.hidden) + 1, spec.activation == "tanh"
+        self._actor = MLP(parameters, self._gradients, "actor", *shape)
         self._head = make_head(parameters, self._gradients, self._actor)
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
@@ -69,19 +69,19 @@ class Reinforce:
     def __init__(
         self,
         settings: ReinforceSettings,
-        network: NetworkShape,
+        spec: PolicySpec,
         parameters: FlatVector,
         provider: GradientProvider[ReinforceMinibatch],
         shards: Shards | None = None,
     ) -> None:
         self._settings = settings
         self._shards = shards or Shards()
-        self._network = network
+        self._spec = spec
         self._parameters = parameters
         self._provider = provider
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
         self._gradient = np.zeros_like(parameters.data)
-        self._normaliser = make_normaliser(network)
+        self._normaliser = make_normaliser(spec)
         self._updates = Counter()
         self._guard = GradientGuard("reinforce")
         self._state = StateParts(
@@ -110,13 +110,11 @@ class Reinforce:
             returns = compute_discounted_returns(batch.rewards, ended, settings.discount)
         weights = normalise_returns(returns, batch, settings.normalise_returns)
         count = batch.steps if settings.average == "steps" else int(ended.sum())
-        normalised = normalise_batch(batch, self._network)
+        normalised = normalise_batch(batch, self._spec)
         gradient, sums = self._compute_gradient(normalised, weights, count)
         norm = clip_by_norm(gradient, settings.max_gradient_norm)
         metrics: Metrics = {}
-        if not self._guard.is_refused(
-            norm, sums, rewards=batch.rewards, observations=normalised.observations
-        ):
+        if not self._guard.is_refused(norm, sums):
             self._adam.step(self._parameters.data, gradient, learning_rate)
             self._updates.value += 1
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]

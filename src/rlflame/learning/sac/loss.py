@@ -6,7 +6,6 @@ other. Arrays are laid out `[units, rows]`, as in `networks/mlp.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,11 +45,10 @@ class SacMinibatch:
 
 
 class SacGradientProvider(Protocol):
-    """Where the gradients come from. `sample_actions` comes first; a gradient is valid until the
-    next call.
+    """Where the gradients of the losses in `sac.py` come from: numpy by hand, or torch's autograd.
 
-    `count` is the size of the whole minibatch, of which this may be one shard: gradients and sums
-    of shards add up.
+    `sample_actions` comes first; a gradient is valid until the next call. `count` is the size of
+    the whole minibatch, of which this may be one shard: gradients and sums of shards add up.
     """
 
     def sample_actions(self, batch: SacMinibatch) -> Float32:
@@ -59,52 +57,50 @@ class SacGradientProvider(Protocol):
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
-
-        With quantiles, of their loss, y being made of all but the highest of both. Q' are the
-        targets or, with moments, the critics themselves; then `moments.latest` are those of this
-        batch.
-        """
+        """Of both critics; with moments, `moments.latest` are those of this batch afterwards."""
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are.
-
-        With quantiles, their mean instead of the minimum.
-        """
+        """Of the actor, with the critics as they are."""
 
 
 class NumpySac:
-    """The losses by hand, with target critics."""
+    """The losses by hand.
+
+    With moments a critic sees both sides of its equation in one batch, and they are standardised
+    together, so the right side comes from the critics themselves (CrossQ; Bhatt et al., 2024).
+    """
 
     def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
-        network = networks.network
+        spec, moments = networks.spec, networks.moments
+        shape = len(spec.hidden) + 1, spec.activation == "tanh"
         self._thread_pair = thread_pair
         self._critic_objective = make_critic_loss(networks.quantiles, networks.dropped)
-        self._observation_size = network.observation_size
-        self._action_size = networks.action_size
-        self._critic_gradients = FlatVector(networks.critics.shapes)
-        self._critics = self._make_critics(networks)
+        self._observation_size = spec.observation_size
+        self._action_size = spec.action_size
+        self._critic_gradients = gradients = FlatVector(networks.critics.shapes)
+        self._critics: list[MLP]
+        self._targets: list[MLP] = []
+        if moments is None:
+            self._critics, self._targets = (
+                [MLP(vector, gradients, prefix[:-1], *shape) for prefix in CRITICS]
+                for vector in (networks.critics, networks.targets)
+            )
+        else:
+            self._critics = [
+                BatchNormMLP(networks.critics, gradients, moments, prefix[:-1], *shape)
+                for prefix in CRITICS
+            ]
         self._actor_gradients = FlatVector(networks.actor.shapes)
         self._actors = [
-            MLP(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
-            for _ in range(LANES)
+            MLP(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
         ]
         self._heads = [
             make_sampling_head(networks.actor, self._actor_gradients, actor, self._action_size)
             for actor in self._actors
         ]
         self._resize(0)
-
-    def _make_critics(self, networks: SacNetworks) -> Sequence[MLP | BatchNormMLP]:
-        """The critics that are learned, whose values the actor's loss is made of."""
-        shape, gradients = networks.network, self._critic_gradients
-        critics, self._targets = (
-            [MLP(vector, gradients, prefix[:-1], shape.layers, shape.tanh) for prefix in CRITICS]
-            for vector in (networks.critics, networks.targets)
-        )
-        return critics
 
     def _resize(self, rows: int) -> None:
         self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
@@ -154,15 +150,27 @@ class NumpySac:
 
     def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
         """Write one critic's row of `_values`, and of `_next_values`."""
-        self._next_values[number] = self._compute_value(
-            self._targets[number], batch.next_observations, self._actions[1]
-        )
-        self._values[number] = self._compute_value(
-            self._critics[number], batch.observations, batch.actions.T
-        )
+        critic = self._critics[number]
+        if not isinstance(critic, BatchNormMLP):
+            self._next_values[number] = self._compute_value(
+                self._targets[number], batch.next_observations, self._actions[1]
+            )
+            self._values[number] = self._compute_value(critic, batch.observations, batch.actions.T)
+            return
+        size, rows = self._observation_size, len(batch.rewards)
+        inputs = critic.prepare_inputs(2 * rows)
+        inputs[:size, :rows] = batch.observations.T
+        inputs[size:, :rows] = batch.actions.T
+        inputs[:size, rows:] = batch.next_observations.T
+        inputs[size:, rows:] = self._actions[1]
+        values = critic.run_batch()
+        self._values[number] = values[:, :rows]
+        self._next_values[number] = values[:, rows:]
 
     def _backward_critic(self, number: int, slope: Float32) -> None:
-        """Write one critic's gradient, given d(loss)/d(values)."""
+        """Write one critic's gradient; the next observations' values have none."""
+        if not self._targets:
+            slope = np.concatenate((slope, np.zeros_like(slope)), axis=1)
         self._critics[number].backward(slope)
 
     def compute_actor_gradient(
@@ -188,45 +196,8 @@ class NumpySac:
         entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
         return self._actor_gradients.data, {"actor_loss": entropy_part - value_sum}
 
-    def _compute_value(
-        self, critic: MLP | BatchNormMLP, observations: Float32, actions: Float32
-    ) -> Float32:
+    def _compute_value(self, critic: MLP, observations: Float32, actions: Float32) -> Float32:
         inputs = critic.prepare_inputs(len(observations))
         inputs[: self._observation_size] = observations.T
         inputs[self._observation_size :] = actions
         return critic.run()
-
-
-class NumpyCrossQ(NumpySac):
-    """The losses by hand, where a critic sees both sides of its equation in one batch.
-
-    Both sides are standardised together, so the right side comes from the critics themselves and
-    not from targets (CrossQ; Bhatt et al., 2024).
-    """
-
-    def _make_critics(self, networks: SacNetworks) -> Sequence[MLP | BatchNormMLP]:
-        vector, moments, network = networks.critics, networks.moments, networks.network
-        if moments is None:
-            raise ValueError("critics without moments")
-        shape = network.layers, network.tanh
-        self._batch_critics = [
-            BatchNormMLP(vector, self._critic_gradients, moments, prefix[:-1], *shape)
-            for prefix in CRITICS
-        ]
-        return self._batch_critics
-
-    def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
-        size, rows = self._observation_size, len(batch.rewards)
-        inputs = self._batch_critics[number].prepare_inputs(2 * rows)
-        inputs[:size, :rows] = batch.observations.T
-        inputs[size:, :rows] = batch.actions.T
-        inputs[:size, rows:] = batch.next_observations.T
-        inputs[size:, rows:] = self._actions[1]
-        values = self._batch_critics[number].run_batch()
-        self._values[number] = values[:, :rows]
-        self._next_values[number] = values[:, rows:]
-
-    def _backward_critic(self, number: int, slope: Float32) -> None:
-        """The next observations' values have no gradient."""
-        upstream = np.concatenate((slope, np.zeros_like(slope)), axis=1)
-        self._batch_critics[number].backward(upstream)

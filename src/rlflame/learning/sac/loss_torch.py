@@ -15,7 +15,7 @@ from rlflame.rollout.distributions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FL
 from rlflame.rollout.task import Float32
 
 from ..base import Metrics
-from ..networks.mlp import BATCH_EPSILON
+from ..networks.mlp import BATCH_EPSILON, BatchMoments
 from ..torch_gradients import TorchNetworks
 from .loss import SacMinibatch
 from .networks import CRITICS, SacNetworks
@@ -66,15 +66,17 @@ class TorchSac:
     def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
-        self._size = networks.action_size
+        spec = networks.spec
+        self._size, self._layers = spec.action_size, len(spec.hidden) + 1
+        self._moments = networks.moments
         self._critic_objective = (
             _ClippedDoubleQ()
             if networks.quantiles == 1
             else _TruncatedQuantiles(networks.quantiles, networks.dropped)
         )
-        self._actor = TorchNetworks(networks.actor, networks.network, device)
-        self._critics = TorchNetworks(networks.critics, networks.network, device)
-        self._targets = TorchNetworks(networks.targets, networks.network, device)
+        self._actor = TorchNetworks(networks.actor, spec, device)
+        self._critics = TorchNetworks(networks.critics, spec, device)
+        self._targets = TorchNetworks(networks.targets, spec, device)
         self._actions = self._log_probs = torch.empty(0)
         self._next_actions = self._next_log_probs = torch.empty(0)
 
@@ -107,13 +109,18 @@ class TorchSac:
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
         """The critics' values of what was done, and of what follows, which has no gradient."""
-        self._targets.refresh()
-        with torch.no_grad():
-            next_values = self._compute_values(
-                self._targets, batch.next_observations, self._next_actions
-            )
-        actions = self._critics.make_tensor(batch.actions)
-        return self._compute_values(self._critics, batch.observations, actions), next_values
+        actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
+        if self._moments is None:
+            self._targets.refresh()
+            with torch.no_grad():
+                next_values = self._compute_values(
+                    self._targets, batch.next_observations, next_actions
+                )
+            return self._compute_values(self._critics, batch.observations, actions), next_values
+        observations = np.concatenate((batch.observations, batch.next_observations))
+        actions, rows = torch.cat((actions, next_actions)), len(batch.rewards)
+        values = self._compute_values(self._critics, observations, actions, uses_batch=True)
+        return values[:, :rows], values[:, rows:].detach()
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
@@ -143,53 +150,36 @@ class TorchSac:
         return 0.5 * (latent.square() @ (2.0 * parameter).exp() + VARIANCE_FLOOR).log()
 
     def _compute_values(
-        self, critics: TorchNetworks, observations: Float32, actions: Tensor
+        self,
+        critics: TorchNetworks,
+        observations: Float32,
+        actions: Tensor,
+        *,
+        uses_batch: bool = False,
     ) -> Tensor:
-        """`[critics, rows, outputs]`."""
+        """`[critics, rows, outputs]`; `uses_batch`: with the moments of these very rows."""
         inputs = torch.cat((critics.make_tensor(observations), actions), dim=1)
-        return torch.stack([self._forward(critics, name[:-1], inputs) for name in CRITICS])
+        return torch.stack(
+            [self._forward(critics, name[:-1], inputs, uses_batch) for name in CRITICS]
+        )
 
-    def _forward(self, critics: TorchNetworks, prefix: str, x: Tensor) -> Tensor:
-        return critics.compute_outputs(prefix, critics.compute_latent(prefix, x))
-
-
-class TorchCrossQ(TorchSac):
-    """The counterpart of `NumpyCrossQ`."""
-
-    def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
-        super().__init__(networks, threads, device)
-        if networks.moments is None:
-            raise ValueError("critics without moments")
-        self._layers = networks.network.layers
-        self._moments = networks.moments
-        self._uses_batch_moments = False
-
-    def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        tensor, rows = self._critics.make_tensor, len(batch.rewards)
-        observations = np.concatenate((batch.observations, batch.next_observations))
-        actions = torch.cat((tensor(batch.actions), self._next_actions))
-        self._uses_batch_moments = True
-        try:
-            values = self._compute_values(self._critics, observations, actions)
-        finally:
-            self._uses_batch_moments = False
-        return values[:, :rows], values[:, rows:].detach()
-
-    def _forward(self, critics: TorchNetworks, prefix: str, x: Tensor) -> Tensor:
+    def _forward(self, critics: TorchNetworks, prefix: str, x: Tensor, uses_batch: bool) -> Tensor:
         for layer in range(self._layers):
             if layer:
                 x = critics.apply_activation(x)
-            x = critics.apply_layer(prefix, layer, self._standardise_inputs(f"{prefix}.{layer}", x))
+            if self._moments is not None:
+                x = self._standardise_inputs(self._moments, f"{prefix}.{layer}", x, uses_batch)
+            x = critics.apply_layer(prefix, layer, x)
         return x
 
-    def _standardise_inputs(self, layer: str, x: Tensor) -> Tensor:
+    def _standardise_inputs(
+        self, moments: BatchMoments, layer: str, x: Tensor, uses_batch: bool
+    ) -> Tensor:
         names = (f"{layer}.mean", f"{layer}.variance")
-        if self._uses_batch_moments:
+        if uses_batch:
             mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
             for name, moment in zip(names, (mean, variance), strict=True):
-                self._moments.latest[name][:] = moment.detach().cpu().numpy()
+                moments.latest[name][:] = moment.detach().cpu().numpy()
         else:
-            mean, variance = (
-                self._critics.make_tensor(self._moments.running[name]) for name in names
-            )
+            mean, variance = (self._critics.make_tensor(moments.running[name]) for name in names)
         return (x - mean) / (variance + BATCH_EPSILON).sqrt()

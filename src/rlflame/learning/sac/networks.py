@@ -7,7 +7,6 @@ A critic's output is an expected return, or quantiles of the return. Values of o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -18,11 +17,8 @@ from rlflame.rollout.task import Float32, PolicySpec
 
 from ..networks.flat_vector import (
     FlatVector,
-    NetworkShape,
-    compute_initial_log_std,
+    build_network,
     init_network,
-    make_actor_shapes,
-    make_network_shape,
 )
 from ..networks.mlp import BatchMoments, make_moment_shapes
 
@@ -36,8 +32,7 @@ class SacNetworks:
     Critics whose inputs are standardised over the batch have moments and no targets.
     """
 
-    network: NetworkShape
-    action_size: int
+    spec: PolicySpec
     actor: FlatVector
     critics: FlatVector
     targets: FlatVector
@@ -56,7 +51,9 @@ def build_sac_networks(
     quantiles: int = 1,
     dropped: int = 0,
 ) -> SacNetworks:
-    actor = FlatVector(make_actor_shapes(spec))
+    actor = build_network(spec, settings, seed, critic=False)
+    if spec.log_std_shape is None:
+        actor[f"actor.{len(spec.hidden)}.bias"][spec.action_size :] += settings.log_std_init
     sizes = (spec.observation_size + spec.action_size, *spec.hidden, quantiles)
     critics = FlatVector(
         {
@@ -65,16 +62,9 @@ def build_sac_networks(
             for name, shape in make_network_shapes(prefix[:-1], sizes).items()
         }
     )
-    layers = len(spec.hidden) + 1
-    networks = [(actor, "actor", settings.last_layer_scale)]
-    networks += [(critics, prefix[:-1], 1.0) for prefix in CRITICS]
-    for key, (vector, prefix, last_gain) in enumerate(networks):
-        init_network(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
-    if spec.log_std_shape is not None:
-        actor["actor.log_std"][:] = compute_initial_log_std(spec, settings)
-    else:
-        actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
-    shape = make_network_shape(spec)
+    for key, prefix in enumerate(CRITICS, 1):
+        layers = len(sizes) - 1
+        init_network(critics, prefix[:-1], layers, settings, seed=seed, last_gain=1.0, key=key)
     if norm == "batch":
         moments = BatchMoments(
             {n: s for prefix in CRITICS for n, s in make_moment_shapes(prefix[:-1], sizes).items()}
@@ -83,29 +73,17 @@ def build_sac_networks(
     else:
         moments, targets = None, FlatVector(critics.shapes)
         targets.data[:] = critics.data
-    return SacNetworks(
-        shape, spec.action_size, actor, critics, targets, moments, quantiles, dropped
-    )
-
-
-class CriticLoss(Protocol):
-    outputs: int
-
-    def compute_target_values(self, values: Float32) -> Float32:
-        """Of both critics' values, those that a critic learns from, in a new array.
-
-        NaN and infinity are never left out, because the guard has to see them.
-        """
-
-    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
-        """d(loss)/d(values) of one critic over `count`, and the sum of its squared errors."""
-
-    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
-        """d(-value of the action / count)/d(values) of each critic, and the sum of the values."""
+    return SacNetworks(spec, actor, critics, targets, moments, quantiles, dropped)
 
 
 class ClippedDoubleQ:
-    """The lower of two expected returns, learned by half the squared error."""
+    """The lower of two expected returns, learned by half the squared error.
+
+    Of both critics' values, a critic learns from those of `compute_target_values`, a new array;
+    NaN and infinity are never left out, because the guard has to see them. `compute_error` is
+    d(loss)/d(values) of one critic over `count`, and the sum of its squared errors;
+    `compute_slopes` d(-value of the action / count)/d(values) of each, and the sum of the values.
+    """
 
     outputs = 1
 
@@ -176,5 +154,5 @@ class TruncatedQuantiles:
         return slopes, share * sum(float(value.sum(dtype=np.float64)) for value in values)
 
 
-def make_critic_loss(quantiles: int, dropped: int) -> CriticLoss:
+def make_critic_loss(quantiles: int, dropped: int) -> ClippedDoubleQ | TruncatedQuantiles:
     return ClippedDoubleQ() if quantiles == 1 else TruncatedQuantiles(quantiles, dropped)

@@ -51,7 +51,7 @@ class Sac:
         self._providers = providers
         self._thread_pair = thread_pair
         self._seed = seed
-        size = networks.action_size
+        size = networks.spec.action_size
         target = settings.target_entropy
         self._target_entropy = float(-size) if target == "auto" else target
         fixed = settings.entropy_coefficient
@@ -64,7 +64,7 @@ class Sac:
         self._critic_adam = Adam(len(networks.critics.data), epsilon)
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
-        self._normaliser = make_normaliser(networks.network)
+        self._normaliser = make_normaliser(networks.spec)
         # Each counts its own in a row: critics that learn do not excuse an actor that never does.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = Counter()
@@ -111,14 +111,9 @@ class Sac:
         weight = self._compute_entropy_weight()
         gradient, sums = self._compute_critic_gradient(batch, weight, count)
         norms = [self._clip(gradient[self._networks.critics.find_span(name)]) for name in CRITICS]
-        inputs = {
-            "rewards": batch.rewards,
-            "observations": batch.observations,
-            "next_observations": batch.next_observations,
-        }
         moments = self._networks.moments
         checked_sums = sums if moments is None else {**sums, "moments": moments.sum_latest()}
-        if self._guard.is_refused(sum(norms), checked_sums, **inputs):
+        if self._guard.is_refused(sum(norms), checked_sums):
             return {}
         updates_targets = (number + 1) % settings.target_update_interval == 0
         self._step_critics(gradient, rates["critic"], updates_targets)
@@ -128,7 +123,7 @@ class Sac:
             if self._fixed_weight is None:
                 metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates["entropy"])
             gradient, sums = self._compute_actor_gradient(batch, weight, count)
-            if self._actor_guard.is_refused(self._clip(gradient), sums, **inputs):
+            if self._actor_guard.is_refused(self._clip(gradient), sums):
                 return metrics
             self._step_actor(gradient, rates["actor"])
             metrics["actor_loss"] = sums["actor_loss"] / count
@@ -161,12 +156,12 @@ class Sac:
         self, number: int, transitions: Transitions, statistics: PolicyArrays
     ) -> SacMinibatch:
         rows, size = transitions.actions.shape
-        stream, network = make_stream(self._seed, Role.LEARN, number), self._networks.network
+        stream, spec = make_stream(self._seed, Role.LEARN, number), self._networks.spec
         return SacMinibatch(
-            normalise_observations(transitions.observations, statistics, network),
+            normalise_observations(transitions.observations, statistics, spec),
             transitions.actions,
             transitions.rewards,
-            normalise_observations(transitions.next_observations, statistics, network),
+            normalise_observations(transitions.next_observations, statistics, spec),
             transitions.bootstrap,
             stream.standard_normal((2, size, rows), dtype=np.float32),
         )

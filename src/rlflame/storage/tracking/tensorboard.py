@@ -86,18 +86,6 @@ class EventFile:
         summary = hparams_pb(dict(hyperparameters), start_time_secs=wall_time)
         self._write(wall_time, summary=summary)
 
-    def write_session_end(self, wall_time: float) -> None:
-        from tensorboard.plugins.hparams import metadata
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-        end = {"status": "STATUS_SUCCESS", "end_time_secs": wall_time}
-        value = {
-            "tag": metadata.SESSION_END_INFO_TAG,
-            "metadata": metadata.create_summary_metadata(HParamsPluginData(session_end_info=end)),
-            "tensor": metadata.NULL_TENSOR,
-        }
-        self._write(wall_time, summary={"value": [value]})
-
     def close(self) -> None:
         self._writer.close()
 
@@ -137,7 +125,6 @@ class TensorBoard:
         self._write_scalars(self._clock(), step, metrics)
 
     def close(self) -> None:
-        self._session.write_session_end(self._clock())
         for file in (self._file, self._session):
             file.close()
 

@@ -41,7 +41,7 @@ from rlflame.fleet.flame.check.stale_runs import (
 )
 from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.timed_call import format_error
-from rlflame.rendering.gl_backend import BACKENDS, GraphicsCheck, find_install_command
+from rlflame.rendering.gl_backend import BACKENDS, BackendProbe, find_install_command
 from rlflame.rollout import wire
 
 
@@ -870,7 +870,7 @@ if name == "glfw":
     working = "import os; assert os.environ['MUJOCO_GL'] == 'glfw'"
     (tmp_path / "glfw_trial.py").write_text(working)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = GraphicsCheck("trial", timeout_s=1.0).make_finding()
+    found = BackendProbe(module="trial", timeout_s=1.0).make_finding()
     assert found.status == "warning"
     assert found.fixes == (find_install_command(),)
     if "osmesa" in BACKENDS:
@@ -879,5 +879,5 @@ if name == "glfw":
             "osmesa": "libOSMesa.so cannot be opened",
             "glfw": "no answer within 1 s",
         }
-    drawn = GraphicsCheck("glfw_trial", 30.0).make_finding()
+    drawn = BackendProbe(module="glfw_trial").make_finding()
     assert (drawn.status, drawn.facts["works"]) == ("ok", ["glfw"])
