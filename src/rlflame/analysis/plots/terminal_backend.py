@@ -33,7 +33,6 @@ _BLANK = 0x2800
 _LETTER_EVERY, _FIRST_LETTER = 14, 3
 _WIDEST_LABEL = 8
 _NARROW = 60
-_SHORTEST_BARS = 20
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
@@ -156,30 +155,16 @@ def _scale(values: Float64 | float, low: float, high: float, last: int) -> np.nd
 
 
 def _render_bars(bars: Bars, width: int, braille: bool) -> str:
+    """Each bar below its name and its height; the mark stands where the ideal ends."""
     block, mark = ("█", "┊") if braille else ("#", ":")
-    entries = [
-        (
-            escape_line(f"{group} {name}" if len(bars.names) > 1 else group),
-            bars.heights[j, i],
-            bars.ideal[i],
-        )
-        for i, group in enumerate(bars.groups)
-        for j, name in enumerate(bars.names)
-        if not np.isnan(bars.heights[j, i])
-    ]
-    values = [f"{height:.2f}x" for _, height, _ in entries]
-    label_width, value_width = max(len(label) for label, _, _ in entries), max(map(len, values))
-    # Where bars would be too short beside their names, they are below them.
-    is_inline = width - label_width - value_width - 3 >= _SHORTEST_BARS
-    room = width - value_width - (label_width + 3 if is_inline else 4)
-    scale = room / max(max(height, ideal) for _, height, ideal in entries)
+    scale = (width - 3) / max(np.nanmax(bars.heights), bars.ideal.max())
     lines = [_wrap(bars.title, width), ""]
     lines.append(_wrap(f"{bars.x_label}: {bars.y_label} ({mark} ideal)", width))
-    for (label, height, ideal), value in zip(entries, values, strict=True):
-        line = list((block * round(height * scale)).ljust(room + 1))
-        line[min(room, round(ideal * scale))] = mark
-        if not is_inline:
-            lines.append(_wrap(label, width))
-        name = f"{label:>{label_width}}" if is_inline else " "
-        lines.append(f"{name} {''.join(line)} {value:>{value_width}}")
+    for i, j in np.ndindex(len(bars.groups), len(bars.names)):
+        height = bars.heights[j, i]
+        if not np.isnan(height):
+            label = f"{bars.groups[i]} {bars.names[j]}" if len(bars.names) > 1 else bars.groups[i]
+            line = list((block * round(height * scale)).ljust(width - 2))
+            line[round(bars.ideal[i] * scale)] = mark
+            lines += [_wrap(f"{label}: {height:.2f}x", width), f"  {''.join(line)}".rstrip()]
     return "\n".join(lines)
