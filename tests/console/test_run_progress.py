@@ -58,7 +58,11 @@ def test_the_seeds_add_up():
         display.show_seed_event(0, end)
         display.show_seed_end(0, SeedOutcome("finished"))
         assert progress.rows[0].score == 50.0
-        assert (progress.steps_per_s, progress.remaining_s) == (0.0, None)
+        assert progress.steps_per_s == 0.0
+        # One seed took 5 s in all, and one waits.
+        assert progress.remaining_s == pytest.approx(5.0)
+        display.show_seed_end(3, SeedOutcome("stopped"))
+        assert progress.remaining_s is None
     clock.now += 60.0
     assert progress.elapsed_s == 5.0
 

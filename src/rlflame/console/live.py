@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -66,15 +66,10 @@ class LiveDisplay(Display):
                     raise
 
     def render_view(self) -> RenderableType:
-        """The seeds of a sweep, and the totals; of one run its details."""
-        is_sweep, columns = self.progress.is_sweep, self._console.width
-        lines = self._format_seeds() if is_sweep else []
-        pairs = self._format_totals() if is_sweep else self._format_details()
-        return Group(
-            Text("\n".join(["", *lines])),
-            self._make_bar(),
-            Text("\n".join(format_pairs(pairs, columns, _WORD_COLUMNS))),
-        )
+        """The seeds of a sweep, and what there is to say of all."""
+        lines = format_pairs(self._format_state(), self._console.width, _WORD_COLUMNS)
+        seeds = self._format_seeds() if self.progress.is_sweep else []
+        return Group(Text("\n".join(["", *seeds])), self._make_bar(), Text("\n".join(lines)))
 
     def _make_bar(self) -> Text:
         progress, console = self.progress, self._console
@@ -96,49 +91,38 @@ class LiveDisplay(Display):
         lines = format_table(cells, self._console.width)
         return lines + [f"  and {len(rows) - len(visible)} more"] * (len(visible) < len(rows))
 
-    def _format_totals(self) -> Pairs:
-        progress = self.progress
-        return [
-            ("progress", f"step {progress.steps:,}, {progress.steps_per_s:,.0f} steps/s"),
-            *self._format_cluster(),
-            ("seeds", format_seed_counts(progress)),
-            ("IQM so far", format_interquartile_mean(progress)),
-        ]
-
-    def _format_cluster(self) -> Pairs:
-        fleet = self.progress.fleet
+    def _format_state(self) -> Pairs:
+        """Of a single seed also its tasks and what it learns; of several what they say together."""
+        progress, row, fleet = self.progress, self.progress.row, self.progress.fleet
+        position = f"step {progress.steps:,}"
+        if not progress.is_sweep:
+            position += f", iteration {row.iteration:,}, episode {row.episodes:,}"
+        lines = [("progress", f"{position}, {progress.steps_per_s:,.0f} steps/s")]
         workers = f"{format_count(fleet.workers, 'executor')} at work" if fleet.workers else ""
-        return [("cluster", fleet.phase or workers)] if fleet.phase or workers else []
-
-    def _format_details(self) -> Pairs:
-        row, fleet = self.progress.row, self.progress.fleet
-        position = f"step {row.steps:,}, iteration {row.iteration:,}, episode {row.episodes:,}"
-        tasks = (
-            f"{fleet.count_tasks()} submitted, {fleet.count_tasks('running')} running, "
-            f"{fleet.count_tasks('done')} done, {fleet.retried} retried"
-        )
-        mean = row.recent_return
-        lines = [
-            ("progress", f"{position}, {row.steps_per_s:,.0f} steps/s"),
-            *self._format_cluster(),
-            ("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks),
-            ("return", "-" if mean is None else f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"),
+        if cluster := fleet.phase or workers:
+            lines.append(("cluster", cluster))
+        if progress.is_sweep:
+            lines.append(("seeds", format_seed_counts(progress)))
+            return [*lines, ("IQM so far", format_interquartile_mean(progress))]
+        counts = {"submitted": fleet.count_tasks(), "running": fleet.count_tasks("running")}
+        counts |= {"done": fleet.count_tasks("done"), "retried": fleet.retried}
+        tasks = ", ".join(f"{number} {state}" for state, number in counts.items())
+        lines.append(("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks))
+        if (mean := row.recent_return) is not None:
+            lines.append(("return", f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"))
+        metrics = row.events.get("iteration", {})
+        # These tell at a glance whether learning is sound.
+        values = [
+            f"{label} {metrics[name]:{form}}"
+            for name, (label, form) in LIVE_METRICS.items()
+            if metrics.get(name) is not None
         ]
-        if metrics := row.events.get("iteration"):
-            lines.append(("learning", _format_learning(metrics)))
+        lines += [("learning", ", ".join(values))] if values else []
         if record := row.events.get("evaluation"):
             score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
             mark = ", the best so far" if record["best"] else ""
             lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
         return lines
-
-
-def _format_learning(metrics: Mapping[str, Any]) -> str:
-    """What tells at a glance whether learning is sound."""
-    values = ((label, metrics.get(name), form) for name, (label, form) in LIVE_METRICS.items())
-    return ", ".join(
-        f"{label} {value:{form}}" for label, value, form in values if value is not None
-    )
 
 
 def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:

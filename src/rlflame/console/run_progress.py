@@ -73,22 +73,18 @@ class SeedProgress:
     #: Mean return of the newest evaluation, the final one once there is one.
     score: float | None = None
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
-    #: Time, steps and the part of the budget that is spent, after each iteration.
-    samples: deque[tuple[float, int, float]] = field(
+    #: Time and steps after each iteration.
+    samples: deque[tuple[float, int]] = field(
         default_factory=lambda: deque(maxlen=_RECENT_ITERATIONS + 1)
     )
 
     @property
     def steps_per_s(self) -> float:
-        return self.compute_rate(1)
-
-    def compute_rate(self, column: int) -> float:
-        """The recent speed in steps (column 1) or in parts of the budget (column 2)."""
-        if self.state != "running" or len(self.samples) < 2:
+        """The recent speed of a seed that runs."""
+        if self.state != "running" or not self.samples:
             return 0.0
-        first, last = self.samples[0], self.samples[-1]
-        elapsed_s = last[0] - first[0]
-        return (last[column] - first[column]) / elapsed_s if elapsed_s > 0.0 else 0.0
+        (start_s, start), (stop_s, stop) = self.samples[0], self.samples[-1]
+        return (stop - start) / (stop_s - start_s) if stop_s > start_s else 0.0
 
     @property
     def recent_return(self) -> float | None:
@@ -121,6 +117,7 @@ class RunProgress:
                 row.score = None if record is None else record.mean
             if seed in start.finished:
                 row.state, row.fraction_done = "finished", 1.0
+        self._initial_fraction = self.fraction_done
         if not self.is_sweep:
             self.add_event({"event": "start", "steps": self.row.steps})
 
@@ -147,7 +144,7 @@ class RunProgress:
         elif name == "end" and event["complete"] and event["evaluation"]:
             row.score, row.fraction_done = event["evaluation"]["mean"], 1.0
         if name in ("start", "iteration"):
-            row.samples.append((self._clock(), row.steps, row.fraction_done))
+            row.samples.append((self._clock(), row.steps))
 
     def _move(self, row: SeedProgress, steps: int, iteration: int, episodes: int) -> None:
         row.steps, row.iteration, row.episodes = steps, iteration, episodes
@@ -189,14 +186,11 @@ class RunProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Until the budget is spent, at the recent speed of the seeds that run."""
-        rate = sum(row.compute_rate(2) for row in self.rows.values())
-        remaining = sum(
-            1.0 - row.fraction_done
-            for row in self.rows.values()
-            if row.state in ("waiting", "running")
-        )
-        return remaining / rate if rate > 0.0 else None
+        """Until the budget is spent, at the speed since the start."""
+        rows = [row for row in self.rows.values() if row.state in ("waiting", "running")]
+        remaining = sum(1.0 - row.fraction_done for row in rows)
+        gained = (self.fraction_done - self._initial_fraction) * len(self.rows)
+        return self.elapsed_s * remaining / gained if gained > 0.0 and rows else None
 
     @property
     def final_return(self) -> float | None:
