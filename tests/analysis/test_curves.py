@@ -246,11 +246,6 @@ def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
     assert chart.y_label == "Evaluation return, mean of 3"
 
 
-def test_moving_average():
-    assert curves.compute_moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
-    assert curves.compute_moving_average(np.ones(49), 50).size == 0
-
-
 def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
     a = run(tmp_path / "a", seed=0, evaluations=[(0, 0.0), (10, 10.0), (20, 20.0)])
     b = run(tmp_path / "b", seed=1, evaluations=[(5, 10.0), (15, 20.0), (25, 30.0)])
@@ -283,7 +278,7 @@ def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_pat
         assert line.y.tolist() == [s + seed for s in span]
         # Of a single run: over its evaluation episodes.
         assert line.low.tolist() == [s + seed - 1 for s in span]
-    assert "of a single run over its evaluation episodes" in chart.note
+    assert "of a single run over its evaluation episodes" in " ".join(chart.notes)
 
 
 def test_seeds_that_meet_in_a_point_have_no_line_of_it(tmp_path):
@@ -321,11 +316,11 @@ def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):
     begun = run(tmp_path / "begun", seed=2, iterations=[(100, 5.0)])
     chart = curves.make_chart([*runs, begun], metric="eval_return_mean")
     assert [line.label for line in chart.series] == ["PPO, 2 seeds"]
-    assert f"{begun.folder} has no eval_return_mean yet. It is left out." in chart.note
+    assert f"{begun.folder} has no eval_return_mean yet. It is left out." in " ".join(chart.notes)
     other = run(tmp_path / "hopper", environment="Hopper-v5", iterations=[(100, 5.0)])
     panels = curves.make_figure([*runs, other], metric="eval_return_mean")
     assert [panel.title for panel in panels.parts] == ["CartPole-v1"]
-    assert f"{other.folder} has no eval_return_mean yet. It is left out." in panels.note
+    assert f"{other.folder} has no eval_return_mean yet. It is left out." in panels.notes
 
 
 def test_a_fine_grid_is_thinned():

@@ -432,7 +432,7 @@ CHART = Chart(
     EVIL,
     EVIL,
     (Series(EVIL, np.array([0.0, 1.0]), np.array([0.0, 1.0])),),
-    note=EVIL,
+    notes=(EVIL,),
 )
 DOCUMENT = Document(
     EVIL,
@@ -469,7 +469,7 @@ def test_a_chart_escapes_its_words_wherever_it_is_drawn():
     assert "<script" not in matplotlib_backend.render_svg(CHART)
     bars = Bars(
         title=EVIL, x_label=EVIL, y_label=EVIL, groups=(EVIL,), names=(EVIL,),
-        heights=np.array([[1.0]]), ideal=np.array([1.0]), note=EVIL,
+        heights=np.array([[1.0]]), ideal=np.array([1.0]), notes=(EVIL,),
     )  # fmt: skip
     for drawing in (CHART, bars):
         assert not RAW.search(terminal_backend.render_text(drawing, 60))

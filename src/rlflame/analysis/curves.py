@@ -60,32 +60,29 @@ def make_figure(
     environments = dict.fromkeys(run.environment for run in runs)
     if len(environments) == 1:
         return make_chart(runs, axis, metric, smooth)
-    charts, errors, notes = [], list[CheckpointError](), list[str]()
+    charts, errors = list[Chart](), list[CheckpointError]()
     for environment in environments:
         alike = [run for run in runs if run.environment == environment]
         try:
-            chart = _draw_chart(alike, axis, metric, smooth, notes)
+            chart = make_chart(alike, axis, metric, smooth)
+            charts.append(replace(chart, title=environment))
         except CheckpointError as error:
             errors.append(error)
-            continue
-        charts.append(replace(chart, title=environment))
     if not charts:
         raise errors[0]
-    return Panels(tuple(charts), " ".join(dict.fromkeys(notes)))
+    notes = [note for chart in charts for note in chart.notes]
+    return Panels(tuple(charts), tuple(dict.fromkeys([*notes, *map(_format_absence, errors)])))
+
+
+def _format_absence(error: CheckpointError) -> str:
+    return f"{error.message} It is left out."
 
 
 def make_chart(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
     """Of one environment: a line for each group of runs that differ in the seed alone."""
-    notes: list[str] = []
-    chart = _draw_chart(runs, axis, metric or choose_metric(runs, axis), smooth, notes)
-    return replace(chart, note=" ".join(dict.fromkeys(notes)))
-
-
-def _draw_chart(
-    runs: Sequence[RunData], axis: str | None, metric: str, smooth: int, notes: list[str]
-) -> Chart:
+    metric = metric or choose_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
     curves: dict[Path, Series] = {}
@@ -95,15 +92,14 @@ def _draw_chart(
             curves[run.folder] = _make_curve(run, axis, metric, smooth)
         except CheckpointError as error:
             errors.append(error)
-            notes.append(f"{error.message} It is left out.")
     if not curves:
         raise errors[0]
-    lines: list[Series] = []
+    lines, notes = list[Series](), list[str]()
     for group in group_runs([run for run in runs if run.folder in curves]):
         group_curves = [curves[run.folder] for run in group.runs]
         if len(group_curves) > 1 and (line := make_mean_series(group.label, group_curves)):
             lines.append(line)
-            notes.append(LINE_NOTE)
+            notes = [LINE_NOTE]
             continue
         # Runs with no stretch of the axis in common are drawn each by itself.
         for single, curve in zip(split_group(group), group_curves, strict=True):
@@ -115,7 +111,8 @@ def _draw_chart(
     if smooth > 1 and metric != EPISODE_RETURN:
         y_label += f", mean of {smooth}"
     title = runs[0].environment + (f": {lines[0].label}" if len(lines) == 1 else "")
-    return Chart(title, axis_label, y_label, tuple(series))
+    notes += map(_format_absence, errors)
+    return Chart(title, axis_label, y_label, tuple(series), tuple(notes))
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
@@ -162,7 +159,7 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
     # Where each ended.
     episodes = np.arange(1.0, len(lengths) + 1.0)
     x = episodes if axis == "episodes" else compute_positions(run, np.cumsum(lengths), axis)
-    averages = compute_moving_average(returns, window)
+    averages = smooth_values(returns, window)[window - 1 :]
     return Series("", x[window - 1 :], averages, dots=(x, returns), average_of=window)
 
 
@@ -221,11 +218,6 @@ def smooth_values(values: Float64, window: int) -> Float64:
     starts = np.maximum(0, ends - window)
     means: Float64 = (sums[ends] - sums[starts]) / (ends - starts)
     return means
-
-
-def compute_moving_average(values: Float64, window: int) -> Float64:
-    """Element i is the mean of `window` values, the last of them values[i + window - 1]."""
-    return smooth_values(values, window)[window - 1 :]
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:

@@ -20,7 +20,7 @@ def chart(title="CartPole-v1: PPO, clip_range 0.3, 12 seeds", top=123_456.0) -> 
         for k in (1, 2)
     )
     remark = "runs/one-of-a-long-name has no eval_return_mean yet. It is left out."
-    return Chart(title, "Environment steps", "Evaluation return", lines, f"Line: mean. {remark}")
+    return Chart(title, "Environment steps", "Evaluation return", lines, ("Line: mean.", remark))
 
 
 BARS = Bars(
@@ -31,7 +31,7 @@ BARS = Bars(
     ("local, hopper-heavy", "flame, hopper-heavy"),
     np.array([[1.0, 12.34], [0.5, 9.0]]),
     np.array([1.0, 16.0]),
-    "Medians of repetitions, beside the fastest with 1 worker.",
+    ("Medians of repetitions, beside the fastest with 1 worker.",),
 )
 
 
@@ -42,7 +42,7 @@ def words(text):
 @pytest.mark.parametrize("braille", [True, False])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    "drawing", [chart(), Panels((chart("A"), chart("B")), "Line: mean."), BARS]
+    "drawing", [chart(), Panels((chart("A"), chart("B")), ("Line: mean.",)), BARS]
 )
 def test_no_line_is_longer_than_the_terminal_is_wide(drawing, width, braille):
     text = terminal_backend.render_text(drawing, width, braille=braille)
@@ -55,7 +55,7 @@ def test_what_is_said_is_said_at_every_width(width):
     for part in ("Evaluation return", "Environment steps", *chart().title.split(), "Line: mean."):
         assert all(word in words(text) for word in part.split())
     # The long name is broken, and whole.
-    assert chart().note.replace(" ", "") in "".join(text.split())
+    assert "".join(chart().notes).replace(" ", "") in "".join(text.split())
     for series in chart().series:
         assert series.label.replace(" ", "") in "".join(text.split())
 

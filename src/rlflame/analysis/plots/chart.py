@@ -50,7 +50,7 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]
     #: What a line and its band are, and what is not there.
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     def compute_bounds(self) -> tuple[float, float, float, float]:
         """Least and largest x, least and largest y, never equal."""
@@ -70,15 +70,15 @@ class Bars:
     names: tuple[str, ...]
     heights: Float64
     ideal: Float64
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Panels:
-    """Charts or bars with separate axes in one picture. The note holds for all of them."""
+    """Charts or bars with separate axes in one picture. The notes hold for all of them."""
 
     parts: tuple[Chart | Bars, ...]
-    note: str = ""
+    notes: tuple[str, ...] = ()
     title: str = ""
 
     def number_lines(self) -> list[list[int]]:
@@ -101,7 +101,7 @@ Plot = Chart | Panels | Bars
 
 def collect_panels(plot: Plot) -> Panels:
     """The plot as panels, of which a single chart is one."""
-    return plot if isinstance(plot, Panels) else Panels((plot,), plot.note)
+    return plot if isinstance(plot, Panels) else Panels((plot,), plot.notes)
 
 
 def _separate_bounds(values: Float64) -> tuple[float, float]:

@@ -143,8 +143,8 @@ def make_figure(plot: Plot) -> Figure:
         highest = max(np.nanmax([*bars.heights.flat, *bars.ideal]) for bars in all_bars)
         for axes in figure.axes:
             axes.set_ylim(0.0, 1.15 * highest)
-    if panels.note:
-        note = textwrap.fill(panels.note, _NOTE_LETTERS)
+    if panels.notes:
+        note = textwrap.fill(" ".join(panels.notes), _NOTE_LETTERS)
         figure.supxlabel(note, fontsize=9, color="#666666", x=0.99, ha="right")
     _escape_texts(figure)
     return figure

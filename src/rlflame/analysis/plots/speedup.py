@@ -39,8 +39,8 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
     title = f"Speed-up: {table.stem}"
     note = f"Medians of repetitions, beside the fastest with the fewest {unit}."
     if len(bars) == 1:
-        return replace(bars[0], title=title, note=note)
-    return Panels(tuple(bars), note, title)
+        return replace(bars[0], title=title, notes=(note,))
+    return Panels(tuple(bars), (note,), title)
 
 
 def _make_bars(

@@ -44,8 +44,8 @@ def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool 
             blocks.append(_render_bars(part, width, braille))
         else:
             blocks.append(_render_chart(part, numbers, width, height, braille))
-    if panels.note:
-        blocks.append(_wrap(panels.note, width, "  "))
+    if panels.notes:
+        blocks.append(_wrap(" ".join(panels.notes), width, "  "))
     return "\n\n".join(blocks)
 
 
