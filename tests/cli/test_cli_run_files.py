@@ -197,7 +197,7 @@ def test_another_record_from_a_machine_like_this_one_is_not_accepted(folder):
     altered(file, record=returning((before[0], before[1] + 1.0, *before[2:])))
     spoken = rlflame("eval", file, "--expect-recorded", *EVAL)
     assert spoken.code == 1
-    assert f"episode 1 returned {before[1]!r}, recorded is {before[1] + 1.0!r}" in spoken.err
+    assert f"Episode 1 returned {before[1]!r}, recorded is {before[1] + 1.0!r}" in spoken.err
 
 
 @pytest.mark.parametrize(("shift", "code", "word"), [(0.0, 0, "overlaps"), (1e6, 1, "lies apart")])

@@ -231,11 +231,11 @@ def check_evaluation(
         text = f"{record.mean:,.1f} {'reaches' if passed else 'is below'} {min_return:,g}."
         checks.append(EvaluationCheck("min_return", passed, f"The mean return {text}"))
     if differences is not None and source.evaluation is not None:
-        checks.append(check_against_record(source.evaluation, record, differences))
+        checks.append(_check_against_record(source.evaluation, record, differences))
     return checks
 
 
-def check_against_record(
+def _check_against_record(
     expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
 ) -> EvaluationCheck:
     """Equal to the last bit on an equal machine; elsewhere, intervals that overlap."""
@@ -245,18 +245,14 @@ def check_against_record(
         )
     unequal = np.not_equal([record.returns, record.lengths], [expected.returns, expected.lengths])
     episode = int(unequal.any(axis=0).argmax())
-    difference = (
-        f"episode {episode} returned {record.returns[episode]!r}, "
-        f"recorded is {expected.returns[episode]!r}"
+    overlap = record.low <= expected.high and expected.low <= record.high
+    text = (
+        f"Episode {episode} returned {record.returns[episode]!r}, recorded is "
+        f"{expected.returns[episode]!r}; the interval "
+        f"{'overlaps' if overlap else 'lies apart from'} the recorded one, and this machine "
+        f"differs in {'; '.join(differences) or 'nothing'}."
     )
-    if not differences:
-        text = f"Not the recorded returns, on a machine like the recorded one: {difference}."
-        return EvaluationCheck("recorded", False, text)
-    passed = record.low <= expected.high and expected.low <= record.high
-    verb = "overlaps" if passed else "lies apart from"
-    text = f"{difference}, and the interval {verb} the recorded one"
-    machine = f"This machine differs in {'; '.join(differences)}"
-    return EvaluationCheck("recorded", passed, f"{machine}: {text}.")
+    return EvaluationCheck("recorded", bool(differences) and overlap, text)
 
 
 def format_comparison(interval: dict[str, float]) -> str:
