@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import stat
 import sys
@@ -26,13 +25,8 @@ import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
-_TRACEBACK = re.compile(
-    r"^Traceback \(most recent call last\):\n(?P<frames>(?: .*\n)+)(?P<error>.*(?:\n.+)*)",
-    re.MULTILINE,
-)
-_FRAME = re.compile(r'  File ".*", line \d+, in .*\n(?:    .*\n)?')
-#: Of this machine, and of others, whose workers send their tracebacks.
-_RLFLAME_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/")
+#: Frames that tell nothing about an environment; other machines have rlflame elsewhere.
+_HIDDEN_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/", "/gymnasium/")
 
 
 def is_interactive(stream: IO[str] | None) -> bool:
@@ -96,7 +90,7 @@ def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
     if debug:
         print_note_lines("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        detail = error.detail if debug else shorten_traceback(error.detail, error.message)
+        detail = error.detail if debug else shorten_tracebacks(error.detail)
         print_note_lines(detail.rstrip())
     print_note(f"rlflame: {error.message}")
     if error.hint:
@@ -106,26 +100,17 @@ def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
         print_report(as_json_text({"event": "error", **fields}))
 
 
-def shorten_traceback(text: str, message: str) -> str:
-    """The text with less of each traceback in it.
-
-    What stays is the innermost frame that is not rlflame's, and the error if the message does not
-    say it.
-    """
-    message = " ".join(message.split())
-
-    def shorten(match: re.Match[str]) -> str:
-        frames = _FRAME.findall(match["frames"])
-        foreign = [
-            frame
-            for frame in frames
-            if not any(path in frame.splitlines()[0] for path in _RLFLAME_PATHS)
-        ]
-        lines = match["error"].splitlines()
-        error = [line for line in lines if " ".join(line.split()) not in message]
-        return "\n".join([*"".join((foreign or frames)[-1:]).splitlines(), *error])
-
-    return _TRACEBACK.sub(shorten, text)
+def shorten_tracebacks(text: str) -> str:
+    """The text with tracebacks that lack their heads, and rlflame's and Gymnasium's frames."""
+    lines, is_hidden = [], False
+    for line in text.split("\n"):
+        if line.startswith('  File "'):
+            is_hidden = any(path in line for path in _HIDDEN_PATHS)
+        elif not line.startswith("    "):
+            is_hidden = line == "Traceback (most recent call last):"
+        if not is_hidden:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def make_display_stream() -> IO[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.console.base import RunResult, RunStart, SweepResult
-from rlflame.console.output import format_table, shorten_traceback
+from rlflame.console.output import format_table, shorten_tracebacks
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
 from rlflame.fleet.factory import get_worker_noun, has_workers, is_remote
@@ -77,7 +77,7 @@ def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
 
 
 def format_failure(seed: int, error: RlflameError) -> str:
-    detail = shorten_traceback(error.detail, error.message).rstrip()
+    detail = shorten_tracebacks(error.detail).rstrip()
     return f"Seed {seed} failed: {escape_line(error.message)}" + (f"\n{detail}" if detail else "")
 
 
