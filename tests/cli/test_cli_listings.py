@@ -71,6 +71,7 @@ def test_config_lists_every_setting_once_with_its_explanation():
         ("learning.ppo.target_kl", '"none"  (number > 0 and <= 100 | none)'),
         ("learning.ppo.scale_rewards", "true  (true | false)"),
         ("learning.rollout.staleness", "0  (0 | 1)"),
+        ("learning.sac.entropy_coefficient", '"auto"  (auto | number >= 0 and <= 1e+06)'),
         ("learning.sac.critic_norm", '"none"  (none | batch)'),
         ("learning.environment.kwargs", "{}  (table)"),
         ("runtime.workers", '"none"  (integer >= 1 and <= 4,096 | none)'),

@@ -202,6 +202,8 @@ def _format_range(schema: dict[str, Any]) -> str:
     """The type and its bounds: `integer >= 1 and <= 4096 | none`."""
     if "anyOf" in schema:
         return " | ".join(map(_format_range, schema["anyOf"]))
+    if "const" in schema:
+        return str(schema["const"])
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if schema["type"] == "array":
