@@ -45,18 +45,17 @@ def cluster_check(
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.fleet.flame.cluster_config import EXPORT, UP, find_configuration
-    from rlflame.rendering.gl_backend import BackendProbe
+    from rlflame.rendering.gl_backend import check_graphics
     from rlflame.training.stop_signal import exit_on_signal
 
     streaming = not as_json and find_configuration() is not None
-
-    def print_finding(finding: Finding) -> None:
-        if streaming:
-            for line in _format_finding(finding):
-                print_result(line)
-
     examination = ClusterCheck(
-        print_finding, print_note, BackendProbe, workers=workers, clean=clean, debug=debug
+        _print_finding if streaming else lambda finding: None,
+        print_note,
+        check_graphics,
+        workers=workers,
+        clean=clean,
+        debug=debug,
     )
     with exit_on_signal():
         diagnosis = examination.run()
@@ -65,21 +64,20 @@ def cluster_check(
     elif not diagnosis.configured:
         print_result_lines(_NO_CLUSTER_TEXT.format(up=UP, export=EXPORT))
         for finding in diagnosis.findings[1:]:
-            for line in _format_finding(finding):
-                print_result(line)
+            _print_finding(finding)
     else:
         print_result(_format_verdict(diagnosis))
     if diagnosis.exit_code:
         raise typer.Exit(diagnosis.exit_code)
 
 
-def _format_finding(finding: Finding) -> list[str]:
+def _print_finding(finding: Finding) -> None:
     """Status, question and answer, then details, then what to type."""
-    return [
-        f"{finding.status:7}  {finding.check:15}  {finding.seen}",
-        *(f"{'':26}{note}" for note in finding.notes),
-        *(f"{'':9}fix: {fix}" for fix in finding.fixes),
-    ]
+    print_result(f"{finding.status:7}  {finding.check:15}  {finding.seen}")
+    for note in finding.notes:
+        print_result(f"{'':26}{note}")
+    for fix in finding.fixes:
+        print_result(f"{'':9}fix: {fix}")
 
 
 def _format_verdict(diagnosis: Diagnosis) -> str:
