@@ -40,4 +40,4 @@ class SleepingEnv(gymnasium.Env[Any, Any]):
         return self.np_random.standard_normal(SIZE, dtype=np.float32)
 
 
-gymnasium.register("Sleeping-v0", SleepingEnv, disable_env_checker=True)
+gymnasium.register("Sleeping-v0", lambda **kwargs: SleepingEnv(**kwargs), disable_env_checker=True)

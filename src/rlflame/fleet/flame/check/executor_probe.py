@@ -101,14 +101,14 @@ def _ask_executors(
     client: FlameClient, session: Any, result: ProbeResult, timeout_s: float
 ) -> None:
     """Ask in rounds until every executor that comes has answered once."""
-    processes = {_identify(greeting) for greeting in result.greetings}
+    processes = {_get_process_key(greeting) for greeting in result.greetings}
     deadline = time.monotonic() + timeout_s
     while len(processes) < result.target and time.monotonic() < deadline:
         count = len(processes)
         for task in [client.send_request(session, "greet", _WAIT_S) for _ in range(result.target)]:
             greeting = parse_greeting(client.wait_for_answer(session, task, timeout_s, _POLL_S))
-            if _identify(greeting) not in processes:
-                processes.add(_identify(greeting))
+            if _get_process_key(greeting) not in processes:
+                processes.add(_get_process_key(greeting))
                 result.greetings.append(greeting)
         executors = client.call("list_executors")
         has_more = sum(each.status.session_id == session.id for each in executors) > count
@@ -116,7 +116,7 @@ def _ask_executors(
             return
 
 
-def _identify(greeting: Mapping[str, Any]) -> tuple[Any, ...]:
+def _get_process_key(greeting: Mapping[str, Any]) -> tuple[Any, ...]:
     return (greeting["host"], greeting["pid"], greeting["folder"])
 
 

@@ -156,8 +156,8 @@ def _read_lease(run: ClusterRun) -> dict[str, Any] | None:
 
 def check_sessions(runs: Sequence[ClusterRun], snapshot: ClusterSnapshot) -> Finding:
     """Whose sessions are open."""
-    own = [session.id for run in find_runs(snapshot) for session in run.sessions]
-    foreign = [session for session in snapshot.sessions if session.id not in own]
+    session_ids = [session.id for run in find_runs(snapshot) for session in run.sessions]
+    foreign = [session for session in snapshot.sessions if session.id not in session_ids]
     facts = {
         "runs": [{"name": run.name, "state": run.state, "why": run.reason} for run in runs],
         "others": [session.id for session in foreign],
