@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from rlflame.errors import ConfigError, RlflameError
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.terminal_text import format_count
 
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Finding
@@ -94,30 +93,20 @@ class BackendProbe:
             process.terminate()
 
 
-class GraphicsCheck:
-    """Tries every renderer for the cluster check, from the start on."""
+def check_graphics(module: str = _PROBE_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> Finding:
+    """Try every renderer for the cluster check."""
+    from rlflame.fleet.flame.check.findings import Finding
 
-    def __init__(self, module: str = _PROBE_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        self._probe = BackendProbe(module=module, timeout_s=timeout_s)
-
-    def make_finding(self) -> Finding:
-        from rlflame.fleet.flame.check.findings import Check
-
-        failures = self._probe.find_failures()
-        working = [backend for backend, reason in failures.items() if not reason]
-        reasons = {backend: reason for backend, reason in failures.items() if reason}
-        check = Check("graphics", works=working, reasons=reasons)
-        if working:
-            return check.make_ok(f"works here: MUJOCO_GL={', '.join(working)}")
-        return check.make_warning(
-            f"none of {format_count(len(BACKENDS), 'renderer')} works here, so nothing can be "
-            "drawn; training needs none",
-            find_install_command(),
-            notes=[f"{backend}: {reason}" for backend, reason in reasons.items()],
-        )
-
-    def close(self) -> None:
-        self._probe.close()
+    failures = BackendProbe(module=module, timeout_s=timeout_s).find_failures()
+    working = [backend for backend, reason in failures.items() if not reason]
+    reasons = {backend: reason for backend, reason in failures.items() if reason}
+    facts = {"works": working, "reasons": reasons}
+    if working:
+        seen = f"works here: MUJOCO_GL={', '.join(working)}"
+        return Finding("graphics", "ok", seen, facts=facts)
+    seen = "no renderer works here, so nothing can be drawn; training needs none"
+    notes = tuple(f"{backend}: {reason}" for backend, reason in reasons.items())
+    return Finding("graphics", "warning", seen, (find_install_command(),), notes, facts)
 
 
 def is_gl_failure(error: BaseException) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.fleet import WorkerRegistry
 from rlflame.rollout.machine import read_versions
@@ -12,10 +10,9 @@ from rlflame.rollout.machine import read_versions
 class Registry:
     """For two workers, with what its observer was told."""
 
-    def __init__(self, rooms: Iterable[int] = ()) -> None:
+    def __init__(self) -> None:
         self.events: list[FleetEvent] = []
-        left = iter(rooms)
-        self.workers = WorkerRegistry(2, lambda: next(left, 2), self.events.append)
+        self.workers = WorkerRegistry(2, self.events.append)
 
     def add(self, name: str, **more: str) -> None:
         self.workers.add({**read_versions(), "name": name, "host": "far", **more})
@@ -49,15 +46,6 @@ def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_go
     assert len(registry.notes()) == 1  # that one is compared as all are
 
 
-def test_where_room_is_made_all_are_counted() -> None:
-    """It is asked for only when it seems to be full, and once it was there it may be used."""
-    registry = Registry([3, 1])
-    for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
-        registry.add(name)
-    assert registry.counts() == [1, 2, 3]
-    assert registry.names() == ["b", "c", "d"]
-
-
 def test_a_package_that_one_of_two_machines_lacks_changes_no_bit() -> None:
     registry = Registry()
     registry.add("a", box2d="absent")
@@ -72,4 +60,4 @@ def test_another_python_of_a_worker_is_said_once() -> None:
     for name in ("one", "two", "three"):
         registry.add(name, python="3.99.1" if name != "three" else read_versions()["python"])
     (note,) = registry.notes()
-    assert note.startswith("the worker on far runs Python 3.99 (here 3.")
+    assert note.startswith("the worker on far differs in python 3.99 (here 3.")

@@ -6,10 +6,8 @@ import contextlib
 import os
 import queue
 import threading
-import time
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from rlflame.config.runtime import RuntimeSettings
@@ -29,6 +27,7 @@ from rlflame.rollout.task import PolicyArrays, RolloutTask
 
 from .attempt import AttemptRunner, JobBoard
 from .client import FlameClient, remove_run
+from .cluster_config import TLS_FIX
 from .object_cache import Lease
 from .policy_store import PolicyStore
 from .scheduler import Scheduler
@@ -51,11 +50,8 @@ class FlameFleet(ContextManagerMixin):
         runtime: RuntimeSettings,
         *,
         observer: Observer = ignore_event,
-        advises: bool = True,
     ) -> None:
-        """`advises`: whether to tell the user how less time would be lost."""
         self._observer = observer
-        self._advises = advises
         self._closed = False
         self._client = FlameClient().open()
         self._note(f"flame: the cluster at {self._client.endpoint} ({self._client.source})")
@@ -72,7 +68,7 @@ class FlameFleet(ContextManagerMixin):
         }
         self._starter = SessionStarter(self._client, self._application, settings, runtime, observer)
         self._policies = PolicyStore(f"{self._application}/shared", self._client.meter)
-        self._workers = WorkerRegistry(room, partial(count_room, self._client, runtime), observer)
+        self._workers = WorkerRegistry(room, observer)
         board = JobBoard(observer)
         runner = AttemptRunner(self._client, self._starter, self._policies, board, runtime)
         self._scheduler = Scheduler(runner, self.capacity, self._workers.add)
@@ -86,7 +82,7 @@ class FlameFleet(ContextManagerMixin):
             self._client.close()
             raise FleetUnreachableError(
                 f"The object cache at {address} does not take objects ({format_error(error)}).",
-                f"{self._client.format_tls_hint(address)}; rlflame cluster-check",
+                f"{TLS_FIX}; rlflame cluster-check",
             ) from error
 
     @property
@@ -105,18 +101,10 @@ class FlameFleet(ContextManagerMixin):
         self._policies.keep([task.policy_id for task in tasks])
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        started_at = time.monotonic()
 
         def finish(complete: bool) -> None:
             for task in tasks:
                 self._policies.release(task.policy_id)
-            if not complete or not tasks or tasks[0].purpose != "train":
-                return
-            statistics = self._scheduler.statistics
-            statistics.finish_round(time.monotonic() - started_at, len(tasks))
-            if self._advises and (advice := statistics.format_advice()):
-                self._advises = False
-                self._note(advice)
 
         self._scheduler.add(jobs)
         return JobSubmission(self._scheduler.board.cancel, jobs, answers, finish)
@@ -183,15 +171,12 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
 class WorkerRegistry:
     """Tells an observer the number of workers, and once each way in which they differ from here.
 
-    Executors come and go, and the cluster does not say which have gone. There are at most
-    `max_workers` at a time, so of more than that, those that have not answered for longest are
-    gone. When the registry is full, `count_room` is asked whether nodes have joined. Workers of a
-    node that has left stay counted until others have taken their places.
+    Executors come and go, and the cluster does not say which have gone. Of more than
+    `max_workers`, those that have not answered for longest are gone.
     """
 
-    def __init__(self, max_workers: int, count_room: Callable[[], int], observer: Observer) -> None:
+    def __init__(self, max_workers: int, observer: Observer) -> None:
         self._max_workers = max_workers
-        self._count_room = count_room
         self._observer = observer
         self._lock = threading.Lock()
         self._workers: dict[str, dict[str, Any]] = {}
@@ -204,17 +189,9 @@ class WorkerRegistry:
     def add(self, worker: dict[str, Any]) -> None:
         if "python" not in worker:  # it could not start the process that would say
             return
-        name = worker["name"]
         with self._lock:
-            is_full = name not in self._workers and len(self._workers) >= self._max_workers
-        room = 0
-        if is_full:
-            with contextlib.suppress(FleetError):
-                room = self._count_room()
-        with self._lock:
-            self._max_workers = max(self._max_workers, room)
-            is_known = self._workers.pop(name, None) is not None
-            self._workers[name] = worker
+            is_known = self._workers.pop(worker["name"], None) is not None
+            self._workers[worker["name"]] = worker
             has_excess = len(self._workers) > self._max_workers
             if has_excess:
                 del self._workers[next(iter(self._workers))]
@@ -226,27 +203,20 @@ class WorkerRegistry:
         self._compare(worker, read_versions())
 
     def _compare(self, worker: dict[str, Any], local: dict[str, str]) -> None:
-        notes, differ = [], []
+        differ = []
         for name, version in local.items():
-            remote = worker.get(name)
+            versions = [str(worker.get(name)), version]
+            if name == "python":  # a patch release changes nothing
+                versions = [".".join(text.split(".")[:2]) for text in versions]
             # A package that one of the two lacks has no part in what both can run.
-            if name != "python" and remote != version and "absent" not in (remote, version):
-                differ.append(f"{name} {remote} (here {version})")
-        if differ:
-            notes.append(
-                f"differs in {', '.join(differ)}: results can differ in their last bits from a "
-                "run on this machine"
-            )
-        remote, minor = (".".join(str(w["python"]).split(".")[:2]) for w in (worker, local))
-        if remote != minor:
-            notes.append(
-                f"runs Python {remote} (here {minor}): rlflame's own bits do not depend on it, an "
-                "environment's may"
-            )
-        for note in notes:
-            with self._lock:
-                is_new = note not in self._notes
-                self._notes.add(note)
-            if is_new:
-                text = f"the worker on {worker['host']} {note}"
-                self._observer(FleetEvent("note", "", 0, text))
+            if versions[0] != versions[1] and "absent" not in versions:
+                differ.append(f"{name} {versions[0]} (here {versions[1]})")
+        note = (
+            f"differs in {', '.join(differ)}: results can differ in their last bits from a run on "
+            "this machine"
+        )
+        with self._lock:
+            is_new = bool(differ) and note not in self._notes
+            self._notes.add(note)
+        if is_new:
+            self._observer(FleetEvent("note", "", 0, f"the worker on {worker['host']} {note}"))

@@ -52,6 +52,8 @@ class Service:
         env_file: str | None = None,
         delay_release_s: float = 0.0,
     ) -> None:
+        from flamepy.core import cache
+
         self._environment = blas.make_environment_like(core)
         if env_file is not None:  # it lies beside the package that was unpacked with it
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
@@ -68,7 +70,8 @@ class Service:
         self._orphan_s = _ORPHAN_S + 2.0 * delay_release_s
         #: The run has ended: what is still queued need not be run.
         self._has_run_ended = False
-        _limit_object_cache()
+        # flamepy would keep the last thousand objects that passed through this process.
+        cache._CACHE_MAX_SIZE = 2
         threading.Thread(
             target=self._exit_when_orphaned, name="rlflame-orphan", daemon=True
         ).start()
@@ -122,8 +125,9 @@ class Service:
             return self._make_death_answer(None)
         self._started_at = time.monotonic()
         if policy not in self._policies:
-            weights = _fetch_policy(endpoint, key)
-            if weights is None:
+            try:
+                weights = bytes(read_object(endpoint, key))
+            except Exception:  # gone, or the cache is away: either way it is asked for again
                 return {"kind": "no_policy"}
             child.channel.send_bytes(MessageKind.POLICY, weights)
         self._policies[policy] = None
@@ -163,7 +167,7 @@ class Service:
                 answer = {"kind": "hung", "position": position, "printed": child.read_output()}
                 self._close_child()
                 return answer
-            if self._lease.is_due(now) and self._lease.is_over():
+            if self._lease.is_over():
                 # A run that is merely silent may come back.
                 self._has_run_ended = self._lease.closing
                 self._close_child()
@@ -211,17 +215,12 @@ class _LeaseReader:
         self._changed_at = self._checked_at = time.monotonic()
         self.closing = False
 
-    def is_due(self, now: float) -> bool:
-        """Whether it is time to look again."""
-        if now - self._checked_at < _LEASE_INTERVAL_S:
-            return False
-        self._checked_at = now
-        return True
-
     def is_over(self) -> bool:
         """Whether the run has said that it ends, or has said nothing for long."""
         now = time.monotonic()
-        contents = None
+        if now - self._checked_at < _LEASE_INTERVAL_S:
+            return False
+        self._checked_at, contents = now, None
         with contextlib.suppress(Exception):  # a cache that cannot be asked says nothing
             contents = read_lease(**self._reference)
         if contents is not None:
@@ -231,18 +230,3 @@ class _LeaseReader:
             if contents["beat"] != self._beat:
                 self._beat, self._changed_at = contents["beat"], now
         return now - self._changed_at > _LEASE_DEADLINE_S
-
-
-def _fetch_policy(endpoint: str, key: str) -> bytes | None:
-    """A policy's frame out of the cache, or None where it is no more."""
-    try:
-        return bytes(read_object(endpoint, key))
-    except Exception:  # gone, or the cache is away: either way it has to be asked for again
-        return None
-
-
-def _limit_object_cache() -> None:
-    """flamepy would keep the last thousand objects that passed through this process."""
-    from flamepy.core import cache
-
-    cache._CACHE_MAX_SIZE = 2
