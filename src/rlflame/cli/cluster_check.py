@@ -12,19 +12,6 @@ from rlflame.console.output import as_json_text, print_note, print_result, print
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Diagnosis, Finding
 
-_NO_CLUSTER_TEXT = """\
-No Flame cluster is configured, and none is needed: everything works on this machine.
-
-  rlflame train --env hopper
-
-A Flame cluster runs the same rollouts on many machines, with the same result to the last bit.
-To bring one up on this machine, in containers:
-
-  {up}
-  {export}
-  rlflame cluster-check
-"""
-
 
 def cluster_check(
     clean: Annotated[
@@ -44,13 +31,11 @@ def cluster_check(
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-    from rlflame.fleet.flame.cluster_config import EXPORT, UP, find_configuration
     from rlflame.rendering.gl_backend import check_graphics
     from rlflame.training.stop_signal import exit_on_signal
 
-    streaming = not as_json and find_configuration() is not None
     examination = ClusterCheck(
-        _print_finding if streaming else lambda finding: None,
+        _print_finding if not as_json else lambda finding: None,
         print_note,
         check_graphics,
         workers=workers,
@@ -61,10 +46,6 @@ def cluster_check(
         diagnosis = examination.run()
     if as_json:
         print_result_lines(as_json_text(diagnosis.as_dict(), indent=2))
-    elif not diagnosis.configured:
-        print_result_lines(_NO_CLUSTER_TEXT.format(up=UP, export=EXPORT))
-        for finding in diagnosis.findings[1:]:
-            _print_finding(finding)
     else:
         print_result(_format_verdict(diagnosis))
     if diagnosis.exit_code:

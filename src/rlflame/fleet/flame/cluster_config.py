@@ -72,11 +72,6 @@ def find_source(server: FlameServer, endpoint: str) -> str:
     return f"flamepy's default, as {server.variable} is not set"
 
 
-def is_local(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
-
-
 def check_endpoint(server: FlameServer, endpoint: str) -> None:
     """Raises ConfigError if this is not an address of such a server."""
     try:

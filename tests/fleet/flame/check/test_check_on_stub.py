@@ -34,7 +34,7 @@ QUICK = CheckTimeouts(
 )
 #: For those who wait for a worker process to start.
 PATIENT = CheckTimeouts(
-    still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
+    still_s=1.0, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
 )
 
 
@@ -345,6 +345,7 @@ import sys, time
 from rlflame.fleet.flame import object_cache
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame.client import FlameClient
+object_cache.BEAT_INTERVAL_S = 0.05
 cluster = FlameClient().open()
 options = RuntimeSettings(workers=1, flame={"delay_release_s": 5})
 for name in sys.argv[2:]:

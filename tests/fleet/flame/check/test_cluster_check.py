@@ -716,7 +716,6 @@ def test_nothing_configured(no_flame):
         ("http://somewhere:80x", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
         ("http://somewhere:8080", "somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
         ("http://somewhere:8080", "http://somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://HOST:9090"),
-        ("http://somewhere:8080", None, "export FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
         ("http://somewhere:8080", "grpc://somewhere:9090", ""),
         ("https://somewhere", "grpcs://elsewhere", ""),
         ("http://127.0.0.1:8080", None, ""),
@@ -727,11 +726,10 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
     if cache is not None:
         monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
     cluster, found = cluster_check.check_configuration()
-    usable = not fix or cache is None
-    assert (cluster is not None) == usable
-    assert found.status == ("ok" if not fix else "warning" if usable else "failed")
+    assert (cluster is not None) == (not fix)
+    assert found.status == ("failed" if fix else "ok")
     assert fix in " ".join(found.fixes)
-    wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix and not usable else "FLAME_ENDPOINT"
+    wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix else "FLAME_ENDPOINT"
     assert wrong in found.seen
 
 

@@ -9,7 +9,6 @@ import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from rlflame.errors import ConfigError, FleetError
 from rlflame.rollout import blas
@@ -24,7 +23,6 @@ from ..cluster_config import (
     UP,
     FlameConnectError,
     find_configuration,
-    is_local,
 )
 from ..session_starter import PREFIX
 from ..timed_call import ClusterCallError
@@ -36,6 +34,7 @@ from .findings import CheckTimeouts, Diagnosis, Finding, shorten_error
 _MAX_EXECUTORS = 32
 _SNAPSHOT_INTERVAL_S = 2.0
 _RETRY_COMMAND = "rlflame cluster-check"
+_NO_CLUSTER_TEXT = "no Flame cluster is configured, and none is needed: rlflame train runs here"
 
 
 @dataclass
@@ -200,17 +199,13 @@ def check_configuration() -> tuple[FlameClient | None, Finding]:
     """The configured cluster, not yet connected to, or what is wrong with the configuration."""
     source, name = find_configuration(), "configuration"
     if source is None:
-        return None, Finding(name, "failed", "no Flame cluster is configured", (UP, EXPORT))
+        return None, Finding(name, "failed", _NO_CLUSTER_TEXT, (UP, EXPORT))
     try:
         client = FlameClient()
     except ConfigError as error:
         return None, Finding(name, "failed", shorten_error(error.message), (error.hint,))
     facts = {"source": source, "endpoint": client.endpoint, "cache": client.cache_endpoint}
     seen = f"{source}: {client.endpoint}, cache {client.cache_endpoint}"
-    if is_local(client.cache_endpoint) and not is_local(client.endpoint):
-        seen += "; the cache is looked for on this machine, the session manager is not"
-        fix = f"export FLAME_CACHE_ENDPOINT=grpc://{urlsplit(client.endpoint).hostname}:9090"
-        return client, Finding(name, "warning", seen, (fix,), (), facts)
     return client, Finding(name, "ok", seen, facts=facts)
 
 

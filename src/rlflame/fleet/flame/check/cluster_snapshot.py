@@ -128,12 +128,12 @@ def check_nodes(snapshot: ClusterSnapshot) -> Finding:
     if not snapshot.nodes:
         seen = "no executor manager has ever reported"
         return Finding("nodes", "failed", seen, (f"start one; on this machine: {UP}",), (), facts)
-    lost_nodes = [node.name for node in snapshot.nodes if node.state != "Ready"]
-    seen = f"{len(snapshot.nodes) - len(lost_nodes)} of {len(snapshot.nodes)} ready"
-    if not lost_nodes:
+    missing = [node.name for node in snapshot.nodes if node.state != "Ready"]
+    seen = f"{len(snapshot.nodes) - len(missing)} of {len(snapshot.nodes)} ready"
+    if not missing:
         return Finding("nodes", "ok", seen, facts=facts)
-    names = _format_names(lost_nodes)
-    seen += f"; not ready: {names}; Flame sends executors there, where they wait for ever"
+    names = _format_names(missing)
+    seen += f"; away: {names}; Flame sends executors there, where they wait for ever"
     fixes = (
         f"start the executor manager of {names} again, under the same hostname",
         "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "

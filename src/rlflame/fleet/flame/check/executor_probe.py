@@ -101,14 +101,14 @@ def _ask_executors(
     client: FlameClient, session: Any, result: ProbeResult, timeout_s: float
 ) -> None:
     """Ask in rounds until every executor that comes has answered once."""
-    processes = {_get_process_key(greeting) for greeting in result.greetings}
+    processes = {_get_process(greeting) for greeting in result.greetings}
     deadline = time.monotonic() + timeout_s
     while len(processes) < result.target and time.monotonic() < deadline:
         count = len(processes)
         for task in [client.send_request(session, "greet", _WAIT_S) for _ in range(result.target)]:
             greeting = parse_greeting(client.wait_for_answer(session, task, timeout_s, _POLL_S))
-            if _get_process_key(greeting) not in processes:
-                processes.add(_get_process_key(greeting))
+            if _get_process(greeting) not in processes:
+                processes.add(_get_process(greeting))
                 result.greetings.append(greeting)
         executors = client.call("list_executors")
         has_more = sum(each.status.session_id == session.id for each in executors) > count
@@ -116,7 +116,7 @@ def _ask_executors(
             return
 
 
-def _get_process_key(greeting: Mapping[str, Any]) -> tuple[Any, ...]:
+def _get_process(greeting: Mapping[str, Any]) -> tuple[Any, ...]:
     return (greeting["host"], greeting["pid"], greeting["folder"])
 
 
@@ -159,7 +159,8 @@ def format_machine(greeting: Mapping[str, Any]) -> str:
     """The description that `describe_host` makes, in one line."""
     return (
         f"{greeting['host']}: Python {greeting['python']}, {greeting['processor']}, "
-        f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB"
+        f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
+        f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
     )
 
 

@@ -27,6 +27,9 @@ class Finding:
     #: The same for programs.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "fixes": list(self.fixes), "notes": list(self.notes)}
+
 
 def shorten_error(text: str) -> str:
     return (text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...").rstrip(" .")
@@ -60,7 +63,7 @@ class Diagnosis:
             "verdict": self.verdict,
             "exit_code": self.exit_code,
             "configured": self.configured,
-            "checks": [asdict(finding) for finding in self.findings],
+            "checks": [finding.as_dict() for finding in self.findings],
         }
 
 
