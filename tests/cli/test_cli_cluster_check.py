@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -111,7 +112,7 @@ def test_the_screen_line_by_line(monkeypatch):
         "verdict": "degraded",
         "exit_code": 1,
         "configured": True,
-        "checks": [found.as_dict() for found in findings],
+        "checks": [dataclasses.asdict(found) for found in findings],
     }
 
 
