@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -112,7 +113,7 @@ def test_the_screen_line_by_line(monkeypatch):
         "verdict": "degraded",
         "exit_code": 1,
         "configured": True,
-        "checks": [dataclasses.asdict(found) for found in findings],
+        "checks": json.loads(json.dumps([dataclasses.asdict(found) for found in findings])),
     }
 
 
