@@ -159,8 +159,7 @@ def format_machine(greeting: Mapping[str, Any]) -> str:
     """The description that `describe_host` makes, in one line."""
     return (
         f"{greeting['host']}: Python {greeting['python']}, {greeting['processor']}, "
-        f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
-        f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
+        f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB"
     )
 
 
