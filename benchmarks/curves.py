@@ -59,31 +59,17 @@ def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
     mine = [row for row in rows if resolve.resolve_env_id(row["env"]) == id]
     if not mine:
         raise SystemExit(f"None of these files has {id}.")
-    lines: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    lines: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in mine:
-        label, looks = called(row, id, ours)
-        lines.setdefault((label, looks, row.get("study", "")), []).append(row)
-    labels = [label for label, *_ in lines]
+        label = peer(row) or f"{ours}{row['preset']}"
+        lines.setdefault((label, row.get("study", "")), []).append(row)
+    labels = [label for label, _ in lines]
     drawn = tuple(
-        replace(
-            # Two studies of one preset are told apart by what the study's name ends in, its steps.
-            series(
-                label if labels.count(label) == 1 else f"{label}, {study.split('-')[-1]}", found
-            ),
-            name=looks,
-        )
-        for (label, looks, study), found in lines.items()
+        # Two studies of one preset are told apart by what the study's name ends in, its steps.
+        series(label if labels.count(label) == 1 else f"{label}, {study.split('-')[-1]}", found)
+        for (label, study), found in lines.items()
     )
     return Chart(id, curves.AXES["steps"], "Evaluation return", drawn)
-
-
-def called(row: dict[str, str], id: str, ours: str) -> tuple[str, str]:
-    """A line's label, and what has one colour in all panels: beside others, each one's preset."""
-    if name := peer(row):
-        return name, name
-    label = f"{ours}{row['preset']}"
-    today = resolve.choose_preset(id, row["algo"]) == row["preset"]
-    return label, ours if ours and today else label
 
 
 def peer(row: dict[str, str]) -> str | None:

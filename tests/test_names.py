@@ -85,6 +85,12 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.id, node.lineno
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr, node.lineno
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name, node.lineno
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest, node.lineno
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname, node.lineno
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
@@ -98,7 +104,8 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     """Functions and methods whose names are free: no properties, no names of Python's own."""
     for file, tree in trees().items():
         for node in ast.walk(tree):
-            if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if not is_function or node.name.startswith("__"):
                 continue
             decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
             if decorators & {"property", "cached_property", "functools.cached_property"}:
@@ -216,6 +223,8 @@ def test_the_exemptions_are_few_and_needed() -> None:
         ("def f(given):\n    self.said = one = given", {"f", "given", "said", "one"}),
         ("class Told: ...\nfor found in x: pass", {"Told", "found"}),
         ("with a as theirs, b as (mine, x): pass", {"theirs", "mine", "x"}),
+        ("try: pass\nexcept E as told: import os as found", {"told", "found"}),
+        ("match a:\n case [x, *said]: pass\n case {1: y, **one}: pass", {"x", "said", "y", "one"}),
     ],
 )
 def test_the_search_sees_every_kind_of_name(code: str, names: set[str]) -> None:

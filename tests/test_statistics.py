@@ -80,7 +80,7 @@ def test_the_two_sides_are_resampled_apart():
     assert found.difference.value == 0.0
     assert found.difference.low < -40.0
     assert found.difference.high > 40.0
-    assert not found.significance.equivalent
+    assert not found.equivalent
 
 
 def test_strata_are_never_mixed():
@@ -122,22 +122,22 @@ def test_a_band_is_the_interval_of_each_point():
 def test_verdicts(ours, better, not_worse, equivalent):
     found = statistics.compare(array(*ours), array(100, 101, 99, 100, 100))
     assert (
-        found.significance.better,
-        found.significance.not_worse,
-        found.significance.equivalent,
+        found.better,
+        found.not_worse,
+        found.equivalent,
     ) == (
         better,
         not_worse,
         equivalent,
     )
-    assert found.as_dict()["equivalent"] == equivalent
+    assert found.verdicts["equivalent"] == equivalent
 
 
 def test_the_margin_is_a_share_of_their_size_also_below_zero():
     ours, theirs = array(-209, -210, -211), array(-200, -200, -200)
     assert statistics.compare(ours, theirs).margin == 20.0
-    assert statistics.compare(ours, theirs).significance.equivalent
-    assert not statistics.compare(ours, theirs, margin_share=0.05).significance.not_worse
+    assert statistics.compare(ours, theirs).equivalent
+    assert not statistics.compare(ours, theirs, margin_share=0.05).not_worse
 
 
 def test_medians_in_percent():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -47,23 +47,6 @@ class Interval:
     low: float
     high: float
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class SeedSummary:
-    """One number of each seed, together."""
-
-    seeds: int
-    iqm: Interval
-    mean: float
-    std: float
-    worst: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class MeanStd:
@@ -72,28 +55,36 @@ class MeanStd:
     mean: float
     std: float
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class SeedSummary(MeanStd):
+    """One number of each seed, together."""
+
+    seeds: int
+    iqm: Interval
+    worst: float
 
 
 @dataclass(frozen=True, slots=True)
-class Significance:
-    """The verdicts that two sides' numbers support, from the gain of one over the other."""
+class Comparison:
+    """Two sides' numbers, and the verdicts that they support."""
 
     #: Numbers on either side.
-    counts: tuple[int, int]
-    #: At 95%, and at 90%: inside the margin both ways, two one-sided tests at 5% hold.
-    gain: Interval
+    seeds: tuple[int, int]
+    #: How much one side gains over the other, with its 95% interval.
+    difference: Interval
+    #: The same at 90%: inside the margin both ways, two one-sided tests at 5% hold.
     equivalence: Interval
+    #: How far from the other side still counts as equal.
     margin: float
 
     @property
     def has_enough_seeds(self) -> bool:
-        return min(self.counts) >= FEWEST_SEEDS
+        return min(self.seeds) >= FEWEST_SEEDS
 
     @property
     def better(self) -> bool:
-        return self.has_enough_seeds and self.gain.low > 0.0
+        return self.has_enough_seeds and self.difference.low > 0.0
 
     @property
     def not_worse(self) -> bool:
@@ -103,36 +94,24 @@ class Significance:
     def equivalent(self) -> bool:
         return self.not_worse and self.equivalence.high < self.margin
 
-    def as_dict(self) -> dict[str, bool]:
+    @property
+    def verdicts(self) -> dict[str, bool]:
         return {name: getattr(self, name) for name in ("better", "not_worse", "equivalent")}
 
 
 @dataclass(frozen=True, slots=True)
-class SeedComparison:
-    """One number of each seed on two sides; every interval holds 95% but `equivalence`'s 90%."""
+class SeedComparison(Comparison):
+    """One number of each seed on two sides."""
 
-    seeds: tuple[int, int]
-    difference: Interval
-    #: The same difference at 90%: inside the margin both ways, two one-sided tests at 5% hold.
-    equivalence: Interval
     #: Of a seed of this side beside one of the other; ties count half.
     probability_of_improvement: Interval
-    #: How far from the other side still counts as equal.
-    margin: float
-
-    @property
-    def significance(self) -> Significance:
-        return Significance(self.seeds, self.difference, self.equivalence, self.margin)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), **self.significance.as_dict()}
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def summarise(values: Float64) -> SeedSummary:
     """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
     mean_std, iqm = compute_mean_std(values), compute_iqm_interval([values])
-    return SeedSummary(len(values), iqm, mean_std.mean, mean_std.std, float(values.min()))
+    return SeedSummary(mean_std.mean, mean_std.std, len(values), iqm, float(values.min()))
 
 
 def compute_mean_std(values: Float64) -> MeanStd:

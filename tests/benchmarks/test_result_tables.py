@@ -156,9 +156,3 @@ def test_two_studies_of_a_preset_are_two_lines_and_two_seeds_have_no_band() -> N
     assert long.low is not None
     (alone,) = script["panel"](rows[:4], "LunarLander-v3", "rlflame, ").series
     assert alone.label == "rlflame, lunarlander-ppo (2 seeds)"
-    for row in rows:
-        row["preset"] = "lunarlander-ppo" if row["study"].endswith("1m") else "default-ppo"
-    before, today = script["panel"](rows, "LunarLander-v3", "rlflame, ").series
-    assert (before.name, today.name) == ("rlflame, default-ppo", "rlflame, ")
-    assert alone.name == "rlflame, "  # beside others ours has one colour in all panels
-    assert (short.name, long.name) == ("lunarlander-ppo", "lunarlander-ppo")

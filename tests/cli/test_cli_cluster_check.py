@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -13,19 +15,14 @@ from flame_stub import FlameStub
 
 from rlflame.fleet.flame.check import cluster_check
 from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-from rlflame.fleet.flame.check.findings import Check, CheckTimeouts
+from rlflame.fleet.flame.check.findings import CheckTimeouts, Finding
 
 PATIENCE_S = 60
 
 
-class OneRenderer:
+def find_renderer() -> Finding:
     """Renderers are tried elsewhere."""
-
-    def make_finding(self):
-        return Check("graphics").make_ok("one works")
-
-    def close(self):
-        pass
+    return Finding("graphics", "ok", "one works")
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def quick(monkeypatch):
     )
 
     def hurried(show, tell, graphics, **options):
-        return ClusterCheck(show, tell, OneRenderer, **options, timeouts=pace)
+        return ClusterCheck(show, tell, find_renderer, **options, timeouts=pace)
 
     monkeypatch.setattr(cluster_check, "ClusterCheck", hurried)
 
@@ -59,14 +56,12 @@ def eventually(condition):
     raise AssertionError("waited in vain")
 
 
-def test_a_newcomer_without_flame_gets_a_friendly_screen(quick):
+def test_a_newcomer_without_flame_is_told_how_to_get_one(quick):
     spoken = rlflame("cluster-check")
     assert spoken.code == 3
-    assert spoken.out.startswith("No Flame cluster is configured, and none is needed")
-    assert "  rlflame train --env hopper\n" in spoken.out
-    assert "  docker compose -f compose/compose.yaml up -d\n" in spoken.out
-    assert "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=" in spoken.out
-    assert "failed" not in spoken.out
+    assert "no Flame cluster is configured, and none is needed" in spoken.out
+    assert "fix: docker compose -f compose/compose.yaml up -d\n" in spoken.out
+    assert "fix: export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=" in spoken.out
     assert "ok       this machine" in spoken.out
 
 
@@ -81,12 +76,10 @@ def test_a_newcomer_s_program_gets_the_same_as_json(quick):
 def test_the_screen_line_by_line(monkeypatch):
     """Status first, then what was asked; below it what was seen besides, and what to type."""
     findings = [
-        Check("configuration").make_ok("FLAME_ENDPOINT: there"),
-        Check("workers").make_ok("like this one", notes=["a: 2 executors"]),
-        Check("packages").make_warning("numpy absent", "install it"),
-        Check("executors").make_failure(
-            "1 of 2 stuck", "stop it", "or start it", notes=["e1 on a: Void"]
-        ),
+        Finding("configuration", "ok", "FLAME_ENDPOINT: there"),
+        Finding("workers", "ok", "like this one", notes=("a: 2 executors",)),
+        Finding("packages", "warning", "numpy absent", ("install it",)),
+        Finding("executors", "failed", "1 of 2 stuck", ("stop it", "or start it"), ("e1 on a",)),
     ]
 
     class Played:
@@ -111,7 +104,7 @@ def test_the_screen_line_by_line(monkeypatch):
         "warning  packages         numpy absent\n"
         "         fix: install it\n"
         "failed   executors        1 of 2 stuck\n"
-        "                          e1 on a: Void\n"
+        "                          e1 on a\n"
         "         fix: stop it\n"
         "         fix: or start it\n"
         "Degraded, because of: executors; with warnings about: packages.\n"
@@ -120,7 +113,7 @@ def test_the_screen_line_by_line(monkeypatch):
         "verdict": "degraded",
         "exit_code": 1,
         "configured": True,
-        "checks": [found.as_dict() for found in findings],
+        "checks": json.loads(json.dumps([dataclasses.asdict(found) for found in findings])),
     }
 
 
@@ -130,7 +123,7 @@ def test_a_healthy_cluster_in_lines(stub, quick):
     assert spoken.lines[-1].startswith("Healthy")
     checks = [line[9:24].strip() for line in spoken.lines if line[:2] == "ok"]
     asked = ["configuration", "session manager", "object cache", "template", "nodes", "capacity"]
-    asked += ["probe", "workers", "packages", "clocks", "tasks", "executors", "scheduling"]
+    asked += ["probe", "workers", "packages", "tasks", "executors", "scheduling"]
     assert checks == [*asked, "sessions", "this machine", "graphics"]
     assert stub.applications() == []
 

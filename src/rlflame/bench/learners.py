@@ -17,7 +17,7 @@ from rlflame.bench.result import (
     has_equal_digests,
 )
 from rlflame.bench.runner import Benchmark, BenchSession
-from rlflame.config.batch_scaling import check_learners
+from rlflame.config.resolve import check_learners
 from rlflame.experiment.learners import launcher
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads

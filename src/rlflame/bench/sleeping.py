@@ -1,7 +1,7 @@
 """An environment whose episodes last as long as they are told to, by sleeping.
 
 It takes no processor while it sleeps, so the number of cores does not limit how many sleep at
-once: what is left over is the cost of everything around it. Must not know: who measures.
+once: what is left over is the cost of everything around it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,4 @@ class SleepingEnv(gymnasium.Env[Any, Any]):
         return self.np_random.standard_normal(SIZE, dtype=np.float32)
 
 
-def make(**kwargs: Any) -> SleepingEnv:
-    return SleepingEnv(**kwargs)
-
-
-gymnasium.register("Sleeping-v0", make, disable_env_checker=True)
+gymnasium.register("Sleeping-v0", lambda **kwargs: SleepingEnv(**kwargs), disable_env_checker=True)

@@ -12,19 +12,6 @@ from rlflame.console.output import as_json_text, print_note, print_result, print
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Diagnosis, Finding
 
-_NO_CLUSTER_TEXT = """\
-No Flame cluster is configured, and none is needed: everything works on this machine.
-
-  rlflame train --env hopper
-
-A Flame cluster runs the same rollouts on many machines, with the same result to the last bit.
-To bring one up on this machine, in containers:
-
-  {up}
-  {export}
-  rlflame cluster-check
-"""
-
 
 def cluster_check(
     clean: Annotated[
@@ -44,42 +31,34 @@ def cluster_check(
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-    from rlflame.fleet.flame.cluster_config import EXPORT, UP, find_configuration
-    from rlflame.rendering.gl_backend import BackendProbe
+    from rlflame.rendering.gl_backend import check_graphics
     from rlflame.training.stop_signal import exit_on_signal
 
-    streaming = not as_json and find_configuration() is not None
-
-    def print_finding(finding: Finding) -> None:
-        if streaming:
-            for line in _format_finding(finding):
-                print_result(line)
-
     examination = ClusterCheck(
-        print_finding, print_note, BackendProbe, workers=workers, clean=clean, debug=debug
+        _print_finding if not as_json else lambda finding: None,
+        print_note,
+        check_graphics,
+        workers=workers,
+        clean=clean,
+        debug=debug,
     )
     with exit_on_signal():
         diagnosis = examination.run()
     if as_json:
         print_result_lines(as_json_text(diagnosis.as_dict(), indent=2))
-    elif not diagnosis.configured:
-        print_result_lines(_NO_CLUSTER_TEXT.format(up=UP, export=EXPORT))
-        for finding in diagnosis.findings[1:]:
-            for line in _format_finding(finding):
-                print_result(line)
     else:
         print_result(_format_verdict(diagnosis))
     if diagnosis.exit_code:
         raise typer.Exit(diagnosis.exit_code)
 
 
-def _format_finding(finding: Finding) -> list[str]:
+def _print_finding(finding: Finding) -> None:
     """Status, question and answer, then details, then what to type."""
-    return [
-        f"{finding.status:7}  {finding.check:15}  {finding.seen}",
-        *(f"{'':26}{note}" for note in finding.notes),
-        *(f"{'':9}fix: {fix}" for fix in finding.fixes),
-    ]
+    print_result(f"{finding.status:7}  {finding.check:15}  {finding.seen}")
+    for note in finding.notes:
+        print_result(f"{'':26}{note}")
+    for fix in finding.fixes:
+        print_result(f"{'':9}fix: {fix}")
 
 
 def _format_verdict(diagnosis: Diagnosis) -> str:

@@ -321,3 +321,12 @@ class RunConfig(Recipe):
     @property
     def recipe(self) -> Recipe:
         return Recipe(**{name: getattr(self, name) for name in Recipe.model_fields})
+
+
+def can_split_update(learning: LearningSettings, runtime: RuntimeSettings) -> bool:
+    """Whether a second process can update the critic: the two halves are independent."""
+    return (
+        learning.traits.splits_update
+        and learning.provider == "numpy"
+        and max(runtime.learners, learning.gradient_shards, learning.threads) == 1
+    )

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlflame.config.batch_scaling import check_learners
 from rlflame.config.module_trust import pin_env_file
-from rlflame.config.recipe import LearningSettings, Recipe
+from rlflame.config.recipe import LearningSettings, Recipe, can_split_update
+from rlflame.config.resolve import check_learners
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, format_command
 from rlflame.storage.available_memory import measure_usable_bytes
 from rlflame.terminal_text import format_count, format_size
-from rlflame.training.critic_helper.conditions import check_critic_helper
 
 if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
@@ -78,7 +77,12 @@ def run_preflight(
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
     """The checks of settings alone, which a command makes before it opens a fleet."""
     check_learners(recipe.learning, runtime.learners)
-    check_critic_helper(recipe.learning, runtime)
+    if runtime.critic_helper == "on" and not can_split_update(recipe.learning, runtime):
+        raise ConfigError(
+            "This recipe does not go with a critic helper, which needs PPO with numpy's gradients, "
+            "one thread, one learner and learning.gradient_shards = 1.",
+            "--set runtime.critic_helper=auto, which has one where it can",
+        )
     if runtime.tensorboard:
         from rlflame.storage.tracking.tensorboard import check_available
 

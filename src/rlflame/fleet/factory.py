@@ -33,8 +33,6 @@ class FleetRequest:
     environment: str | None = None
     #: Local workers that have started already.
     prestart_pool: PrestartPool | None = None
-    #: Whether a remote fleet may advise the user to train here.
-    advises: bool = True
 
 
 def make_fleet(
@@ -55,7 +53,7 @@ def make_fleet(
     if not is_training or runtime.fleet != "auto" or not is_remote(name):
         return FLEETS[name].make(request)
     # First, so that a cluster that cannot be reached ends it before anything has started.
-    remote = FLEETS[name].make(replace(request, advises=False))
+    remote = FLEETS[name].make(request)
     try:
         cores = machine.count_usable_cores()
         workers = min(runtime.workers or cores, cores)
@@ -130,9 +128,7 @@ def _make_local_fleet(request: FleetRequest) -> Fleet:
 def _make_flame_fleet(request: FleetRequest) -> Fleet:
     from rlflame.fleet.flame.fleet import FlameFleet
 
-    return FlameFleet(
-        request.tasks, request.runtime, observer=request.observer, advises=request.advises
-    )
+    return FlameFleet(request.tasks, request.runtime, observer=request.observer)
 
 
 def _is_flame_configured() -> bool:

@@ -157,7 +157,7 @@ class JobQueue:
 class JobSubmission:
     """Tasks under way together: yields the fragment of each slot once, as they finish.
 
-    `on_finish` is called once, with whether every job was answered.
+    `on_finish` is called once.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class JobSubmission:
         cancel_jobs: Callable[[Sequence[FleetJob]], None],
         jobs: list[FleetJob],
         answers: AnswerQueue,
-        on_finish: Callable[[bool], None] = lambda complete: None,
+        on_finish: Callable[[], None] = lambda: None,
     ) -> None:
         self._cancel_jobs = cancel_jobs
         self._jobs = jobs
@@ -184,7 +184,7 @@ class JobSubmission:
                 raise outcome
             self._waiting -= 1
             if not self._waiting:
-                self._finish(complete=True)
+                self._finish()
             yield from split_fragment(outcome)
 
     def cancel(self) -> None:
@@ -192,9 +192,9 @@ class JobSubmission:
             self._waiting = 0
             self._cancel_jobs(self._jobs)
             self._answers.put(None)  # for an iteration that waits in another thread
-        self._finish(complete=False)
+        self._finish()
 
-    def _finish(self, *, complete: bool) -> None:
+    def _finish(self) -> None:
         if not self._has_finished:
             self._has_finished = True
-            self._on_finish(complete)
+            self._on_finish()

@@ -10,14 +10,13 @@ import contextlib
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlflame.errors import RlflameError
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.terminal_text import format_count
 
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Finding
@@ -47,63 +46,42 @@ def make_backend_variables(backend: str) -> dict[str, str]:
     return {VARIABLE: backend, "PYOPENGL_PLATFORM": named}
 
 
-class BackendProbe:
-    """Trials of renderers, all at once; each process may crash or hang."""
+def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> Finding:
+    """Try all renderers at once, for the cluster check; each process may crash or hang."""
+    from rlflame.fleet.flame.check.findings import Finding
 
-    def __init__(
-        self,
-        backends: Sequence[str] = BACKENDS,
-        module: str = CHILD_MODULE,
-        timeout_s: float = PROBE_TIMEOUT_S,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._processes: dict[str, WorkerProcess] = {}
-        # glfw starts a process while it loads.
-        safe_path = {"PYTHONSAFEPATH": "1"}
-        for backend in backends:
-            variables = {**make_backend_variables(backend), **safe_path}
-            process = WorkerProcess(module=module, environment=variables)
-            process.channel.send(MessageKind.ORDER)
-            self._processes[backend] = process
-
-    def find_failures(self) -> dict[str, str]:
-        """Why each one does not work; empty for one that does."""
-        try:
-            return {name: self._find_failure(trial) for name, trial in self._processes.items()}
-        finally:
-            self.close()
-
-    def _find_failure(self, process: WorkerProcess) -> str:
-        try:
-            with contextlib.suppress(EOFError, ProtocolError):
-                process.channel.receive(self._timeout_s)
-        except TimeoutError:
-            return f"no answer within {self._timeout_s:g} s"
-        code = process.terminate(_EXIT_GRACE_S)
-        lines = process.read_output().strip().splitlines()
-        reason = lines[-1][:200] if lines else f"ended with {code}"
-        return reason if code else ""
-
-    def make_finding(self) -> Finding:
-        """The answer of the cluster check."""
-        from rlflame.fleet.flame.check.findings import Check
-
-        failures = self.find_failures()
-        working = [backend for backend, reason in failures.items() if not reason]
-        reasons = {backend: reason for backend, reason in failures.items() if reason}
-        check = Check("graphics", works=working, reasons=reasons)
-        if working:
-            return check.make_ok(f"works here: MUJOCO_GL={', '.join(working)}")
-        return check.make_warning(
-            f"none of {format_count(len(BACKENDS), 'renderer')} works here, so nothing can be "
-            "drawn; training needs none",
-            find_install_command(),
-            notes=[f"{backend}: {reason}" for backend, reason in reasons.items()],
-        )
-
-    def close(self) -> None:
-        for process in self._processes.values():
+    processes: dict[str, WorkerProcess] = {}
+    try:
+        for backend in BACKENDS:
+            # glfw starts a process while it loads.
+            variables = {**make_backend_variables(backend), "PYTHONSAFEPATH": "1"}
+            processes[backend] = WorkerProcess(module=module, environment=variables)
+            processes[backend].channel.send(MessageKind.ORDER)
+        failures = {name: _find_failure(trial, timeout_s) for name, trial in processes.items()}
+    finally:
+        for process in processes.values():
             process.terminate()
+    working = [backend for backend, reason in failures.items() if not reason]
+    reasons = {backend: reason for backend, reason in failures.items() if reason}
+    facts = {"works": working, "reasons": reasons}
+    if working:
+        return Finding("graphics", "ok", f"works here: MUJOCO_GL={', '.join(working)}", facts=facts)
+    seen = "no renderer works here, so nothing can be drawn; training needs none"
+    notes = tuple(f"{backend}: {reason}" for backend, reason in reasons.items())
+    return Finding("graphics", "warning", seen, (find_install_command(),), notes, facts)
+
+
+def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
+    """Why a renderer does not work; empty if it does."""
+    try:
+        with contextlib.suppress(EOFError, ProtocolError):
+            process.channel.receive(timeout_s)
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    code = process.terminate(_EXIT_GRACE_S)
+    lines = process.read_output().strip().splitlines()
+    reason = lines[-1][:200] if lines else f"ended with {code}"
+    return reason if code else ""
 
 
 def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -147,7 +147,7 @@ class SweepSummary:
         return all(seed.state == "finished" for seed in self.seeds)
 
     def as_dict(self) -> dict[str, Any]:
-        final = self.final and {**self.final.as_dict(), "worst_seed": self.worst_seed}
+        final = self.final and {**asdict(self.final), "worst_seed": self.worst_seed}
         return {
             "environment": self.environment,
             "algorithm": self.algorithm,

@@ -114,13 +114,12 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     home: Path, monkeypatch: pytest.MonkeyPatch, listener: str
 ) -> None:
     monkeypatch.setenv("FLAME_ENDPOINT", f"http://{listener}")
-    monkeypatch.setattr("rlflame.fleet.flame.cluster_config.DEFAULT", "the default")
     monkeypatch.setattr("flamepy.core.types.DEFAULT_FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
     by_default = refused()
     assert isinstance(by_default, FleetUnreachableError)
     assert f"Nobody answers at grpc://{NOBODY}, the object cache" in by_default.message
-    assert "It is the default: FLAME_CACHE_ENDPOINT is not set." in by_default.message
-    assert by_default.hint.startswith("export FLAME_CACHE_ENDPOINT=grpc://HOST:9090")
+    assert "flamepy's default, as FLAME_CACHE_ENDPOINT is not set." in by_default.message
+    assert "export FLAME_CACHE_ENDPOINT=grpc://HOST:9090" in by_default.hint
 
     path = write_file(home, laid_out("http://elsewhere:1", f"grpc://{NOBODY}"))
     assert f"configured in {path}." in refused().message
@@ -250,24 +249,6 @@ def test_without_flamepy(
     assert "pip install 'flamepy" in said
     assert "cannot be read" not in said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "named"),
-    [("https://h:8080", True), ("http://h:8080", False)],
-)
-def test_an_encrypted_address_without_an_authority_names_the_variable(
-    home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, named: bool
-) -> None:
-    monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
-    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", endpoint.replace("http", "grpc"))
-    cluster = FlameClient()
-    assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(endpoint)) == named
-    assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(cluster.cache_endpoint)) == named
-    monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
-    cluster = FlameClient()
-    for address in (endpoint, cluster.cache_endpoint):
-        assert "export FLAME_CA_FILE=" not in cluster.format_tls_hint(address)
 
 
 def test_what_arrow_says_twice_is_said_once() -> None:

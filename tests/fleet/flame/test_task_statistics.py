@@ -82,30 +82,6 @@ def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:
     assert pace.compute_slow_s("other", 1) is None
 
 
-def rounds(statistics: TaskStatistics, number: int, busy_s: float, wall_s: float) -> None:
-    """Rounds of four tasks each."""
-    for _ in range(number):
-        for _ in range(4):
-            statistics.add("train", busy_s)
-        statistics.finish_round(wall_s, tasks=4)
-
-
-def test_overhead_is_what_is_left_when_the_work_is_taken_off() -> None:
-    """Four tasks of 0.1 s on two workers need 0.2 s; rounds of 0.5 s have lost 60% of them."""
-    statistics = TaskStatistics(2)
-    rounds(statistics, 5, 0.1, 0.5)
-    assert statistics.format_advice() == ""
-    rounds(statistics, 1, 0.1, 0.5)
-    assert statistics.overhead_share == pytest.approx(0.6)
-    assert "100 ms of work, and 60% of the collecting time" in statistics.format_advice()
-
-
-def test_a_busy_cluster_gets_no_advice() -> None:
-    statistics = TaskStatistics(8)
-    rounds(statistics, 10, 1.0, 1.1)
-    assert statistics.format_advice() == ""
-
-
 def jobs(*kinds: tuple[str, str]) -> list[FleetJob]:
     """One for each policy and purpose."""
     return [
@@ -209,4 +185,4 @@ def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: P
         assert run(fleet, slots(2)) == expected(slots(2))
         assert run(fleet, slots(1, env)) == expected(slots(1, env))
         assert len(bench.kinds("retried")) == 1
-        assert len(fleet._scheduler.statistics.busy_s) == 3
+        assert len(fleet._scheduler.statistics._by_purpose["train"]) == 3

@@ -72,4 +72,4 @@ def test_another_python_of_a_worker_is_said_once() -> None:
     for name in ("one", "two", "three"):
         registry.add(name, python="3.99.1" if name != "three" else read_versions()["python"])
     (note,) = registry.notes()
-    assert note.startswith("the worker on far runs Python 3.99 (here 3.")
+    assert note.startswith("the worker on far differs in Python 3.99 (here 3.")

@@ -15,7 +15,7 @@ from rlflame.config import regular_file
 from rlflame.config.nested import flatten
 from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.statistics import Significance, compare_medians
+from rlflame.statistics import Comparison, compare_medians
 from rlflame.storage.run_reader import Count
 
 #: Finite, and small enough to be averaged.
@@ -87,7 +87,7 @@ class Change:
 
     now: Measurement
     before: Measurement
-    verdict: Significance
+    verdict: Comparison
 
     def as_dict(self) -> dict[str, Any]:
         """Of fewer repetitions than an interval takes, its ends are null."""
@@ -97,11 +97,11 @@ class Change:
             "name": self.now.name,
             "unit": self.now.unit,
             "medians": (self.now.median, self.before.median),
-            "repetitions": verdict.counts,
-            "improvement": asdict(verdict.gain) | unknown,
+            "repetitions": verdict.seeds,
+            "improvement": asdict(verdict.difference) | unknown,
             "equivalence": asdict(verdict.equivalence) | unknown,
             "margin": verdict.margin,
-            **verdict.as_dict(),
+            **verdict.verdicts,
         }
 
 
@@ -152,7 +152,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
         )
     sign = 1.0 if measurement.better == "higher" else -1.0
     values, old_values = (sign * np.array(side.values) for side in (measurement, baseline))
-    verdict = Significance(
+    verdict = Comparison(
         (len(values), len(old_values)),
         compare_medians(values, old_values),
         compare_medians(values, old_values, 0.90),
@@ -203,7 +203,7 @@ def make_section(
         row = {"name": m.name, "unit": m.unit, "times": len(m.values)}
         if change := by_name.get(m.name):
             values["before"] = change.before.median
-            row |= {"times": min(change.verdict.counts), "improvement": change.verdict.gain}
+            row |= {"times": min(change.verdict.seeds), "improvement": change.verdict.difference}
         rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (
         "An improvement is positive whichever way is better; its 95% interval is a bootstrap over "

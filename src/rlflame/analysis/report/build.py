@@ -19,8 +19,8 @@ from rlflame.fleet.factory import is_remote
 from rlflame.rollout.task import Float64
 from rlflame.statistics import (
     FEWEST_SEEDS,
+    Comparison,
     SeedComparison,
-    Significance,
     compare,
     compute_mean_std,
     compute_tail_mean,
@@ -49,7 +49,7 @@ class Report:
     document: Document
     facts: Facts
     #: The verdict on everything that was compared, by name.
-    verdicts: Mapping[str, Significance] = field(default_factory=dict)
+    verdicts: Mapping[str, Comparison] = field(default_factory=dict)
     #: What the numbers of the verdicts are in.
     unit: str = ""
     notes: tuple[str, ...] = ()
@@ -57,9 +57,9 @@ class Report:
     def check_claim(self, claim: str) -> None:
         """Raise an UnsupportedClaimError unless the claim holds for everything compared."""
         for name, verdict in self.verdicts.items():
-            if not verdict.as_dict()[claim.replace("-", "_")]:
+            if not verdict.verdicts[claim.replace("-", "_")]:
                 level = 95 if claim == "better" else 90
-                interval = verdict.gain if claim == "better" else verdict.equivalence
+                interval = verdict.difference if claim == "better" else verdict.equivalence
                 raise UnsupportedClaimError(
                     f"Not shown: {claim} in {name}. The {level}% interval of the difference is "
                     f"[{interval.low:,.4g}, {interval.high:,.4g}]{self.unit}, and the margin is "
@@ -96,11 +96,12 @@ def _build_run_report(current: Sequence[Path], baseline: Sequence[Path], margin:
                 f"{run.folder} has nothing to report yet.", "try again after its first iteration"
             )
     compared = _compare_environments(runs, baseline_runs, margin) if baseline else []
-    comparisons = [{"environment": name, **result.as_dict()} for name, result in compared]
+    comparisons = [
+        {"environment": name, **asdict(result), **result.verdicts} for name, result in compared
+    ]
     facts = {**_describe_runs(everything), "comparisons": comparisons}
     document = sections.make_document(facts, _make_charts(everything), compared)
-    verdicts = {name: result.significance for name, result in compared}
-    return Report(document, facts, verdicts, notes=(*notes, *more))
+    return Report(document, facts, dict(compared), notes=(*notes, *more))
 
 
 def _build_bench_report(
@@ -269,8 +270,8 @@ def _describe_group(group: RunGroup) -> Facts:
         "environment": group.environment,
         "runs": [str(run.folder) for run in group.runs],
         "unfinished": unfinished,
-        "final": summarise(np.array(finals, np.float64)).as_dict() if not unfinished else None,
-        "best": summarise(np.array(bests, np.float64)).as_dict() if bests else None,
-        "p2": highest and {"steps": highest[0], **highest[1].as_dict()},
-        "p4": compute_mean_std(np.array(tails, np.float64)).as_dict() if is_complete else None,
+        "final": asdict(summarise(np.array(finals, np.float64))) if not unfinished else None,
+        "best": asdict(summarise(np.array(bests, np.float64))) if bests else None,
+        "p2": highest and {"steps": highest[0], **asdict(highest[1])},
+        "p4": asdict(compute_mean_std(np.array(tails, np.float64))) if is_complete else None,
     }

@@ -146,10 +146,9 @@ def _make_comparison_blocks(comparisons: Sequence[tuple[str, SeedComparison]]) -
 
 
 def format_verdict(result: SeedComparison) -> str:
-    decision = result.significance
-    if not decision.has_enough_seeds:
+    if not result.has_enough_seeds:
         return f"fewer than {FEWEST_SEEDS} seeds show nothing"
-    words = [name.replace("_", " ") for name, holds in decision.as_dict().items() if holds]
+    words = [name.replace("_", " ") for name, holds in result.verdicts.items() if holds]
     return ", ".join(words) or ("worse" if result.difference.high < 0.0 else "undecided")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import FleetError, FleetUnreachableError
+from rlflame.errors import ConfigError, FleetError, FleetUnreachableError
 from rlflame.fleet.base import TrafficMeter
 
 from . import object_cache
@@ -21,17 +21,17 @@ from .bundle import add_supervisor, make_request
 from .cluster_config import (
     CACHE,
     MANAGER,
+    TLS_FIX,
+    UP,
     FlameConnectError,
     FlameServer,
     check_endpoint,
     find_configuration,
-    is_local,
-    make_import_error,
     make_unconfigured_error,
     make_unreadable_error,
 )
 from .object_cache import Reference
-from .timed_call import CALL_S, ClusterCallError, call_with_timeout, make_call_error
+from .timed_call import CALL_S, ClusterCallError, call_with_timeout, format_error, make_call_error
 
 _PORT_CHECK_S, _NAME_LOOKUP_S, _CONNECT_S = 3.0, 10.0, 12.0
 #: flamepy's task states on the wire.
@@ -66,7 +66,10 @@ class FlameClient:
         try:
             from flamepy.core.types import FlameContext
         except ImportError as error:
-            raise make_import_error(error) from error
+            raise ConfigError(
+                f"flamepy is not installed, or cannot be imported: {format_error(error)}.",
+                "pip install 'flamepy>=0.6.0,<0.7'",
+            ) from error
         try:
             context = FlameContext()
         except Exception as error:
@@ -104,7 +107,7 @@ class FlameClient:
                 server,
                 endpoint,
                 f"Nobody answers at {endpoint}, the {server.role} ({reason}).",
-                f"start it: {server.start_command}" if is_local(endpoint) else "start it there",
+                f"start it; on this machine: {UP}",
             ) from error
 
     def connect(self) -> float:
@@ -130,22 +133,10 @@ class FlameClient:
                 MANAGER,
                 self.endpoint,
                 f"Something listens at {self.endpoint}, but does not answer as a session manager.",
-                f"try {self.format_tls_hint(self.endpoint)}; clients' port is 8080, not 8081",
-                "if it hangs, restart it",
-                detail=error.message,
+                f"{TLS_FIX}; clients' port is 8080, not 8081; if it hangs, restart it",
+                error.message,
             ) from error
         return time.perf_counter() - started_at
-
-    def format_tls_hint(self, endpoint: str) -> str:
-        """What to try where a server listens but no connection comes about."""
-        scheme = urlsplit(endpoint).scheme
-        plain, encrypted = ("http", "https") if "http" in scheme else ("grpc", "grpcs")
-        if scheme == plain:
-            return f"{encrypted}:// if its TLS is on (FLAME_CA_FILE names the certificate)"
-        hint = f"{plain}:// if its TLS is off"
-        if getattr(self._tls, "ca_file", None):
-            return hint
-        return f"export FLAME_CA_FILE=ca.crt, if it has its own certificate authority; {hint}"
 
     def close(self) -> None:
         if self._connection is not None:
@@ -164,15 +155,6 @@ class FlameClient:
         for session in self.call("list_sessions"):
             if session.state == OPEN and session.application in applications:
                 self.call("close_session", session.id)
-
-    def delete_objects(self, prefix: str) -> None:
-        try:
-            object_cache.delete(prefix)
-        except FleetError as error:
-            raise FleetError(
-                f"the object cache does not delete its objects ({error.message}); its "
-                "applications stay registered, so that cluster-check finds them"
-            ) from error
 
     def register_application(
         self,
@@ -267,6 +249,19 @@ class FlameClient:
                 f"export FLAME_CACHE_ENDPOINT={reference.endpoint}",
             ) from error
 
+    def wait_for_answer(
+        self, session: Any, task: str, timeout_s: float, interval_s: float
+    ) -> memoryview:
+        """The result of a small task; raises FleetError if it fails or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = self.poll_task(session, task)
+            if status.state in FINAL_STATES:
+                return self.fetch_result(session, status)[1]
+            if time.monotonic() > deadline:
+                raise FleetError(f"A small task was not answered in {timeout_s:g} s.")
+            time.sleep(interval_s)
+
 
 def parse_bytes(text: str) -> int:
     """`512m` in bytes, with binary units as in Flame."""
@@ -275,13 +270,7 @@ def parse_bytes(text: str) -> int:
 
 
 def remove_run(
-    client: FlameClient,
-    run: str,
-    timeout_s: float,
-    *,
-    stop_lease: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    client: FlameClient, run: str, timeout_s: float, stop_lease: Callable[[], None] = lambda: None
 ) -> str:
     """Close sessions, delete objects and unregister applications; the last reason for a failure.
 
@@ -290,18 +279,18 @@ def remove_run(
     cannot be closed, and workers look at the lease every other second.
     """
     names = (run, f"{run}-i")  # a run that installs has a second application
-    deadline_s = clock() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             client.close_sessions(names)
             stop_lease()
             for name in names:
-                client.delete_objects(f"{name}/*")
+                object_cache.delete(f"{name}/*")
             for application in client.call("list_applications"):
                 if application.name in names:
                     client.call("unregister_application", application.name)
             return ""
         except FleetError as error:
-            if clock() >= deadline_s:
+            if time.monotonic() >= deadline:
                 return error.message.rstrip(".")
-        sleep(0.2)
+        time.sleep(0.2)

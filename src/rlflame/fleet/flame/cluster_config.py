@@ -14,7 +14,10 @@ from .timed_call import format_error
 
 UP = "docker compose -f compose/compose.yaml up -d"
 EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
-DEFAULT = "flamepy's default"
+TLS_FIX = (
+    "try https:// and grpcs:// if its TLS is on (FLAME_CA_FILE names the certificate of its own "
+    "authority), http:// and grpc:// if it is off"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +28,24 @@ class FlameServer:
     variable: str
     schemes: tuple[str, ...]
     port: int
-    #: Starts it on this machine.
-    start_command: str
 
     @property
     def example(self) -> str:
         return f"{self.schemes[0]}://HOST:{self.port}"
 
 
-MANAGER = FlameServer("session manager", "FLAME_ENDPOINT", ("http", "https"), 8080, UP)
-_CACHE_SCHEMES, _CACHE_UP = ("grpc", "grpcs", "grpc+tls"), f"{UP} object-cache"
-CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", _CACHE_SCHEMES, 9090, _CACHE_UP)
+MANAGER = FlameServer("session manager", "FLAME_ENDPOINT", ("http", "https"), 8080)
+CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", ("grpc", "grpcs", "grpc+tls"), 9090)
 
 
 class FlameConnectError(FleetUnreachableError):
     """A server that does not answer; `fixes` are the advice of cluster-check."""
 
     def __init__(
-        self, server: FlameServer, endpoint: str, message: str, *fixes: str, detail: str = ""
+        self, server: FlameServer, endpoint: str, message: str, fix: str, detail: str = ""
     ) -> None:
-        source, export = find_source(server, endpoint), f"export {server.variable}={server.example}"
-        if source == DEFAULT:
-            message += f" It is {source}: {server.variable} is not set."
-            self.fixes = (export, *fixes)
-        else:
-            message += f" It is configured in {source}."
-            self.fixes = (*fixes, f"or lead to another: {export}")
+        self.fixes = (fix, f"or lead to another: export {server.variable}={server.example}")
+        message += f" It is configured in {find_source(server, endpoint)}."
         hint = "; ".join([*self.fixes, "rlflame cluster-check", "--local runs it here"])
         super().__init__(message, hint, detail)
 
@@ -74,12 +69,7 @@ def find_source(server: FlameServer, endpoint: str) -> str:
     with contextlib.suppress(OSError, UnicodeError):
         if endpoint in Path(get_config_path()).read_text("utf-8"):
             return get_config_path()
-    return DEFAULT
-
-
-def is_local(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    return f"flamepy's default, as {server.variable} is not set"
 
 
 def check_endpoint(server: FlameServer, endpoint: str) -> None:
@@ -109,21 +99,13 @@ def make_unconfigured_error(
     )
 
 
-def make_import_error(error: ImportError) -> ConfigError:
-    is_absent = (error.name or "").split(".")[0] == "flamepy"
-    problem = "is not installed" if is_absent else "cannot be imported"
-    return ConfigError(
-        f"flamepy {problem}: {format_error(error)}.", "pip install 'flamepy>=0.6.0,<0.7'"
-    )
-
-
 def make_unreadable_error(error: Exception) -> ConfigError:
     """flamepy reads the file before the variables, so a broken file is always in the way."""
     path = get_config_path()
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         cause = "it is empty, or not laid out as Flame's configuration is"
     else:  # a parser names the file too, which a long path leaves no room for
-        cause = " ".join(str(error).split()).rstrip(".").replace(f' "{path}",', "")
+        cause = format_error(error).replace(f' "{path}",', "")
     return ConfigError(
         f"{path} cannot be read: {cause}.",
         f"correct it, or put it away: {format_shell('mv', path, f'{path}.old')}; and {EXPORT}",

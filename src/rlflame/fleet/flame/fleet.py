@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from rlflame.rollout.task import PolicyArrays, RolloutTask
 
 from .attempt import AttemptRunner, JobBoard
 from .client import FlameClient, remove_run
+from .cluster_config import TLS_FIX
 from .object_cache import Lease
 from .policy_store import PolicyStore
 from .scheduler import Scheduler
@@ -44,11 +44,8 @@ class FlameFleet(ContextManagerMixin):
         runtime: RuntimeSettings,
         *,
         observer: Observer = ignore_event,
-        advises: bool = True,
     ) -> None:
-        """`advises`: whether to tell the user how less time would be lost."""
         self._observer = observer
-        self._advises = advises
         self._closed = False
         self._client = FlameClient().open()
         self._note(f"flame: the cluster at {self._client.endpoint} ({self._client.source})")
@@ -79,7 +76,7 @@ class FlameFleet(ContextManagerMixin):
             self._client.close()
             raise FleetUnreachableError(
                 f"The object cache at {address} does not take objects ({format_error(error)}).",
-                f"{self._client.format_tls_hint(address)}; rlflame cluster-check",
+                f"{TLS_FIX}; rlflame cluster-check",
             ) from error
 
     @property
@@ -98,18 +95,10 @@ class FlameFleet(ContextManagerMixin):
         self._policies.keep([task.policy_id for task in tasks])
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        started_at = time.monotonic()
 
-        def finish(complete: bool) -> None:
+        def finish() -> None:
             for task in tasks:
                 self._policies.release(task.policy_id)
-            if not complete or not tasks or tasks[0].purpose != "train":
-                return
-            statistics = self._scheduler.statistics
-            statistics.finish_round(time.monotonic() - started_at, len(tasks))
-            if self._advises and (advice := statistics.format_advice()):
-                self._advises = False
-                self._note(advice)
 
         self._scheduler.add(jobs)
         return JobSubmission(self._scheduler.board.cancel, jobs, answers, finish)
@@ -219,27 +208,17 @@ class WorkerRegistry:
         self._compare(worker, read_versions())
 
     def _compare(self, worker: dict[str, Any], local: dict[str, str]) -> None:
-        notes, differ = [], []
+        remote, python = (".".join(str(w["python"]).split(".")[:2]) for w in (worker, local))
+        differ = [f"Python {remote} (here {python})"] if remote != python else []
         for name, version in local.items():
-            remote = worker.get(name)
             # A package that one of the two lacks has no part in what both can run.
-            if name != "python" and remote != version and "absent" not in (remote, version):
-                differ.append(f"{name} {remote} (here {version})")
-        if differ:
-            notes.append(
-                f"differs in {', '.join(differ)}: results can differ in their last bits from a "
-                "run on this machine"
-            )
-        remote, minor = (".".join(str(w["python"]).split(".")[:2]) for w in (worker, local))
-        if remote != minor:
-            notes.append(
-                f"runs Python {remote} (here {minor}): rlflame's own bits do not depend on it, an "
-                "environment's may"
-            )
-        for note in notes:
-            with self._lock:
-                is_new = note not in self._notes
-                self._notes.add(note)
-            if is_new:
-                text = f"the worker on {worker['host']} {note}"
-                self._observer(FleetEvent("note", "", 0, text))
+            other = worker.get(name)
+            if name != "python" and other != version and "absent" not in (other, version):
+                differ.append(f"{name} {other} (here {version})")
+        note = ", ".join(differ)
+        with self._lock:
+            is_new = bool(note) and note not in self._notes
+            self._notes.add(note)
+        if is_new:
+            text = f"the worker on {worker['host']} differs in {note}: results can differ in "
+            self._observer(FleetEvent("note", "", 0, text + "their last bits from a run here"))

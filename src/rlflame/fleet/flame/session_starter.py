@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,6 @@ class SessionStarter:
     settings: dict[str, Any]
     runtime: RuntimeSettings
     observer: Observer
-    clock: Callable[[], float] = time.monotonic
     stopped: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
     session: FlameSession | None = None
@@ -145,8 +144,8 @@ class SessionStarter:
 
     def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
         """Ask until an executor answers; report meanwhile what stands in the way."""
-        started_at = reported_at = self.clock()
-        refusals, waited_s = 0, 0.0
+        started_at = time.monotonic()
+        refusals, waited_s, reported_s = 0, 0.0, 0.0
         task = self.client.send_request(session, "greet")
         while not self.stopped.is_set():
             try:
@@ -167,13 +166,12 @@ class SessionStarter:
                     task = self.client.send_request(session, "greet")
                     continue
                 failures = self._list_bind_failures(session.id)
-                interval_s = _REPORT_INTERVAL_S if waited_s < _LONG_WAIT_S else _LONG_WAIT_S
-                if started_at + waited_s - reported_at >= interval_s and status.state != RUNNING:
-                    reported_at = started_at + waited_s
+                if waited_s - reported_s >= _REPORT_INTERVAL_S and status.state != RUNNING:
+                    reported_s = waited_s
                     self._report_phase(self.format_situation(session.id, waited_s, failures))
             except ClusterCallError:
                 pass  # it is asked again until the deadline
-            waited_s = self.clock() - started_at
+            waited_s = time.monotonic() - started_at
             if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session.id)
             self.stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
@@ -269,11 +267,8 @@ def _check_packages(session: FlameSession) -> FlameSession:
     absent = [name for name in ("numpy", "gymnasium") if name not in remote]
     if not major and not absent:
         return session
-    problem = (
-        f"{format_versions(major, remote, local)}, too far from this machine's to trust the results"
-        if major
-        else f"no {' and no '.join(absent)}"
-    )
+    problem = f"{format_versions(major, remote, local)}, which is too far from this machine's"
+    problem = problem if major else f"no {' and no '.join(absent)}"
     raise FleetError(
         f"The executors on {session.greeting['host']} have {problem}.",
         "let them install what is here: --set runtime.flame.dependencies='\"install\"'",

@@ -1,4 +1,4 @@
-"""How long tasks take on this cluster, and how much time it loses between them."""
+"""How long tasks take on this cluster, and what follows for groups of tasks and stragglers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,19 @@ _GROUP_WORK_S = 0.6
 _SLOW_FACTOR = 3.0
 #: ...but never before this.
 _SLOW_FLOOR_S = 1.0
-#: Rounds that advice is based on; the first rounds pay for what happens once.
-_ROUNDS, _SKIPPED_ROUNDS = 4, 2
-#: The share of the collecting time from which overhead is worth advice...
-_WASTEFUL_SHARE = 0.35
-#: ...in rounds so short that longer fragments help.
-_SHORT_ROUND_S = 5.0
 
 
 class TaskStatistics:
-    """The durations of the latest tasks and of the latest rounds of training."""
+    """The durations of the latest tasks."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(1, capacity)
         self._by_purpose: defaultdict[str, deque[float]] = defaultdict(
             lambda: deque(maxlen=_HISTORY_LENGTH)
         )
-        #: Of any purpose, as the workers measured them.
-        self.busy_s: deque[float] = deque(maxlen=1000)
-        #: Of each round: the time it took, the least possible time, the work of its median task.
-        self._rounds: deque[tuple[float, float, float]] = deque(maxlen=_ROUNDS)
-        self._round_count = 0
 
     def add(self, purpose: str, busy_s: float) -> None:
         self._by_purpose[purpose].append(busy_s)
-        self.busy_s.append(busy_s)
 
     def compute_group_size(self, purpose: str, waiting: int, under_way: int) -> int:
         """How many of the waiting tasks the next executor is given at once.
@@ -62,34 +50,3 @@ class TaskStatistics:
         if not durations_s:
             return None
         return max(_SLOW_FLOOR_S, _SLOW_FACTOR * tasks * median(durations_s))
-
-    def finish_round(self, wall_s: float, tasks: int) -> None:
-        """All tasks of a round of training have come back."""
-        self._round_count += 1
-        busy_s = list(self.busy_s)[-tasks:]
-        if self._round_count > _SKIPPED_ROUNDS and busy_s:
-            # With no time lost between tasks.
-            minimum_s = max(sum(busy_s) / min(self._capacity, tasks), max(busy_s))
-            self._rounds.append((wall_s, minimum_s, median(busy_s)))
-
-    @property
-    def overhead_share(self) -> float | None:
-        """The share of the collecting time that was no work; None before it can be said."""
-        if len(self._rounds) < _ROUNDS:
-            return None
-        return 1.0 - min(1.0, median(minimum_s / wall_s for wall_s, minimum_s, _ in self._rounds))
-
-    def format_advice(self) -> str:
-        """The advice to the user, or nothing."""
-        share = self.overhead_share
-        if share is None or share < _WASTEFUL_SHARE:
-            return ""
-        wall_s = median(wall_s for wall_s, _, _ in self._rounds)
-        busy_s = median(busy_s for _, _, busy_s in self._rounds)
-        if wall_s > _SHORT_ROUND_S:
-            return ""
-        return (
-            f"flame: a fragment is {1000 * busy_s:.0f} ms of work, and {share:.0%} of the "
-            "collecting time goes to sending and waiting. --local has the same bits without that; "
-            "a preset that ends in -wide has longer fragments, for clusters larger than this one"
-        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rlflame.config.recipe import LearningSettings, Recipe
+from rlflame.config.recipe import LearningSettings, Recipe, can_split_update
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.factory import is_remote
@@ -16,7 +16,6 @@ from rlflame.learning.parallel.process_group import to_message
 from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
-from rlflame.training.critic_helper.conditions import can_split_update
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,
     ConnectionTimeout,

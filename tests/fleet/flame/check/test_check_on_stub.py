@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame import bundle, object_cache
 from rlflame.fleet.flame.bundle import make_request
 from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Diagnosis
+from rlflame.fleet.flame.check.findings import CheckTimeouts, Diagnosis, Finding
 from rlflame.fleet.flame.client import FlameClient
 from rlflame.rollout.machine import describe_host
 
@@ -35,18 +34,13 @@ QUICK = CheckTimeouts(
 )
 #: For those who wait for a worker process to start.
 PATIENT = CheckTimeouts(
-    still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
+    still_s=1.0, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
 )
 
 
-class NoGraphics:
+def check_no_graphics() -> Finding:
     """Renderers are tried elsewhere."""
-
-    def make_finding(self):
-        return Check("graphics").make_ok("not tried")
-
-    def close(self):
-        pass
+    return Finding("graphics", "ok", "not tried")
 
 
 def eventually(condition):
@@ -79,7 +73,11 @@ def stub(meet) -> Iterator[FlameStub]:
 
 def examine(pace: CheckTimeouts = QUICK, **options: Any) -> Diagnosis:
     return ClusterCheck(
-        lambda found: None, lambda text: None, timeouts=pace, make_graphics=NoGraphics, **options
+        lambda found: None,
+        lambda text: None,
+        timeouts=pace,
+        check_graphics=check_no_graphics,
+        **options,
     ).run()
 
 
@@ -104,14 +102,12 @@ def test_a_healthy_cluster(stub):
     assert probe["executors"] == 2
     assert 0 < probe["cold_start_s"] < PATIENCE_S
     # The stub's workers are processes of this very machine and interpreter.
-    assert {finding(diagnosis, check).status for check in ("workers", "packages", "clocks")} == {
-        "ok"
-    }
+    assert {finding(diagnosis, check).status for check in ("workers", "packages")} == {"ok"}
     said = finding(diagnosis, "workers").facts["executors"]
     assert len({one["pid"] for one in said}) == 2
     assert {one["host"] for one in said} == {socket.gethostname()}
     assert finding(diagnosis, "tasks").facts["number"] == 20
-    assert finding(diagnosis, "object cache").facts["put_mb_per_s"] > 0
+    assert finding(diagnosis, "object cache").facts["round_trip_ms"] > 0
     assert leaves_nothing(stub)
 
 
@@ -177,7 +173,7 @@ def test_an_object_cache_that_is_down(stub):
     diagnosis = examine(clean=True)
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
     assert diagnosis.list_checks("failed") == ["object cache", "cleaning"]
-    assert "up -d object-cache" in finding(diagnosis, "object cache").fixes[0]
+    assert "up -d" in finding(diagnosis, "object cache").fixes[0]
     assert finding(diagnosis, "nodes").status == "ok"
     assert finding(diagnosis, "probe").status == "warning"
 
@@ -223,17 +219,10 @@ def test_a_cluster_that_goes_away_in_between(stub):
             stub.stop_session_manager()
 
     diagnosis = ClusterCheck(
-        pull, lambda text: None, timeouts=QUICK, make_graphics=NoGraphics
+        pull, lambda text: None, timeouts=QUICK, check_graphics=check_no_graphics
     ).run()
     assert diagnosis.exit_code == 3
     assert diagnosis.list_checks("failed") == ["nodes"]
-
-
-def test_what_there_was_no_time_for_is_not_looked_at(stub):
-    diagnosis = examine(replace(QUICK, total_s=-1.0))
-    assert diagnosis.list_checks("failed") == ["template", "nodes"]
-    assert "time" in finding(diagnosis, "nodes").seen
-    assert stub.applications() == []
 
 
 # What is ill. Each for its own reason, and with its own fix.
@@ -298,7 +287,7 @@ def test_nodes_that_come_and_go(meet):
         meet(stub)
         stub.faults.no_executors = True
         stub.lose_node("node-2", noticed=False)
-        assert finding(examine(), "nodes").status == "warning"
+        assert finding(examine(), "nodes").status == "failed"
         stub.notice_loss("node-2")
         found = finding(examine(), "nodes")
         assert (found.status, "node-2" in found.fixes[0]) == ("failed", True)
@@ -335,7 +324,7 @@ def test_a_full_cluster_is_not_ill(stub):
     cluster.close()
     assert diagnosis.exit_code == 0
     assert "others-s (2)" in finding(diagnosis, "capacity").seen
-    assert "no room" in finding(diagnosis, "probe").seen
+    assert "capacity" in finding(diagnosis, "probe").fixes[0]
     assert "others-s" in " ".join(finding(diagnosis, "sessions").notes)
     assert stub.applications() == ["others"]
 
@@ -356,6 +345,7 @@ import sys, time
 from rlflame.fleet.flame import object_cache
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame.client import FlameClient
+object_cache.BEAT_INTERVAL_S = 0.05
 cluster = FlameClient().open()
 options = RuntimeSettings(workers=1, flame={"delay_release_s": 5})
 for name in sys.argv[2:]:
@@ -417,7 +407,7 @@ def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
     diagnosis = examine(clean=True)
     cleaned = finding(diagnosis, "cleaning")
     assert cleaned.status == "ok"
-    assert [text.split(",")[0] for text in cleaned.facts["removed"]] == ["removed: rlflame-dead"]
+    assert [text.split(";")[0] for text in cleaned.facts["removed"]] == ["removed: rlflame-dead"]
     open_ones = {session.id for session in stub.sessions() if session.state == "Open"}
     assert open_ones == {"rlflame-living-s", "rlflame-far-s", "others-s"}
     assert sorted(stub.applications()) == ["others", "rlflame-far", "rlflame-living"]

@@ -6,8 +6,8 @@ Each check fails for its own reason and names its own fix. The clock is the test
 from __future__ import annotations
 
 import io
-import os
 import pickletools
+import socket
 import subprocess
 import sys
 import zipfile
@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame import bundle, object_cache
-from rlflame.fleet.flame.check import cluster_check, cluster_snapshot, executor_probe
+from rlflame.fleet.flame import bundle, client, object_cache
+from rlflame.fleet.flame.check import cluster_check, cluster_snapshot, executor_probe, stale_runs
 from rlflame.fleet.flame.check.cluster_snapshot import (
     GIB,
     Application,
@@ -27,42 +27,42 @@ from rlflame.fleet.flame.check.cluster_snapshot import (
     Executor,
     Node,
 )
-from rlflame.fleet.flame.check.executor_probe import ExecutorReport, ProbeResult
-from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Diagnosis, shorten_error
+from rlflame.fleet.flame.check.executor_probe import ProbeResult
+from rlflame.fleet.flame.check.findings import CheckTimeouts, Diagnosis, Finding, shorten_error
 from rlflame.fleet.flame.check.stale_runs import (
-    ClusterRunStatus,
-    RunLeases,
     RunScan,
     check_process,
     check_sessions,
-    find_foreign_sessions,
     find_runs,
     remove_dead_runs,
 )
-from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.timed_call import format_error
-from rlflame.rendering.gl_backend import BACKENDS, BackendProbe, find_install_command
+from rlflame.rendering.gl_backend import BACKENDS, check_graphics, find_install_command
 from rlflame.rollout import wire
 
 
 class Time:
-    """A clock that moves when somebody waits."""
+    """A clock that moves when somebody waits, in place of the module `time`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         #: What happens when somebody waits.
         self.meanwhile = lambda now: None
 
-    def clock(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.meanwhile(self.now)
 
-    @property
-    def pace(self) -> CheckTimeouts:
-        return CheckTimeouts(clock=self.clock, sleep=self.pause)
+
+@pytest.fixture
+def time(monkeypatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(stale_runs, "time", clock)
+    monkeypatch.setattr(client, "time", clock)
+    return clock
 
 
 NODE = Node("node-1", "Ready", 4, 16 * GIB)
@@ -84,9 +84,9 @@ def look(
 
 def test_a_warning_leaves_a_cluster_healthy_and_a_failure_does_not():
     fine, odd, bad = (
-        Check("a").make_ok("x"),
-        Check("b").make_warning("x", "do"),
-        Check("c").make_failure("x", "do"),
+        Finding("a", "ok", "x"),
+        Finding("b", "warning", "x", ("do",)),
+        Finding("c", "failed", "x", ("do",)),
     )
     for findings, reachable, verdict, code in (
         ((fine,), True, "healthy", 0),
@@ -114,12 +114,11 @@ def test_what_libraries_say_is_made_short():
 @pytest.mark.parametrize(
     ("states", "status", "words", "fix"),
     [
-        (["Ready", "Ready"], "ok", "2 ready: n0, n1", ""),
+        (["Ready", "Ready"], "ok", "2 of 2 ready", ""),
         ([], "failed", "no executor manager", "up -d"),
-        (["Ready", "NotReady"], "failed", "1 of 2 ready; NotReady: n1", "n1 again, under the same"),
-        (["Unknown", "Ready"], "warning", "lost within the last 30 s: n0", "wait 30 s"),
-        (["Unknown", "Unknown"], "failed", "0 of 2 ready; lost within the last 30 s", "wait 30 s"),
-        (["Unknown", "NotReady"], "failed", "0 of 2 ready", "of n1 again"),
+        (["Ready", "NotReady"], "failed", "1 of 2 ready; away: n1", "n1 again, under the same"),
+        (["Unknown", "Ready"], "failed", "1 of 2 ready; away: n0", "of n0 again"),
+        (["Unknown", "NotReady"], "failed", "0 of 2 ready; away: n0, n1", "of n0, n1 again"),
     ],
 )
 def test_nodes_that_are_away(states, status, words, fix):
@@ -136,7 +135,6 @@ def test_room_is_what_executors_leave_in_processors_and_in_memory():
     away = Node("away", "NotReady", 64, 64 * GIB)
     there = [executor(id="a"), executor(id="b"), Executor("c", "thin", "Bound", "s", 1, GIB)]
     seen = look(0.0, *there, nodes=[NODE, thin, away])
-    assert seen.count_free(NODE) == (2, 14 * GIB)
     assert seen.room == 2 + 1  # processors bound the first node, memory the second
     assert cluster_snapshot.check_capacity(seen).status == "ok"
 
@@ -173,7 +171,7 @@ OPEN = ClusterSession("s", "app")
         ("Bound", BUSY, BUSY, 6.0, False, "do not move"),
         ("Bound", BUSY, replace(BUSY, failed=40), 6.0, True, "40 tasks failed"),
         ("Bound", BUSY, replace(BUSY, failed=40, succeeded=6), 6.0, None, ""),
-        ("Bound", *2 * [replace(BUSY, running=0)], 6.0, True, "takes none of the 2 pending tasks"),
+        ("Bound", *2 * [replace(BUSY, running=0)], 6.0, True, "do not move"),
     ],
 )
 def test_an_executor_that_stands_still(state, before, after, apart_s, certain, why):
@@ -181,9 +179,9 @@ def test_an_executor_that_stands_still(state, before, after, apart_s, certain, w
         look(0.0, executor(state), sessions=filter(None, [before])),
         look(apart_s, executor(state), sessions=filter(None, [after])),
     ]
-    found = cluster_snapshot.find_stuck(looks, PACE)
-    assert [not each.uncertain for each in found] == ([] if certain is None else [certain])
-    assert all(why in each.reason for each in found)
+    found, _ = cluster_snapshot.find_stuck(looks, PACE)
+    assert [each["certain"] for each in found] == ([] if certain is None else [certain])
+    assert all(why in each["reason"] for each in found)
     status = {None: "ok", True: "failed", False: "warning"}[certain]
     said = cluster_snapshot.check_executors(looks, PACE)
     assert said.status == status
@@ -206,11 +204,11 @@ def test_an_installation_may_take_longer_than_a_start():
 def test_an_executor_that_moved_in_between_is_not_stuck():
     states = ["Unbinding", "Idle", "Unbinding"]
     looks = [look(4.0 * i, executor(state)) for i, state in enumerate(states)]
-    assert cluster_snapshot.find_stuck(looks, PACE) == []
+    assert cluster_snapshot.find_stuck(looks, PACE)[0] == []
     again = [look(4.0 * i, executor("Unbinding", session=f"s{i}")) for i in range(3)]
-    assert cluster_snapshot.find_stuck(again, PACE) == []
+    assert cluster_snapshot.find_stuck(again, PACE)[0] == []
     gone = [look(0.0, executor("Void")), look(4.0), look(8.0, executor("Void"))]
-    assert cluster_snapshot.find_stuck(gone, PACE) == []
+    assert cluster_snapshot.find_stuck(gone, PACE)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -224,20 +222,22 @@ def test_an_executor_that_moved_in_between_is_not_stuck():
         ("Unbinding", [], 5.0, True),
         ("Unbinding", [], 7.0, False),
         ("Bound", [OPEN], 0.0, False),
+        ("Bound", [BUSY], 5.0, True),
+        ("Bound", [BUSY], 7.0, False),
         ("Idle", [], 0.0, False),
     ],
 )
 def test_a_later_look_is_wanted_only_while_it_can_tell_more(state, sessions, passed_s, wanted):
     looks = [look(t, executor(state), sessions=sessions) for t in (0.0, passed_s)]
-    assert cluster_snapshot.is_undecided(looks, PACE) == wanted
+    assert cluster_snapshot.find_stuck(looks, PACE)[1] == wanted
 
 
 def test_an_executor_is_given_time_from_when_its_session_was_closed():
     binding = executor("Binding")
     looks = [look(0.0, binding, sessions=[OPEN]), look(9.0, binding), look(14.0, binding)]
-    assert cluster_snapshot.find_stuck(looks, PACE) == []
-    (found,) = cluster_snapshot.find_stuck([*looks, look(15.0, binding)], PACE)
-    assert (found.duration_s, found.reason) == (6.0, "its session is closed")
+    assert cluster_snapshot.find_stuck(looks, PACE)[0] == []
+    ((found,), _) = cluster_snapshot.find_stuck([*looks, look(15.0, binding)], PACE)
+    assert (found["for_s"], found["reason"]) == (6.0, "its session is closed")
 
 
 def test_the_fix_for_a_node_of_compose_is_a_command():
@@ -290,18 +290,30 @@ def test_a_session_that_flame_has_given_up_says_why():
 class Book:
     """Leases as they would lie in the cache."""
 
-    def __init__(self, **leases) -> None:
-        self.leases = {f"rlflame-{name}": found for name, found in leases.items()}
+    def __init__(self) -> None:
+        self.leases = {}
         self.ended: list[str] = []
 
-    def read(self, run):
-        found = self.leases.get(run)
+    def read(self, key):
+        found = self.leases.get(key.partition("/")[0])
         if isinstance(found, Exception):
             raise found
         return found and dict(found)
 
-    def close(self, run, found):
-        self.ended.append(run)
+    def write(self, key, found):
+        assert found["closing"]
+        self.ended.append(key.partition("/")[0])
+
+    def fill(self, **leases) -> None:
+        self.leases = {f"rlflame-{name}": found for name, found in leases.items()}
+
+
+@pytest.fixture
+def book(monkeypatch) -> Book:
+    found = Book()
+    monkeypatch.setattr(object_cache, "read_lease", found.read)
+    monkeypatch.setattr(object_cache, "write_lease", found.write)
+    return found
 
 
 def lease(beat: int, host: str = "far", pid: int = 7):
@@ -312,110 +324,47 @@ def cluster_with(*names: str, sessions=()) -> ClusterSnapshot:
     return look(0.0, applications=[Application(n, "rlflame") for n in names], sessions=sessions)
 
 
-def settled(
-    book: Book,
-    seen: ClusterSnapshot,
-    later: ClusterSnapshot | None = None,
-    *,
-    known=None,
-    time: Time,
-):
-    """`known` is what this machine says of its processes."""
-    asked = (known or {}).__getitem__
-    census = RunScan(seen, book, time.pace, host="here", find_process_state=asked)
-    return census.settle(lambda: later or seen, lambda text: None)
+def settled(seen: ClusterSnapshot, later: ClusterSnapshot | None = None):
+    return RunScan(seen, PACE).settle(lambda: later or seen, lambda text: None)
 
 
-def test_a_lease_that_moves_is_life_and_one_that_stands_is_death():
-    time = Time()
-    book = Book(old=lease(3), young=lease(5))
+def test_a_lease_that_moves_is_life_and_one_that_stands_is_death(time, book):
+    book.fill(old=lease(3), young=lease(5))
     time.meanwhile = lambda now: book.leases["rlflame-young"].update(beat=5 + int(now - 1000) // 5)
-    dead, living = settled(book, cluster_with("rlflame-old", "rlflame-young"), time=time)
-    assert (dead.run.name, dead.state) == ("rlflame-old", "dead")
-    assert (living.run.name, living.state) == ("rlflame-young", "alive")
+    dead, living = settled(cluster_with("rlflame-old", "rlflame-young"))
+    assert (dead.name, dead.state) == ("rlflame-old", "dead")
+    assert (living.name, living.state) == ("rlflame-young", "alive")
     assert 95.0 < time.now - 1000 < 110.0  # workers give up after 90 s without a beat
     assert "process 7 on far" in dead.reason
 
 
-def test_nobody_waits_where_all_runs_show_that_they_live():
-    time = Time()
-    book = Book(a=lease(1, host="here", pid=12))
-    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: "driver"}, time=time)
-    assert (fate.state, time.now) == ("alive", 1000.0)
-    assert "12" in fate.reason
-
-
-@pytest.mark.parametrize(
-    ("host", "known", "waits_s"),
-    [
-        ("far", "driver", 100.0),  # of another machine, this one's processes say nothing
-        ("here", "doubtful", 100.0),  # another has its number now
-        ("here", "gone", 11.0),
-    ],
-)
-def test_how_long_a_run_that_does_not_move_is_given(host, known, waits_s):
-    time = Time()
-    book = Book(a=lease(1, host=host, pid=12))
-    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
-    assert fate.state == "dead"
-    assert time.now - 1000 == pytest.approx(waits_s)
-    assert ("which is gone" in fate.reason) == (known == "gone")
-
-
-@pytest.mark.parametrize("known", ["doubtful", "gone"])
-def test_a_beat_outweighs_what_is_known_of_the_process(known):
-    """Where drivers run in containers that bear this machine's name, numbers mean nothing."""
-    time = Time()
-    book = Book(a=lease(1, host="here", pid=12))
-    time.meanwhile = lambda now: book.leases["rlflame-a"].update(beat=1 + int(now - 1000) // 5)
-    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
-    assert fate.state == "alive"
-
-
-def test_one_that_is_gone_is_dead_before_one_that_is_far():
-    time = Time()
-    book = Book(a=lease(1), b=lease(1, host="here", pid=12))
-    far, gone = settled(book, cluster_with("rlflame-a", "rlflame-b"), known={12: "gone"}, time=time)
+def test_a_run_of_this_machine_whose_process_is_gone_is_given_less_time(time, book, monkeypatch):
+    monkeypatch.setattr(
+        stale_runs, "check_process", lambda lease: {"here": "gone"}.get(lease["host"], "")
+    )
+    book.fill(a=lease(1), b=lease(1, host="here", pid=12))
+    far, gone = settled(cluster_with("rlflame-a", "rlflame-b"))
     assert "no beat for 100 s" in far.reason
     assert "no beat for 11 s" in gone.reason
 
 
-def test_a_run_that_is_killed_here_and_removed_meanwhile_is_not_dead():
-    time = Time()
-    book = Book(b=lease(1, host="here", pid=12))
-    seen = cluster_with("rlflame-b")
-    (fate,) = settled(book, seen, cluster_with(), known={12: "gone"}, time=time)
+def test_a_beat_outweighs_what_is_known_of_the_process(time, book, monkeypatch):
+    """Where drivers run in containers that bear this machine's name, numbers mean nothing."""
+    monkeypatch.setattr(stale_runs, "check_process", lambda lease: "gone")
+    book.fill(a=lease(1, host="here", pid=12))
+    time.meanwhile = lambda now: book.leases["rlflame-a"].update(beat=1 + int(now - 1000) // 5)
+    (fate,) = settled(cluster_with("rlflame-a"))
     assert fate.state == "alive"
 
 
-def test_a_number_that_another_process_has_is_no_driver():
-    wait = "import sys; print(flush=True); sys.stdin.read()"
-    found = {}
-    cases: tuple[list[str], ...] = (
-        [],
-        ["here/rlflame/sums.py"],
-        ["rlflame"],
-        ["bin/rlflame", "train"],
-        ["rlflame", "cluster-check"],
-    )
-    for words in cases:
-        with subprocess.Popen(
-            [sys.executable, "-c", wait, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as other:
-            other.stdout.readline()
-            found[" ".join(words)] = check_process(other.pid)
-            other.stdin.close()
-            other.wait()
-        assert check_process(other.pid) == "gone"
-    known = "driver" if sys.platform == "linux" else "doubtful"
-    assert found == {
-        "": "doubtful",
-        "here/rlflame/sums.py": "doubtful",
-        "rlflame": known,
-        "bin/rlflame train": known,
-        "rlflame cluster-check": "doubtful",
-    }
-    assert check_process(os.getpid()) == "doubtful"
+def test_a_process_is_gone_where_this_machine_has_none_of_its_number():
+    here = socket.gethostname()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        assert check_process(lease(1, here, other.pid)) == "doubtful"
+        other.stdin.close()
+        other.wait()
+    assert check_process(lease(1, here, other.pid)) == "gone"
+    assert check_process(lease(1, "far", other.pid)) == "doubtful"
 
 
 @pytest.mark.parametrize(
@@ -426,23 +375,23 @@ def test_a_number_that_another_process_has_is_no_driver():
         (ClusterSession("s", "rlflame-a", running=1), "unknown"),
     ],
 )
-def test_without_a_lease_a_run_is_dead_when_nothing_of_it_moves(now, state):
+def test_without_a_lease_a_run_is_dead_when_nothing_of_it_moves(now, state, time, book):
     before = replace(now, succeeded=0)
     seen, later = (cluster_with("rlflame-a", sessions=[session]) for session in (before, now))
-    (fate,) = settled(Book(), seen, later, time=Time())
+    (fate,) = settled(seen, later)
     assert fate.state == state
 
 
-def test_a_lease_that_appears_is_life_and_one_that_cannot_be_read_is_doubt():
-    time = Time()
-    book = Book(b=FleetError("The cluster did not answer."))
+def test_a_lease_that_appears_is_life_and_one_that_cannot_be_read_is_doubt(time, book):
+    book.fill(b=FleetError("The cluster did not answer."))
     time.meanwhile = lambda now: book.leases.update({"rlflame-a": lease(1)})
-    born, doubtful = settled(book, cluster_with("rlflame-a", "rlflame-b"), time=time)
+    born, doubtful = settled(cluster_with("rlflame-a", "rlflame-b"))
     assert (born.state, doubtful.state) == ("alive", "unknown")
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_not_dead():
-    (fate,) = settled(Book(a=lease(1)), cluster_with("rlflame-a"), cluster_with(), time=Time())
+def test_a_run_that_ends_while_it_is_looked_at_is_not_dead(time, book):
+    book.fill(a=lease(1))
+    (fate,) = settled(cluster_with("rlflame-a"), cluster_with())
     assert fate.state == "alive"
 
 
@@ -460,17 +409,15 @@ def test_an_installing_run_s_two_applications_are_one_run_and_strangers_are_none
         ],
     )
     (run,) = find_runs(seen)
-    assert (run.name, run.sessions) == ("rlflame-a", tuple(own))
-    assert run.applications == ("rlflame-a", "rlflame-a-i")
-    assert find_foreign_sessions(seen) == [strange]
+    assert (run.name, run.sessions) == ("rlflame-a", own)
+    assert check_sessions([], seen).facts["others"] == [strange.id]
 
 
 def test_dead_runs_are_told_with_the_command_that_removes_them():
     seen = cluster_with("rlflame-a", "rlflame-b")
-    dead, living = (
-        ClusterRunStatus(run, state, "")
-        for run, state in zip(find_runs(seen), ("dead", "alive"), strict=True)
-    )
+    dead, living = find_runs(seen)
+    dead.settle("dead", "")
+    living.settle("alive", "")
     found = check_sessions([dead, living], seen)
     assert (found.status, found.fixes) == ("warning", ("rlflame cluster-check --clean",))
     assert check_sessions([living], seen).status == "ok"
@@ -480,7 +427,7 @@ def test_dead_runs_are_told_with_the_command_that_removes_them():
 def test_a_lease_of_another_kind_is_an_error_and_no_life(monkeypatch, content):
     monkeypatch.setattr(object_cache, "get", lambda *address: memoryview(content))
     with pytest.raises(FleetError, match="not of the kind"):
-        RunLeases().read("rlflame-a")
+        object_cache.read_lease("rlflame-a/lease/lease")
 
 
 # Removing.
@@ -518,7 +465,7 @@ class Shelf:
     def list_applications(self):
         return [SimpleNamespace(name=name) for name in self.names]
 
-    close_sessions = FlameClient.close_sessions
+    close_sessions = client.FlameClient.close_sessions
 
     def unregister_application(self, name):
         if name not in self.names:
@@ -533,25 +480,32 @@ class Shelf:
         self.deleted.append(prefix)
 
 
-def shelf_with(*names: str, **busy: int):
-    sessions = [ClusterSession(f"{name}-s", f"rlflame-{name}") for name in names]
-    seen = cluster_with(*(f"rlflame-{name}" for name in names), sessions=sessions)
-    return seen, Shelf(seen, {f"{name}-s": times for name, times in busy.items()})
+@pytest.fixture
+def shelve(monkeypatch, time, book):
+    """A cluster with some runs, each with a lease, and what it is asked to remove."""
+
+    def make(*names: str, **busy: int):
+        sessions = [ClusterSession(f"{name}-s", f"rlflame-{name}") for name in names]
+        seen = cluster_with(*(f"rlflame-{name}" for name in names), sessions=sessions)
+        shelf = Shelf(seen, {f"{name}-s": times for name, times in busy.items()})
+        monkeypatch.setattr(object_cache, "delete", shelf.delete_objects)
+        book.fill(**{name: lease(1) for name in names})
+        return seen, shelf
+
+    return make
 
 
-def fates_of(seen: ClusterSnapshot, *states: str, beat: int | None = 1) -> list[ClusterRunStatus]:
-    return [
-        ClusterRunStatus(run, state, "why", beat)
-        for run, state in zip(find_runs(seen), states, strict=True)
-    ]
+def runs_of(seen: ClusterSnapshot, *states: str, beat: int | None = 1):
+    runs = find_runs(seen)
+    for run, state in zip(runs, states, strict=True):
+        run.settle(state, "why")
+        run.lease = lease(beat) if beat else None
+    return runs
 
 
-def test_cleaning_removes_the_dead_and_touches_nobody_else():
-    seen, shelf = shelf_with("a", "b", "c")
-    book = Book(a=lease(1), b=lease(9), c=lease(4))
-    found = remove_dead_runs(
-        shelf, fates_of(seen, "dead", "alive", "unknown"), book, seen, Time().pace
-    )
+def test_cleaning_removes_the_dead_and_touches_nobody_else(shelve, book):
+    seen, shelf = shelve("a", "b", "c")
+    found = remove_dead_runs(shelf, runs_of(seen, "dead", "alive", "unknown"), 15.0)
     assert found.status == "ok"
     assert set(shelf.open) == {"b-s", "c-s"}
     assert shelf.names == {"rlflame-b", "rlflame-c"}
@@ -564,67 +518,62 @@ def test_cleaning_removes_the_dead_and_touches_nobody_else():
 
 
 @pytest.mark.parametrize(("beat", "now"), [(1, lease(2)), (None, lease(1))])
-def test_a_run_that_moves_at_the_last_moment_is_left_alone(beat, now):
-    seen, shelf = shelf_with("a")
-    found = remove_dead_runs(
-        shelf, fates_of(seen, "dead", beat=beat), Book(a=now), seen, Time().pace
-    )
+def test_a_run_that_moves_at_the_last_moment_is_left_alone(beat, now, shelve, book):
+    seen, shelf = shelve("a")
+    book.fill(a=now)
+    found = remove_dead_runs(shelf, runs_of(seen, "dead", beat=beat), 15.0)
     assert set(shelf.open) == {"a-s"}
     assert shelf.names == {"rlflame-a"}
     assert shelf.deleted == []
     assert "its lease moves again" in " ".join(found.notes)
 
 
-def test_sessions_whose_tasks_still_run_are_asked_again():
-    seen, shelf = shelf_with("a", a=5)
-    found = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+def test_sessions_whose_tasks_still_run_are_asked_again(shelve):
+    seen, shelf = shelve("a", a=5)
+    found = remove_dead_runs(shelf, runs_of(seen, "dead"), 15.0)
     assert found.status == "ok"
     assert shelf.names == set()
 
 
-def test_a_session_that_never_closes_is_given_up_and_named_with_its_node():
-    time = Time()
-    seen, shelf = shelf_with("a", "b", a=10**6)
-    held = replace(seen, executors=(executor(session="a-s", node="node-7"),))
-    fates = fates_of(seen, "dead", "dead")
-    found = remove_dead_runs(shelf, fates, Book(a=lease(1), b=lease(1)), held, time.pace)
+def test_a_session_that_never_closes_is_given_up_and_named(shelve, time):
+    seen, shelf = shelve("a", "b", a=10**6)
+    found = remove_dead_runs(shelf, runs_of(seen, "dead", "dead"), 15.0)
     assert found.status == "failed"
     assert shelf.names == {"rlflame-a"}
     assert shelf.deleted == ["rlflame-b/*", "rlflame-b-i/*"]
     assert time.now - 1000 < 60.0
     assert "not removed: rlflame-a, Cannot close" in " ".join(found.notes)
-    assert "node-7" in " ".join(found.notes)
     assert "--clean" in found.fixes[0]
 
 
-def test_objects_go_after_the_sessions_that_make_them_and_before_the_name_that_finds_them():
-    seen, shelf = shelf_with("a")
-    remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+def test_objects_go_after_the_sessions_that_make_them_and_before_the_name_that_finds_them(shelve):
+    seen, shelf = shelve("a")
+    remove_dead_runs(shelf, runs_of(seen, "dead"), 15.0)
     assert shelf.still_there == {"rlflame-a"}
     assert shelf.names == set()
 
 
-def test_a_run_whose_objects_cannot_be_deleted_is_found_again():
-    seen, shelf = shelf_with("a")
+def test_a_run_whose_objects_cannot_be_deleted_is_found_again(shelve):
+    seen, shelf = shelve("a")
     shelf.cache_is_away = True
-    found = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    found = remove_dead_runs(shelf, runs_of(seen, "dead"), 15.0)
     assert found.status == "failed"
     assert shelf.names == {"rlflame-a"}
     assert "not removed: rlflame-a, The cluster did not answer" in found.notes[0]
     assert "object cache" in found.fixes[0]
     assert "--clean" in found.fixes[0]
     shelf.cache_is_away = False
-    again = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    again = remove_dead_runs(shelf, runs_of(seen, "dead"), 15.0)
     assert again.status == "ok"
     assert shelf.names == set()
     assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
 
 
-def test_what_is_gone_already_is_no_obstacle():
-    seen, shelf = shelf_with("a")
+def test_what_is_gone_already_is_no_obstacle(shelve):
+    seen, shelf = shelve("a")
     shelf.open.clear()
     shelf.names.clear()
-    found = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    found = remove_dead_runs(shelf, runs_of(seen, "dead"), 15.0)
     assert found.status == "ok"
     assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
 
@@ -642,14 +591,12 @@ HERE = {
     "processor": "A processor",
     "folder": "/somewhere",
     "pid": 1,
-    "clock": 50.0,
 }
 
 
-def answered(*changes, wanted=None, **more) -> dict[str, object]:
-    greetings = [ExecutorReport({**HERE, "pid": i, **change}, 49.9, 50.1) for i, change in
-                 enumerate(changes)]  # fmt: skip
-    answers = ProbeResult(wanted or len(changes), 1.5, greetings, [0.01] * 20, **more)
+def answered(*changes, **more) -> dict[str, object]:
+    greetings = [{**HERE, "pid": i, **change} for i, change in enumerate(changes)]
+    answers = ProbeResult(len(changes), 1.5, greetings, [0.01] * 20, **more)
     return {found.check: found for found in executor_probe.make_findings(answers, HERE)}
 
 
@@ -668,28 +615,15 @@ def test_packages_that_differ_and_packages_that_are_absent():
     assert "gymnasium, mujoco absent on bare" in found.seen
     assert "last bits" in found.seen
     assert "installs" in found.seen
-    assert "last bits" not in answered(bare)["packages"].seen
 
 
-@pytest.mark.parametrize("name", ["processor", "libc", "system"])
+@pytest.mark.parametrize("name", ["processor", "libc", "system", "python"])
 def test_machines_that_may_compute_other_last_bits(name):
     found = answered({}, {name: "another", "host": "odd"})["workers"]
     assert found.status == "warning"
     assert "another (here" in found.seen
     assert "odd" in found.seen
     assert "last bits" in found.seen
-
-
-@pytest.mark.parametrize(
-    ("clock", "skew_s"), [(50.0, 0.0), (49.8, -0.1), (53.1, 3.0), (40.9, -9.0)]
-)
-def test_a_clock_is_off_by_what_question_and_answer_do_not_explain(clock, skew_s):
-    found = answered({"clock": clock, "host": "odd"})["clocks"]
-    assert found.facts["skew_s"] == pytest.approx(skew_s)
-    assert found.status == ("warning" if abs(skew_s) > 1 else "ok")
-    if found.status == "warning":
-        assert "odd" in found.seen
-        assert "set-ntp" in found.fixes[0]
 
 
 @pytest.mark.parametrize(
@@ -712,23 +646,9 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
     broken = answered({}, problem="A small task failed (no room on disk).", hint="look")["probe"]
     assert broken.status == "failed"
     assert "no room on disk" in broken.seen
-    assert broken.fixes == ("look",)
-    silent = answered(problem="No executor answered.", hint="rlflame cluster-check", is_silent=True)
-    assert silent.keys() >= {"probe"}
+    assert broken.fixes[0] == "look"
+    silent = answered(problem="No executor answered.", hint="rlflame cluster-check")
     assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
-    not_asked = answered(problem="The cache refuses the lease.", hint="look")["probe"]
-    assert not_asked.fixes == ("look",)
-
-
-def test_executors_that_use_another_cache_than_this_machine():
-    answers = ProbeResult(1, 1.0, [], [0.01], caches={"grpc://mine:1", "grpc://theirs:1"})
-    found = {one.check: one for one in executor_probe.make_findings(answers, HERE, "grpc://mine:1")}
-    assert found["results"].status == "warning"
-    assert found["results"].fixes == ("export FLAME_CACHE_ENDPOINT=grpc://theirs:1",)
-    answers.caches.remove("grpc://theirs:1")
-    assert "results" not in {
-        one.check for one in executor_probe.make_findings(answers, HERE, "grpc://mine:1")
-    }
 
 
 def test_a_probe_that_could_not_be_removed_says_so():
@@ -796,7 +716,6 @@ def test_nothing_configured(no_flame):
         ("http://somewhere:80x", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
         ("http://somewhere:8080", "somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
         ("http://somewhere:8080", "http://somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://HOST:9090"),
-        ("http://somewhere:8080", None, "export FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
         ("http://somewhere:8080", "grpc://somewhere:9090", ""),
         ("https://somewhere", "grpcs://elsewhere", ""),
         ("http://127.0.0.1:8080", None, ""),
@@ -807,11 +726,10 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
     if cache is not None:
         monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
     cluster, found = cluster_check.check_configuration()
-    usable = not fix or cache is None
-    assert (cluster is not None) == usable
-    assert found.status == ("ok" if not fix else "warning" if usable else "failed")
+    assert (cluster is not None) == (not fix)
+    assert found.status == ("failed" if fix else "ok")
     assert fix in " ".join(found.fixes)
-    wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix and not usable else "FLAME_ENDPOINT"
+    wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix else "FLAME_ENDPOINT"
     assert wrong in found.seen
 
 
@@ -870,7 +788,7 @@ if name == "glfw":
     working = "import os; assert os.environ['MUJOCO_GL'] == 'glfw'"
     (tmp_path / "glfw_trial.py").write_text(working)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = BackendProbe(module="trial", timeout_s=1.0).make_finding()
+    found = check_graphics("trial", timeout_s=1.0)
     assert found.status == "warning"
     assert found.fixes == (find_install_command(),)
     if "osmesa" in BACKENDS:
@@ -879,5 +797,5 @@ if name == "glfw":
             "osmesa": "libOSMesa.so cannot be opened",
             "glfw": "no answer within 1 s",
         }
-    drawn = BackendProbe(module="glfw_trial").make_finding()
+    drawn = check_graphics("glfw_trial", 30.0)
     assert (drawn.status, drawn.facts["works"]) == ("ok", ["glfw"])

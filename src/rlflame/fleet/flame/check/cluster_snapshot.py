@@ -11,17 +11,14 @@ from typing import Any
 from rlflame.terminal_text import format_count
 
 from ..client import BIND_FAILED, EXECUTOR_STATES, OPEN, SESSION_PAUSED, FlameClient
-from .findings import Check, CheckTimeouts, Finding
+from ..cluster_config import UP
+from .findings import CheckTimeouts, Finding
 
 NODE_STATES = ("Unknown", "Ready", "NotReady")
 GIB = 1 << 30
 #: States that a healthy executor passes at once.
 _TRANSIENT_STATES = ("Void", "Unbinding", "Releasing")
 _MAX_NAMES = 4
-GANG_FIX = (
-    "put gang into cluster.policies of flame-cluster.yaml (v0.6.0 starts no executor without it; "
-    "later versions must not have it) and restart the session manager"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +76,20 @@ class ClusterSnapshot:
     sessions: tuple[ClusterSession, ...] = ()
     applications: tuple[Application, ...] = ()
 
-    @property
-    def ready_nodes(self) -> list[Node]:
-        return [node for node in self.nodes if node.state == "Ready"]
-
     def find_session(self, session_id: str) -> ClusterSession | None:
         return next((session for session in self.sessions if session.id == session_id), None)
-
-    def count_free(self, node: Node) -> tuple[int, int]:
-        """Processors and bytes that no executor has been granted."""
-        executors = [executor for executor in self.executors if executor.node == node.name]
-        return (
-            node.cpu - sum(executor.cpu for executor in executors),
-            node.memory_bytes - sum(executor.memory_bytes for executor in executors),
-        )
 
     @property
     def room(self) -> int:
         """How many more executors of one processor and one GiB there is room for."""
-        free = [self.count_free(node) for node in self.ready_nodes]
-        return sum(max(0, min(cpu, memory_bytes // GIB)) for cpu, memory_bytes in free)
+        room = 0
+        for node in self.nodes:
+            if node.state == "Ready":
+                executors = [executor for executor in self.executors if executor.node == node.name]
+                free_cpu = node.cpu - sum(executor.cpu for executor in executors)
+                used_bytes = sum(executor.memory_bytes for executor in executors)
+                room += max(0, min(free_cpu, (node.memory_bytes - used_bytes) // GIB))
+        return room
 
 
 def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
@@ -133,171 +124,106 @@ def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
 
 
 def check_nodes(snapshot: ClusterSnapshot) -> Finding:
-    check = Check("nodes", nodes={node.name: node.state for node in snapshot.nodes})
+    facts = {"nodes": {node.name: node.state for node in snapshot.nodes}}
     if not snapshot.nodes:
-        return check.make_failure(
-            "no executor manager has ever reported",
-            "start one; on this machine: docker compose -f compose/compose.yaml up -d",
-        )
-    lost, ready, unready = (
-        [node.name for node in snapshot.nodes if node.state == state] for state in NODE_STATES
+        seen = "no executor manager has ever reported"
+        return Finding("nodes", "failed", seen, (f"start one; on this machine: {UP}",), (), facts)
+    missing = [node.name for node in snapshot.nodes if node.state != "Ready"]
+    seen = f"{len(snapshot.nodes) - len(missing)} of {len(snapshot.nodes)} ready"
+    if not missing:
+        return Finding("nodes", "ok", seen, facts=facts)
+    names = _format_names(missing)
+    seen += f"; away: {names}; Flame sends executors there, where they wait for ever"
+    fixes = (
+        f"start the executor manager of {names} again, under the same hostname",
+        "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "
+        "start it again",
     )
-    seen = f"{len(ready)} of {len(snapshot.nodes)} ready"
-    if unready:
-        names = _format_names(unready)
-        return check.make_failure(
-            f"{seen}; NotReady: {names}; Flame goes on sending executors there, where they wait "
-            "for ever",
-            f"start the executor manager of {names} again, under the same hostname",
-            "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "
-            "start it again",
-        )
-    if lost:
-        # Nothing can run if all nodes are away.
-        make_finding = check.make_warning if ready else check.make_failure
-        return make_finding(
-            f"{seen}; lost within the last 30 s: {_format_names(lost)}",
-            "wait 30 s, then rlflame cluster-check",
-        )
-    return check.make_ok(f"{len(ready)} ready: {_format_names(ready)}")
+    return Finding("nodes", "failed", seen, fixes, (), facts)
 
 
 def check_capacity(snapshot: ClusterSnapshot) -> Finding:
-    room, parts = snapshot.room, []
-    check = Check("capacity", room=room, nodes={})
-    for node in snapshot.ready_nodes:
-        cpu, memory_bytes = snapshot.count_free(node)
-        check.facts["nodes"][node.name] = {
-            "cpu": node.cpu,
-            "free_cpu": cpu,
-            "memory_bytes": node.memory_bytes,
-            "free_memory_bytes": memory_bytes,
-        }
-        parts.append(
-            f"{node.name} {cpu} of {format_count(node.cpu, 'processor')}, "
-            f"{memory_bytes / GIB:.1f} of {node.memory_bytes / GIB:.1f} GiB"
-        )
-    summary = _format_names(parts, "; ")
-    if room or not parts:
-        return check.make_ok(f"room for {format_count(room, 'executor')}: {summary}")
+    room = snapshot.room
+    facts = {"room": room}
+    if room:
+        return Finding("capacity", "ok", f"room for {format_count(room, 'executor')}", facts=facts)
     holders = Counter(executor.session or "no session" for executor in snapshot.executors)
     names = _format_names([f"{session} ({number})" for session, number in holders.most_common()])
-    return check.make_warning(
-        f"no room for another executor ({summary}); they are held by {names or 'nobody'}",
-        "new runs wait until one of these ends; rlflame cluster-check --clean ends dead ones",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class StuckExecutor:
-    executor: Executor
-    duration_s: float
-    reason: str
-    #: It might as well be busy for long.
-    uncertain: bool = False
+    seen = f"no room for another executor; those that exist are held by {names or 'nobody'}"
+    fix = "new runs wait until one of these ends; rlflame cluster-check --clean ends dead ones"
+    return Finding("capacity", "warning", seen, (fix,), (), facts)
 
 
 def find_stuck(
     snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
-) -> list[StuckExecutor]:
-    """Executors of the last snapshot that should have moved since an earlier one."""
-    stuck = []
-    for executor in snapshots[-1].executors:
-        first = _find_first_snapshot(executor, snapshots)
-        duration_s = snapshots[-1].at_s - first.at_s
-        if duration_s < timeouts.still_s:
-            continue
-        if executor.state in _TRANSIENT_STATES:
-            stuck.append(StuckExecutor(executor, duration_s, ""))
-        elif executor.state in ("Binding", "Bound"):
-            may_start = executor.state == "Binding" and duration_s < timeouts.binding_s
-            reason, uncertain = _diagnose(executor, first, snapshots[-1], may_start)
-            if reason:
-                stuck.append(StuckExecutor(executor, duration_s, reason, uncertain))
-    return stuck
+) -> tuple[list[dict[str, Any]], bool]:
+    """Executors that should have moved, and whether later snapshots could show more of them.
 
-
-def is_undecided(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> bool:
-    """Whether a later snapshot could tell more of an executor that is in passing now."""
-    last = snapshots[-1]
+    `certain` is false where a long task or a long installation would look alike.
+    """
+    stuck, is_undecided, last = [], False, snapshots[-1]
     for executor in last.executors:
-        is_open = last.find_session(executor.session) is not None
-        if executor.state == "Idle" or (is_open and executor.state == "Bound"):
-            continue
-        is_starting = is_open and executor.state == "Binding"
-        limit_s = timeouts.binding_s if is_starting else timeouts.still_s
-        if last.at_s - _find_first_snapshot(executor, snapshots).at_s < limit_s:
-            return True
-    return False
-
-
-def _find_first_snapshot(
-    executor: Executor, snapshots: Sequence[ClusterSnapshot]
-) -> ClusterSnapshot:
-    """The first of the latest snapshots in which it, and whether its session is open, are equal."""
-    first = snapshots[-1]
-    is_open = first.find_session(executor.session) is not None
-    for snapshot in reversed(snapshots):
-        was_open = snapshot.find_session(executor.session) is not None
-        if executor not in snapshot.executors or is_open != was_open:
-            break
-        first = snapshot
-    return first
+        session = last.find_session(executor.session)
+        first = last
+        for snapshot in reversed(snapshots):
+            was_open = snapshot.find_session(executor.session) is not None
+            if executor not in snapshot.executors or was_open != (session is not None):
+                break
+            first = snapshot
+        reason, is_certain = _diagnose(executor, first, last)
+        is_starting = executor.state == "Binding" and session is not None
+        duration_s = last.at_s - first.at_s
+        if reason and duration_s < (timeouts.binding_s if is_starting else timeouts.still_s):
+            is_undecided = True
+        elif reason:
+            fact: dict[str, Any] = {"executor": executor.id, "node": executor.node}
+            fact |= {"state": executor.state, "reason": reason}
+            stuck.append({**fact, "for_s": round(duration_s, 1), "certain": is_certain})
+    return stuck, is_undecided
 
 
 def _diagnose(
-    executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot, may_start: bool
+    executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot
 ) -> tuple[str, bool]:
-    """Why an executor with a session is stuck, or nothing; and whether that is uncertain."""
+    """Why an executor is stuck if this goes on, or nothing; and whether that is certain."""
+    if executor.state in _TRANSIENT_STATES:
+        return "a state that others leave at once", True
     before, now = first.find_session(executor.session), last.find_session(executor.session)
+    if executor.state not in ("Binding", "Bound"):
+        return "", True
     if before is None or now is None:
-        return "its session is closed", False
+        return "its session is closed", True
     if executor.state == "Binding":
         installs = any(app.name == now.application and app.installs for app in last.applications)
-        return "" if may_start else "its worker does not come up", installs
+        return "its worker does not come up", not installs
     failed = now.failed - before.failed
-    if failed > 0 and now.succeeded == before.succeeded:
-        return f"{format_count(failed, 'task')} failed at once", False
+    if failed and now.succeeded == before.succeeded:
+        return f"{format_count(failed, 'task')} failed at once", True
     if now.counts != before.counts or not now.pending + now.running:
-        return "", False
-    if now.running:
-        return "its session's tasks do not move", True
-    waiting = format_count(now.pending, "pending task")
-    return f"it takes none of the {waiting} of its session", False
+        return "", True
+    return "its session's tasks do not move", not now.running
 
 
 def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
-    total = len(snapshots[-1].executors)
     states = Counter(executor.state for executor in snapshots[-1].executors)
     seen = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none now"
-    stuck = find_stuck(snapshots, timeouts)
-    check = Check("executors", states=dict(states), stuck=[])
-    notes = []
-    for entry in stuck:
-        executor, reason = entry.executor, f", {entry.reason}" if entry.reason else ""
-        fact: dict[str, Any] = {"executor": executor.id, "node": executor.node}
-        fact |= {"state": executor.state, "session": executor.session}
-        fact |= {"for_s": round(entry.duration_s, 1), "certain": not entry.uncertain}
-        check.facts["stuck"].append(fact)
-        notes.append(
-            f"{executor.id[:8]} on {executor.node}: {executor.state} for at least "
-            f"{entry.duration_s:.0f} s{reason}"
-        )
+    stuck, _ = find_stuck(snapshots, timeouts)
+    facts = {"states": dict(states), "stuck": stuck}
     if not stuck:
-        return check.make_ok(seen)
-    del notes[2 * _MAX_NAMES :]
-    certain = [entry for entry in stuck if not entry.uncertain]
-    nodes = sorted({entry.executor.node for entry in certain or stuck})
-    fixes = [format_remedy(node) for node in nodes]
-    if certain:
-        text = f"{len(certain)} of {total} stuck, and in the way of every run ({seen})"
-        return check.make_failure(text, *fixes, notes=notes)
-    return check.make_warning(
-        f"{len(stuck)} of {total} did not move ({seen}); long tasks and installations look alike",
-        "rlflame cluster-check again in a minute; if it still says so:",
-        *fixes,
-        notes=notes,
+        return Finding("executors", "ok", seen, facts=facts)
+    notes = tuple(
+        f"{fact['executor'][:8]} on {fact['node']}: {fact['state']} for at least "
+        f"{fact['for_s']:.0f} s, {fact['reason']}"
+        for fact in stuck[: 2 * _MAX_NAMES]
     )
+    certain = [fact for fact in stuck if fact["certain"]]
+    fixes = tuple(format_remedy(node) for node in sorted({f["node"] for f in certain or stuck}))
+    if certain:
+        seen = f"{len(certain)} stuck, and in the way of every run ({seen})"
+        return Finding("executors", "failed", seen, fixes, notes, facts)
+    seen = f"{len(stuck)} did not move ({seen}); long tasks and installations look alike"
+    again = "rlflame cluster-check again in a minute; if it still says so:"
+    return Finding("executors", "warning", seen, (again, *fixes), notes, facts)
 
 
 def format_remedy(node: str) -> str:
@@ -314,27 +240,27 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
     paused = [session for session in last.sessions if session.paused]
     running = sum(session.running for session in last.sessions)
     pending = sum(session.pending for session in last.sessions)
-    check = Check("scheduling", pending=pending, running=running)
-    check.facts["paused_sessions"] = [session.id for session in paused]
+    facts = {"pending": pending, "running": running}
     starved = [
         session.id
         for session in last.sessions
         if not session.paused and _is_starved(session.id, snapshots, timeouts)
     ]
     if starved and last.room:
-        return check.make_failure(
-            f"tasks wait in {_format_names(starved)}, processors are free, and no executor is "
-            "started",
-            GANG_FIX,
+        seen = f"tasks wait in {_format_names(starved)}, and no executor is started"
+        fixes = (
+            "put gang into cluster.policies of flame-cluster.yaml (v0.6.0 starts no executor "
+            "without it; later versions must not have it) and restart the session manager",
             "or cluster.resreq asks for more than any node has: make it smaller",
         )
+        return Finding("scheduling", "failed", seen, fixes, (), facts)
     if paused:
-        return check.make_warning(
-            f"{paused[0].id} gets no more executors, because none could start: "
-            f"{paused[0].problem[:200]}",
-            "end that run and begin it again; the executor's log is under FLAME_HOME/logs",
-        )
-    return check.make_ok(f"{running} tasks running, {pending} waiting")
+        reason = paused[0].problem[:200]
+        seen = f"{paused[0].id} gets no more executors, because none could start: {reason}"
+        fix = "end that run and begin it again; the executor's log is under FLAME_HOME/logs"
+        return Finding("scheduling", "warning", seen, (fix,), (), facts)
+    seen = f"{running} tasks running, {pending} waiting"
+    return Finding("scheduling", "ok", seen, facts=facts)
 
 
 def _is_starved(
@@ -350,6 +276,6 @@ def _is_starved(
     return snapshots[-1].at_s - since_s >= timeouts.still_s
 
 
-def _format_names(names: Sequence[str], separator: str = ", ") -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return separator.join(names[:_MAX_NAMES]) + more
+    return ", ".join(names[:_MAX_NAMES]) + more

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -30,23 +29,6 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "fixes": list(self.fixes), "notes": list(self.notes)}
-
-
-class Check:
-    """One question to the cluster, with the facts for programs that its finding carries."""
-
-    def __init__(self, name: str, /, **facts: Any) -> None:
-        self.name = name
-        self.facts = facts
-
-    def make_ok(self, seen: str, *, notes: Sequence[str] = ()) -> Finding:
-        return Finding(self.name, "ok", seen, (), tuple(notes), self.facts)
-
-    def make_warning(self, seen: str, *fixes: str, notes: Sequence[str] = ()) -> Finding:
-        return Finding(self.name, "warning", seen, fixes, tuple(notes), self.facts)
-
-    def make_failure(self, seen: str, *fixes: str, notes: Sequence[str] = ()) -> Finding:
-        return Finding(self.name, "failed", seen, fixes, tuple(notes), self.facts)
 
 
 def shorten_error(text: str) -> str:
@@ -87,12 +69,8 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class CheckTimeouts:
-    """How long the steps of a check may take, and the clock that measures them."""
+    """How long the steps of a check may take."""
 
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    #: The whole check; steps that have not begun by then are left out.
-    total_s: float = 300.0
     #: An executor that stays this long in a state that others pass at once is stuck.
     still_s: float = 6.0
     #: The same for Binding, where a worker process is started.
