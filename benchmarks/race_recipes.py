@@ -13,9 +13,9 @@ from typing import Any
 from rlflame.bench.case import Case
 from rlflame.bench.learners import find_shard_count
 from rlflame.config import resolve
-from rlflame.config.batch_scaling import check_learners, scale_config
 from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
+from rlflame.config.resolve import check_learners, scale_config
 from rlflame.experiment import components
 
 SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"

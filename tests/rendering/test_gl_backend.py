@@ -85,8 +85,8 @@ def test_trying_leaves_this_process_s_environment_alone(tmp_path, monkeypatch):
     (tmp_path / "trial.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = dict(os.environ)
-    trials = gl_backend.BackendProbe(module="trial")
-    reasons = trials.find_failures()
-    assert reasons[BACKENDS[0]] == ""
+    facts = gl_backend.check_graphics("trial").facts
+    reasons = facts["reasons"]
+    assert facts["works"] == [BACKENDS[0]]
     assert "AssertionError" in reasons["glfw"]
     assert dict(os.environ) == before

@@ -29,7 +29,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Has tasks answered by a service whose run lives, and whose weights are at hand."""
     weights = rollouts.weights(rollouts.policy_spec(FAKE))
     content = wire.encode({"id": "weights", "arrays": weights})
-    monkeypatch.setattr(service, "read_object", lambda endpoint, key: content)
+    monkeypatch.setattr(service, "_fetch_policy", lambda endpoint, key: content)
+    monkeypatch.setattr(service, "_limit_object_cache", lambda: None)
     monkeypatch.setattr(service.Service, "_exit_when_orphaned", lambda self: None)
     monkeypatch.setattr(service._LeaseReader, "is_over", lambda self: False)
     served = service.Service(core="", step_deadline_s=60.0, lease={})
@@ -72,6 +73,7 @@ def test_a_machine_without_room_for_a_child_costs_a_retry_and_no_run(
 def test_a_group_has_one_look_at_its_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands still in one task goes on standing still in the next."""
     looked: list[service._LeaseReader] = []
+    monkeypatch.setattr(service._LeaseReader, "is_due", lambda self, now: True)
     monkeypatch.setattr(service._LeaseReader, "is_over", lambda self: bool(looked.append(self)))
     run(*slots(3, rollouts.fake(fault="doze")))
     assert len(set(map(id, looked))) == 1
