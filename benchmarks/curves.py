@@ -44,7 +44,7 @@ def main() -> None:
     ours = "rlflame, " if any(peer(row) for row in rows) else ""
     ids = [resolve.resolve_env_id(name) for name in options.envs.split(",")]
     charts = tuple(panel(rows, id, ours) for id in ids)
-    panels = Panels(charts, f"{curves.LINE_NOTE} {BAND_NOTE}")
+    panels = Panels(charts, (curves.LINE_NOTE, BAND_NOTE))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, matplotlib_backend.render_image(panels, options.out))
 

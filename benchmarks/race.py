@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from race_recipes import SOURCE, Variant, make_sb3_request
 
-from rlflame.analysis.curves import compute_moving_average
+from rlflame.analysis.curves import smooth_values
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.plots.matplotlib_backend import render_image
 from rlflame.analysis.report.bench_comparison import Measurement
@@ -347,8 +347,8 @@ def make_panels(runners: Sequence[Runner]) -> Panels | None:
             x = ends[window - 1 :, 1 if label == "Seconds" else 0]
             if label == "Steps per learner":
                 x = x / runner.learners
-            y = compute_moving_average(ends[:, 2], window)
+            y = smooth_values(ends[:, 2], window)[window - 1 :]
             if len(y):
                 lines.append(Series(f"{runner.kind}, {runner.learners}", x, y))
         charts.append(Chart("", label, "Return", tuple(lines)))
-    return Panels(tuple(charts), f"Lines: means of {EPISODES} episodes, or of all.")
+    return Panels(tuple(charts), (f"Lines: means of {EPISODES} episodes, or of all.",))
