@@ -140,6 +140,12 @@ class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
 
 
+class DiskError(CheckpointError):
+    """A full or read-only disk; `remedy` is what to do before the same is typed again."""
+
+    remedy = ""
+
+
 class DamagedCheckpointsError(CheckpointError):
     """Of all the checkpoints of a run there is none that can be read."""
 

@@ -627,6 +627,16 @@ def test_closed_streams_and_no_home(closed, tmp_path):
         assert not file.is_file() or b"a word" not in file.read_bytes(), file
 
 
+@pytest.mark.parametrize("words", ["train --env cartpole", "runs", "eval x.safetensors"])
+def test_a_current_folder_that_is_gone_is_a_sentence(words, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    run = f"cd '{gone}' && rmdir '{gone}' && exec '{sys.executable}' -m rlflame {words}"
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "The current folder is gone" in done.stderr
+
+
 def test_commands_that_do_not_train_do_without_what_begins_early():
     code = "import sys\nfrom rlflame.__main__ import main\nsys.argv = ['rlflame', '--version']\n"
     code += (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -427,6 +429,20 @@ def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
     assert "--set learning.init_policy=none" in again
 
 
+def test_what_is_said_of_a_run_whose_config_is_gone_can_be_typed():
+    words = ("--steps", "64", "--set", "ppo.anneal_learning_rate=true", "--out", "done", *TINY)
+    assert rlflame("train", *words).code == 0
+    refused = rlflame("resume", "done", "--steps", "192")
+    (command,) = re.findall(r"rlflame (train .*)", " ".join(refused.err.split()))
+    assert command.startswith("train --config done/config.toml --init-from ")
+    assert "--steps 128 --set learning.horizon_steps=none" in command
+    Path("done/config.toml").unlink()
+    refused = rlflame("resume", "done", "--steps", "192")
+    (command,) = re.findall(r"rlflame (train .*)", " ".join(refused.err.split()))
+    assert "--config" not in command
+    assert rlflame(*shlex.split(command), "--dry-run").code == 0
+
+
 def typed_from(policy):
     return resume.format_train_command(checkpoint.load(policy), policy)
 
@@ -481,6 +497,13 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     assert "and 300 MB are available" in spoken.err
     assert "  hint: a smaller learning.rollout.steps" in spoken.err
     assert not (tmp_path / "x").exists()
+    monkeypatch.undo()
+    spoken = rlflame(*words, "--set", "network.hidden=[65536,65536]")
+    assert spoken.code == 2
+    assert "Learning networks of [65536, 65536] units takes" in spoken.err
+    assert "a smaller learning.network.hidden" in spoken.err
+    shown = rlflame(*words, "--set", "network.hidden=[65536,65536]", "--dry-run")
+    assert (shown.code, "Not on this machine: " in shown.err) == (0, True)
 
 
 def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):

@@ -281,11 +281,12 @@ def test_a_file_may_be_absent_or_nonsense_and_is_named(tmp_path):
             resolve(config=file)
     file.write_text("[learning]\nalgorithm = 'reinforce'\n")
     assert resolve(config=file, algo="ppo").learning.algorithm == "ppo"
+    file.write_text("[job]\nseeds = [0, 1]\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(config=file)
+    assert caught.value.hint.startswith(f"rlflame resume {tmp_path} ")
     file.write_text("learning.environment.kwargs.day = 2020-01-01\n")
     with pytest.raises(ConfigError, match="day = datetime"):
-        resolve(config=file)
-    file.write_text("[job]\nseeds = [0, 1]\n")
-    with pytest.raises(ConfigError, match="no setting 'job'"):
         resolve(config=file)
     file.write_text("[ppo]\nepochs = 3\n")
     with pytest.raises(ConfigError, match="no setting 'ppo'"):

@@ -299,12 +299,58 @@ def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
     assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
 
 
+def advised(hint, after="rlflame"):
+    """The target of the `rlflame resume` that a hint has after these words, and its steps."""
+    words = hint[hint.index(after) :].split("rlflame resume ", 1)[1].split()
+    steps = int(words[words.index("--steps") + 1]) if "--steps" in words[:4] else None
+    return Path(words[0]), steps
+
+
+def only_needed_by_the_last(folder):
+    """Segments that no checkpoint but the newest names."""
+    *others, last = sorted(folder.glob("checkpoints/step-*.safetensors"))
+    spared = set().union(*map(checkpoint.read_segment_names, others))
+    return [folder / "replay" / name for name in checkpoint.read_segment_names(last) - spared]
+
+
+def test_what_is_advised_goes_as_far_as_was_asked_for(copied, tmp_path):
+    other = Path(shutil.copytree(copied, tmp_path / "other"))
+    resumed(other, steps=160)
+    resumed(copied, steps=128)
+    for file in only_needed_by_the_last(copied):
+        file.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        resumed(copied, steps=160)
+    target, steps = advised(caught.value.hint)
+    assert (target, steps) == (copied / "checkpoints" / step(96), 160)
+    assert advised(caught.value.hint, "to the same bits; ") == (copied, 160)
+    # Nobody has asked for more than the 128 steps that it has.
+    assert advised(rlflame("inspect", copied).err, "to the same bits; ") == (copied, 256)
+    resumed(target, steps=steps)
+    assert digest_of(copied) == digest_of(other)
+
+
+def test_no_checkpoint_of_an_earlier_replay_is_advised(copied):
+    resumed(copied, fresh_replay=True, steps=160)
+    for file in only_needed_by_the_last(copied):
+        file.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        resumed(copied, steps=192)
+    target, steps = advised(caught.value.hint)
+    lineage = [
+        int(checkpoint.load(path).snapshot.learner["experience.lineage"])
+        for path in (target if target.is_file() else newest(copied), newest(copied))
+    ]
+    assert lineage[0] == lineage[1]
+    assert steps == 192
+
+
 def test_a_run_that_is_over_has_no_use_for_an_empty_replay_but_to_go_on(copied):
     before = content(copied)
     said = rlflame("resume", copied, "--fresh-replay")
     assert said.code == 2
     assert "This run is over: it ended at step 96" in said.err
-    assert "--steps N" in said.err
+    assert f"rlflame resume {copied} --fresh-replay --steps 192" in said.err.replace("\n", " ")
     assert {**content(copied), ".lock": b""} == {**before, ".lock": b""}
     assert resumed(copied, fresh_replay=True, steps=192).progress.steps == 192
 

@@ -305,14 +305,15 @@ def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whol
         held.release()
 
 
-def test_a_run_whose_lock_was_removed_stops(tmp_path, whole):
+def test_a_run_whose_lock_was_removed_is_saved_and_stops(tmp_path, whole):
     path = tmp_path / "run"
     with recording(path, fresh(whole), every_steps=1000) as (recorder, _):
         offer(recorder, at(whole, 32))
         (path / ".lock").unlink()
-        with pytest.raises(CheckpointError):
-            offer(recorder, at(whole, 64), final=True)
-    assert names(path) == [step(32)]
+        with pytest.raises(CheckpointError) as lost:
+            offer(recorder, at(whole, 64))
+        assert lost.value.hint == f"rlflame resume {path}"
+    assert names(path) == [step(32), step(64)]
 
 
 LINKED_FILES = [".lock", "metrics.jsonl", "episodes.csv", "timing.jsonl"]

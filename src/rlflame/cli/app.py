@@ -35,7 +35,7 @@ from rlflame.console.output import (
     print_note_lines,
     print_result,
 )
-from rlflame.errors import ConfigError, from_exception, is_documented
+from rlflame.errors import ConfigError, RlflameError, from_exception, is_documented
 
 if TYPE_CHECKING:
     from rlflame.fleet.prestart import PrestartPool
@@ -70,12 +70,22 @@ def _parse_root_options(
     del version
 
 
+def _check_folder() -> None:
+    """In a folder that is gone, no name is found and no file can be made."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        message = "The current folder is gone: removed, or renamed."
+        raise RlflameError(message, "cd to another one") from None
+
+
 def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
     """The command, with every way it can end turned into a sentence and an exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> None:
         try:
+            _check_folder()
             command(*args, **options)
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -61,7 +61,7 @@ def inspect(
         _print_lines(contents, differences)
     broken = [content for content in contents if content.replay and content.replay.problem]
     for content in broken:
-        print_note(f"{resume.format_replay_hint(content.path)}.")
+        print_note(f"{resume.format_replay_hint(content.checkpoint, content.path)}.")
     if broken or any(text for *_, text in differences):
         raise typer.Exit(1)
 

@@ -22,6 +22,7 @@ from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
 from rlflame.console.output import (
     as_json_text,
     format_pairs,
+    print_note,
     print_result,
     print_result_lines,
 )
@@ -196,7 +197,9 @@ def _print_dry_run(
     from rlflame.rollout.envs.vector_env import describe_stepping
     from rlflame.storage.sweep_folder import format_seeds
 
-    preflight = run_preflight(config.recipe, config.runtime, init_from=init_from, dry_run=True)
+    preflight = run_preflight(
+        config.recipe, config.runtime, init_from=init_from, dry_run=True, show_note=print_note
+    )
     config = RunConfig.from_recipe(preflight.recipe, config.runtime)
     summary = RecipeSummary(config.recipe, preflight.env, preset)
     stepping = describe_stepping(preflight.env)

@@ -24,7 +24,7 @@ from rlflame.config.recipe import (
 )
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import format_seen_value, parse_set, validate_config
-from rlflame.errors import ConfigError, format_shell
+from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 from rlflame.terminal_text import format_count
 
@@ -161,6 +161,11 @@ def resolve_runtime(
 
 def _read_config_file(path: Path) -> dict[str, Any]:
     layer = toml_io.read_file(path)
+    if "job" in layer:
+        raise ConfigError(
+            f"{path} describes a job of several seeds, and is not the config of a run.",
+            f"{format_command('resume', path.parent)} continues the job",
+        )
     _resolve_env_file(layer, path.parent)
     return layer
 
@@ -376,8 +381,9 @@ def check_learners(learning: LearningSettings, learners: int) -> None:
     if shards % learners == 0:
         return
     fitting = learners * -(-DEFAULT_SHARDS // learners)
-    hint = f"--learners with a divisor of {shards}, or a new run with gradient_shards={fitting}"
-    if learning.settings.needs_whole_batches:
-        hint = "--learners 1"
+    largest = max(n for n in range(1, min(learners, shards) + 1) if shards % n == 0)
+    hint = f"--learners {largest}"
+    if not learning.settings.needs_whole_batches:
+        hint += f", or in a new run --set learning.gradient_shards={fitting}"
     shards_text = format_count(shards, "shard")
     raise ConfigError(f"{learners} learners cannot share {shards_text} evenly.", hint)

@@ -5,6 +5,7 @@ Nothing is written before all of them have passed. Loads numpy only where the se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Of a step in memory: a float32 that was collected, and the same in another order.
 _BYTES_PER_NUMBER = 8
+#: A weight, its gradient and the two moments of Adam.
+_BYTES_PER_WEIGHT = 16
 
 
 class Preflight(NamedTuple):
@@ -63,8 +66,12 @@ def run_preflight(
         read_env = components.inspect_env if dry_run else components.make_env_spec
         env = read_env(recipe.learning.environment)
     components.make_policy_spec(recipe.learning, env)
-    if not dry_run:
+    try:
         check_memory(recipe, env)
+    except ConfigError as error:
+        if not dry_run:
+            raise
+        show_note(f"Not on this machine: {error.message} {error.hint}")
     start = None
     if init_from is not None:
         learning, start = _load_start_policy(recipe.learning, env, init_from)
@@ -132,26 +139,32 @@ def _load_start_policy(
 
 
 def check_memory(recipe: Recipe, env: EnvSpec) -> None:
-    """Refuse a replay or a batch that the machine cannot hold, before hours have filled it."""
+    """Refuse networks, a replay or a batch that the machine cannot hold, before hours fill it."""
     from rlflame.console.recipe_summary import RecipeSummary
+    from rlflame.experiment.components import make_policy_spec
+    from rlflame.rollout.policy import compute_array_shapes
 
     learning, rollout = recipe.learning, recipe.learning.rollout
+    shapes = compute_array_shapes(make_policy_spec(learning, env)).values()
+    weights = sum(map(math.prod, shapes)) * (1 + learning.traits.critics)
+    networks = f"Learning networks of {list(learning.network.hidden)} units"
+    needs = [(networks, "network.hidden", _BYTES_PER_WEIGHT * weights)]
     replay = RecipeSummary(recipe, env, "").replay
     if replay is not None:
         transitions = format_count(replay.rows * replay.columns, "transition")
-        subject, setting = f"A replay of {transitions}", f"{learning.algorithm}.buffer_size"
-        nbytes = replay.nbytes
-    elif rollout.unit == "steps":
+        setting = f"{learning.algorithm}.buffer_size"
+        needs.append((f"A replay of {transitions}", setting, replay.nbytes))
+    elif rollout.unit == "steps":  # the length of episodes is not known
         action = env.action_size if env.action_kind == "continuous" else 1
-        subject = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
+        batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
         numbers = (env.observation_size + action + 4) * rollout.steps_per_iteration
-        setting, nbytes = "rollout.steps", _BYTES_PER_NUMBER * numbers
-    else:  # the length of episodes is not known
-        return
+        needs.append((batch, "rollout.steps", _BYTES_PER_NUMBER * numbers))
     available = measure_usable_bytes()
-    if nbytes > available:
-        raise ConfigError(
-            f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} are "
-            "available for it.",
-            f"a smaller learning.{setting}; or free some, raise a limit, or take another machine",
-        )
+    for subject, setting, nbytes in needs:
+        if nbytes > available:
+            raise ConfigError(
+                f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} "
+                "are available for it.",
+                f"a smaller learning.{setting}; or free some, raise a limit, or take another "
+                "machine",
+            )

@@ -14,12 +14,14 @@ from rlflame.config.flags import RuntimeFlags
 from rlflame.config.resolve import resolve_runtime
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep
+from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:
     """The config of a run folder, of a checkpoint in one, or of a sweep; empty where it is gone."""
     file = _find_config(target)
+    if not file.is_file() and list_seed_runs(file.parent):
+        raise ConfigError(f"{file.parent} holds seeds, and no {SWEEP_FILE}.", RESTORE_HINT)
     # The checkpoints of a run hold its recipe, but a sweep is what its file says.
     is_run = file.name != SWEEP_FILE
     hint = f"mend it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT

@@ -84,7 +84,8 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
         raise ConfigError(
             "This run's learning rate has fallen to 0, where its schedule ends, by step "
             f"{progress.steps:,}; more steps would change no weight.",
-            f"start a new run from its policy: {format_train_command(source, policy)}",
+            "start a new run from its policy: "
+            f"{format_train_command(source, policy, steps - progress.steps)}",
         )
     return copy_with_end(source, steps)
 
@@ -96,8 +97,10 @@ def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
     """The command that continues an ended run for as many steps again, while it can learn."""
-    if source.progress.reached or _is_annealed(source):
+    if source.progress.reached:
         return format_train_command(source, policy)
+    if _is_annealed(source):
+        return format_train_command(source, policy, source.progress.steps)
     return format_command("resume", run, "--steps", 2 * source.progress.steps)
 
 
@@ -118,15 +121,25 @@ def find_best_policy(run: Path, fallback: Path) -> Path:
     return run / "latest.safetensors"
 
 
-def format_train_command(source: Checkpoint, policy: Path) -> str:
-    """The command that starts a new run of the same recipe from a policy of a run that is over."""
-    folder, options = policy.parent, list[str]()
-    if source.recipe.learning.init_policy is not None:
-        options += ["--set", "learning.init_policy=none"]
-    if source.progress.reached:
-        options += ["--set", "evaluation.until_return=none"]
+def format_train_command(source: Checkpoint, policy: Path, steps: int | None = None) -> str:
+    """The command that starts a new run from a policy of a run that is over.
+
+    With `steps` it has another end, and schedules that are made for it.
+    """
+    learning, folder = source.recipe.learning, policy.parent
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
-    return format_command("train", "--config", config, "--init-from", policy, *options)
+    options: list[object] = ["--init-from", policy]
+    options += ["--steps", steps] if steps is not None else []
+    if not config.exists():
+        names = ("--env", learning.environment.id, "--algo", learning.algorithm)
+        return format_command("train", *names, *options)
+    resets = ["learning.init_policy"] if learning.init_policy is not None else []
+    resets += ["evaluation.until_return"] if source.progress.reached else []
+    if steps is not None:
+        horizons = ("horizon_iterations", "horizon_steps")
+        resets += [f"learning.{name}" for name in horizons if getattr(learning, name) is not None]
+    sets = [word for name in resets for word in ("--set", f"{name}=none")]
+    return format_command("train", "--config", config, *options, *sets)
 
 
 def find_machine_differences(
@@ -172,7 +185,7 @@ def check_state(source: Checkpoint, target: Path) -> None:
             PolicyAverage(learning.policy_average, learner.get_policy()),
         )
     except ReplayError as error:
-        raise ReplayError(error.message, format_replay_hint(target)) from error
+        raise ReplayError(error.message, format_replay_hint(source, target)) from error
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
@@ -194,14 +207,29 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
     return replace(source, snapshot=replace(snapshot, learner=learner, segments=()))
 
 
-def format_replay_hint(target: Path) -> str:
+def format_replay_hint(source: Checkpoint, target: Path) -> str:
     """What to type where the replay is incomplete; the command that loses nothing comes first."""
-    fresh_command = format_command("resume", target, "--fresh-replay")
+    goal, steps = source.recipe.stop_at_steps, source.progress.steps
+    end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
+    fresh_command = format_command("resume", target, "--fresh-replay", *end)
     hint = f"{fresh_command} goes on with its weights and an empty replay"
     for path in reversed(list_step_files(find_run(target))):
         with contextlib.suppress(CheckpointError):
-            snapshot = checkpoint.load(path).snapshot
-            for segment in snapshot.segments if snapshot is not None else ():
+            earlier = checkpoint.load(path)
+            is_before = earlier.progress.steps < source.progress.steps
+            if earlier.snapshot is None or not is_before or not _has_same_lineage(earlier, source):
+                continue
+            for segment in earlier.snapshot.segments:
                 segment.arrays()
-            return f"{format_command('resume', path)} goes on from before, to the same bits; {hint}"
+            command = format_command("resume", path, *end)
+            return f"{command} goes on from before, to the same bits; {hint}"
     return hint
+
+
+def _has_same_lineage(a: Checkpoint, b: Checkpoint) -> bool:
+    """Whether the replay was not emptied between the two."""
+    first, second = (
+        source.snapshot.learner.get(f"{BUFFER_PREFIX}lineage", 0) if source.snapshot else 0
+        for source in (a, b)
+    )
+    return int(first) == int(second)

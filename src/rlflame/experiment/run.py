@@ -103,7 +103,9 @@ def resume_run(
                 raise ConfigError(
                     f"This run is over: it ended at step {source.progress.steps}, and an empty "
                     "replay is for going on.",
-                    "--steps N takes it further",
+                    format_command(
+                        "resume", target, "--fresh-replay", "--steps", 2 * source.progress.steps
+                    ),
                 )
             return _make_result(folder, runtime, source, complete=True, has_trained=False)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)

@@ -26,6 +26,7 @@ from pathlib import Path
 from rlflame.errors import (
     CheckpointError,
     DamagedCheckpointsError,
+    DiskError,
     format_command,
     format_shell,
 )
@@ -60,14 +61,40 @@ class RunFolder:
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self._lock_fd = lock_fd
+        # An open folder keeps its number from being given to another.
+        self._folder_fd = -1
+        with contextlib.suppress(OSError):  # one that may be entered and written, not read
+            self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def check(self) -> None:
-        """Raise CheckpointError where another folder, or none, is at the path now."""
-        if self._lock_fd >= 0 and not _is_same(self.path / _LOCK_NAME, self._lock_fd):
+        """Raise CheckpointError where another folder, or none, is at the path now.
+
+        A folder that has lost its lock file is the same: the recorder saves before it stops.
+        """
+        if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd) or self.is_unlocked:
+            return
+        raise CheckpointError(
+            f"{self.path} was moved or removed during the run; nothing more was written there.",
+            f"if it was moved: {format_command('resume', 'FOLDER')} continues it there",
+        )
+
+    @property
+    def is_unlocked(self) -> bool:
+        """Whether the folder is the same and lacks its lock file."""
+        return (
+            min(self._lock_fd, self._folder_fd) >= 0
+            and not os.path.lexists(self.path / _LOCK_NAME)
+            and _is_same(self.path, self._folder_fd)
+        )
+
+    def check_lock(self) -> None:
+        """The same check, and an error where the lock file was removed."""
+        self.check()
+        if self.is_unlocked:
             raise CheckpointError(
-                f"{self.path}, or the {_LOCK_NAME} in it, was moved or removed during the run; "
-                "nothing more was written there.",
-                f"if it was moved: {format_command('resume', 'FOLDER')} goes on there",
+                f"{self.path / _LOCK_NAME} was removed during the run, so another process could "
+                f"write into {self.path}. The run was saved and stopped.",
+                format_command("resume", self.path),
             )
 
     def check_all(self) -> None:
@@ -117,9 +144,10 @@ class RunFolder:
         return f"{out} is taken and stays as it is; this run is in {self.path}."
 
     def release(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-        self._lock_fd = -1
+        for descriptor in (self._lock_fd, self._folder_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock_fd = self._folder_fd = -1
 
     @property
     def latest(self) -> Path:
@@ -274,10 +302,12 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
         message = f"{path} could not be written: {cause.strerror or cause}."
         is_full = cause.errno in safetensors_file.FULL_DISK_ERRNOS
         remedy = "make room" if is_full else "see that it can be written"
-        raise CheckpointError(
+        failure = DiskError(
             error.message if isinstance(error, CheckpointError) else message,
             f"{remedy}, then {hint or format_resume_hint(folder)}",
-        ) from cause
+        )
+        failure.remedy = remedy
+        raise failure from cause
 
 
 def _acquire_lock(path: Path, hint: str) -> int:

@@ -175,9 +175,10 @@ class FileRecorder:
     ) -> None:
         saved, every_steps = self._saved_progress, self._every_steps
         due = saved is None or progress.steps // every_steps > saved.steps // every_steps
-        if (due or final) and progress != saved:
+        if (due or final or self._folder.is_unlocked) and progress != saved:
             with self.time_phase("checkpoint"):
                 self._save(take())
+        self._folder.check_lock()
 
     def save_final_evaluation(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
         """Write the last checkpoint again, with the evaluation of its policy in it."""

@@ -186,7 +186,6 @@ def write_atomically(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -198,6 +197,13 @@ def write_atomically(path: Path, data: bytes) -> None:
             hint = format_shell("mkdir", "-p", path.parent)
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}.", hint
+        ) from error
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} was written, and may be lost if power fails: {error.strerror or error}.",
+            "choose another folder",
         ) from error
 
 

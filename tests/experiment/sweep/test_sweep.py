@@ -7,6 +7,7 @@ done by hand.
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,13 +29,14 @@ from test_cli_processes import alive, children_of, until
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.console.base import SweepResources
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, DiskError
+from rlflame.experiment.sweep import seed_main, sweep_run
 from rlflame.experiment.sweep import sweep as jobs
-from rlflame.experiment.sweep import sweep_run
 from rlflame.experiment.sweep.sweep import Sweep
 from rlflame.experiment.sweep.sweep_run import split_resources
+from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.storage import checkpoint
+from rlflame.storage import checkpoint, run_folder
 from rlflame.storage.available_memory import PROCESS_BYTES
 from rlflame.storage.run_folder import RunFolder
 from rlflame.storage.sweep_folder import MAX_SEEDS, format_folder_name, format_seeds, parse_seeds
@@ -235,6 +238,9 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     assert rlflame("resume", out, "--steps", "512").code == 0
     spoken = rlflame("resume", out, "--steps", "1024")
     assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
+    (said,) = re.findall(r"from the beginning: rlflame (.*)", spoken.err)
+    assert rlflame(*shlex.split(said), "--dry-run").code == 0
+    assert f"--seeds 3,5 --set learning.horizon_steps=none --steps 1024 --out {out}-longer" in said
     (said,) = re.findall(r"new run from its policy: rlflame (.*)", spoken.err)
     assert rlflame(*shlex.split(said), "--dry-run").code == 0
     for seed in (3, 5):
@@ -541,6 +547,24 @@ def test_a_job_file_that_cannot_be_read_is_not_one_to_remove(tmp_path):
     assert "rm " not in said
 
 
+def test_seeds_without_their_job_file_are_told_as_such(tmp_path):
+    (tmp_path / "job/seed-3").mkdir(parents=True)
+    spoken = rlflame("resume", tmp_path / "job")
+    said = " ".join(spoken.err.split())
+    assert spoken.code == 2
+    assert f"{tmp_path}/job holds seeds, and no job.toml." in said
+    assert "every seed in it is a run that rlflame resume takes alone" in said
+
+
+def test_a_full_disk_advises_to_resume_the_job_and_not_its_seed(tmp_path):
+    sent = []
+    channel = SimpleNamespace(send=lambda kind, values: sent.append((kind, values["hint"])))
+    with pytest.raises(DiskError) as full, run_folder.report_disk_errors(tmp_path / "seed-0"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    seed_main._report_error(full.value, tmp_path / "seed-0", channel)
+    assert sent == [(MessageKind.FAILED, "make room")]
+
+
 def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
     """Where the file was edited, what has not begun would be counted with what it is unlike."""
     out = tmp_path / "job"
@@ -552,7 +576,7 @@ def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
     spoken = rlflame("resume", out)
     said = " ".join(spoken.err.split())
     assert spoken.code == 2
-    assert f"Seed 0 was begun with another recipe than {file} has." in said
+    assert f"Seed 0 was begun with learning.ppo.discount = 0.98, and {file} has 0.5." in said
     assert not (out / "seed-1").exists()
     file.write_text(before)
     assert rlflame("resume", out).code == 0

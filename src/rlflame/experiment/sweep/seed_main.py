@@ -19,6 +19,7 @@ from rlflame.config.validation import validate_config
 from rlflame.console.json_lines import JsonDisplay
 from rlflame.errors import (
     DamagedCheckpointsError,
+    DiskError,
     EnvironmentFailure,
     format_shell,
     from_exception,
@@ -54,6 +55,8 @@ def _report_error(error: BaseException, folder: Path, channel: ParentChannel) ->
     if isinstance(error, DamagedCheckpointsError):
         command = format_shell("rm", "-r", folder)
         failure.hint = f"restore one from a copy, or begin the seed anew: {command}"
+    elif isinstance(error, DiskError):
+        failure.hint = error.remedy  # the sweep is resumed, and not this seed
     elif failure.__cause__ is error:
         failure.detail = "".join(traceback.format_exception(error))
     channel.send(MessageKind.FAILED, failure.as_dict())

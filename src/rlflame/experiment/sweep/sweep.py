@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import toml_io
+from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
@@ -131,18 +132,36 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
         checkpoint = status.checkpoint
         if checkpoint is None:
             continue
-        recipe, config = checkpoint.recipe, sweep.make_seed_config(status.seed, folder)
-        if (recipe.learning, recipe.evaluation) != (config.learning, config.evaluation):
+        saved, current = (
+            recipe.model_dump(include={"learning", "evaluation"})
+            for recipe in (checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
+        )
+        if difference := find_first_difference(saved, current):
+            name, saved_value, value = difference
+            saved_text = toml_io.format_value(saved_value)
             raise ConfigError(
-                f"Seed {status.seed} was begun with another recipe than {folder / SWEEP_FILE} has.",
-                "put that file back; another recipe is another job: rlflame train --seeds",
+                f"Seed {status.seed} was begun with {name} = {saved_text}, and "
+                f"{folder / SWEEP_FILE} has {toml_io.format_value(value)}.",
+                f"write {saved_text} there again; another recipe is another job: rlflame train "
+                "--seeds",
             )
         if steps is not None and not checkpoint.progress.reached:
             try:
                 resume.extend_budget(checkpoint, steps, status.folder / "latest.safetensors")
             except ConfigError as error:
-                message = f"Seed {status.seed}: {error.message}"
-                raise ConfigError(message, error.hint) from error
+                is_passed = steps <= checkpoint.progress.steps
+                longer_command = _format_longer_command(folder, sweep, status.folder, steps)
+                hint = error.hint if is_passed else f"from the beginning: {longer_command}"
+                raise ConfigError(f"Seed {status.seed}: {error.message}", hint) from error
+
+
+def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, steps: int) -> str:
+    """The command that trains all seeds for so long, with schedules that are made for it."""
+    seeds = sweep_folder.format_seeds(sweep.seeds)
+    options: list[object] = ["--config", seed_folder / "config.toml", "--seeds", seeds]
+    options += ["--init-from", sweep.init_from] if sweep.init_from is not None else []
+    options += ["--set", "learning.horizon_steps=none", "--steps", steps]
+    return format_command("train", *options, "--out", f"{folder}-longer")
 
 
 def open_sweep_folder(folder: Path) -> RunFolder:

@@ -293,7 +293,7 @@ class SeedProcesses:
         return outcomes
 
     def _start(self, seed: int) -> None:
-        self.folder.check()
+        self.folder.check_lock()
         self.view.show_seed_start(seed)
         process = WorkerProcess(
             module="rlflame.experiment.sweep.seed_main",
