@@ -52,13 +52,13 @@ def make_checkpoint(environment=None, algorithm=None, preset=None, flags=None):
 
 
 def make_start(
-    folder="runs/x", workers=2, fleet="local", resumed=False, progress=None, **words
+    folder="runs/x", workers=2, fleet="local", is_resume=False, progress=None, **words
 ) -> RunStart:
     checkpoint, preset = make_checkpoint(**words)
-    summary = RecipeSummary(checkpoint.recipe, checkpoint.env, "" if resumed else preset)
+    summary = RecipeSummary(checkpoint.recipe, checkpoint.env, "" if is_resume else preset)
     if progress is not None:
         checkpoint = replace(checkpoint, progress=progress)
-    return RunStart(Path(folder), summary, {0: checkpoint}, fleet, workers, resumed)
+    return RunStart(Path(folder), summary, {0: checkpoint}, fleet, workers, is_resume)
 
 
 def make_record(mean: float, spread: float = 10.0) -> EvaluationRecord:
@@ -103,9 +103,9 @@ def make_sweep_start(**changes) -> RunStart:
         "checkpoints": {0: None, 1: None, 2: finished, 3: None},
         "fleet": "inline",
         "workers": 0,
-        "resumed": False,
+        "is_resume": False,
         "resources": SweepResources(2, 0),
-        "finished": frozenset({2}),
+        "finished_seeds": frozenset({2}),
     }
     return RunStart(**{**fields, **changes})
 

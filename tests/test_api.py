@@ -169,7 +169,7 @@ class Listening(NullView):
         self.notes: list[str] = []
 
     def open(self, run):
-        self.heard.append(f"begin {run.folder} {run.fleet} {run.workers} {run.resumed}")
+        self.heard.append(f"begin {run.folder} {run.fleet} {run.workers} {run.is_resume}")
         return super().open(run)
 
     def show_iteration(self, metrics, returns):
@@ -208,7 +208,7 @@ class After:
         self.inner = Listening()
 
     @property
-    def requested(self):
+    def is_requested(self):
         return sum(text.startswith("iteration") for text in self.inner.heard) >= self.left
 
     def allow_interrupt(self):

@@ -26,7 +26,7 @@ class Recording:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     #: By the number of iterations finished.
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    requested: bool = False
+    is_requested: bool = False
 
     def record_iteration(self, progress, metrics, fragments) -> None:
         self.metrics.append(metrics)

@@ -155,18 +155,18 @@ def render(
     out: Path | None,
     *,
     show_output: bool = False,
-    report_progress: Callable[[int, int], None] = lambda made, of: None,
+    report_progress: Callable[[int, int], None] = lambda count, of: None,
 ) -> RenderResult:
     """Draw episodes of the policy in a checkpoint into a file, or a window."""
     source = check_environment(source)
-    untrained = None
+    initial_policy = None
     if options.versus_untrained:
-        untrained = components.make_initial_checkpoint(source.recipe, source.env).policy
+        initial_policy = components.make_initial_checkpoint(source.recipe, source.env).policy
     return policy_render.render(
         source,
         options,
         out,
-        untrained=untrained,
+        initial_policy=initial_policy,
         show_output=show_output,
         report_progress=report_progress,
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_DOCUMENTED = "rlflame_documented"
+_DOCUMENT_MARK = "rlflame_documented"
 
 
 def format_command(*words: object) -> str:
@@ -101,11 +101,11 @@ def from_exception(error: BaseException) -> RlflameError:
 
 def mark_documented(error: BaseException) -> None:
     """The one document that a program reads has been written, so that no second follows it."""
-    error.__dict__[_DOCUMENTED] = True
+    error.__dict__[_DOCUMENT_MARK] = True
 
 
 def is_documented(error: BaseException) -> bool:
-    return _DOCUMENTED in error.__dict__
+    return _DOCUMENT_MARK in error.__dict__
 
 
 @contextmanager
@@ -176,7 +176,7 @@ class LearnerFailure(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
     #: Whether the time was over; a learner that ended is noticed at once.
-    hung = False
+    is_hung = False
 
 
 class Interruption(RlflameError):

@@ -30,12 +30,12 @@ Strata = Sequence[Float64]
 @np.errstate(over="ignore", invalid="ignore")  # what sums to infinity is shown as such
 def compute_interquartile_means(values: Float64) -> Float64:
     """Mean of the middle half along the last axis; quartile samples count by their share in it."""
-    ordered = np.sort(values, axis=-1)
-    n = ordered.shape[-1]
+    sorted_values = np.sort(values, axis=-1)
+    n = sorted_values.shape[-1]
     # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
     edges = np.arange(n)
     share = np.clip(np.minimum(edges + 1, 0.75 * n) - np.maximum(edges, 0.25 * n), 0.0, 1.0)
-    means: Float64 = (ordered * share).sum(axis=-1) / share.sum()
+    means: Float64 = (sorted_values * share).sum(axis=-1) / share.sum()
     return means
 
 

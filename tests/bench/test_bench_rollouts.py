@@ -80,12 +80,12 @@ class StopAfter:
 
     def __init__(self, waits):
         self.left = waits
-        self.requested = False
+        self.is_requested = False
 
     @contextlib.contextmanager
     def allow_interrupt(self):
         if not self.left:
-            self.requested = True
+            self.is_requested = True
             raise StopInterrupt
         self.left -= 1
         yield

@@ -91,7 +91,7 @@ def test_the_screen_line_by_line(monkeypatch):
 
             for found in findings:
                 self.show(found)
-            return Diagnosis(tuple(findings), configured=True, reachable=True)
+            return Diagnosis(tuple(findings), is_configured=True, reachable=True)
 
     monkeypatch.setattr(cluster_check, "ClusterCheck", Played)
     monkeypatch.setenv("FLAME_ENDPOINT", "http://there:8080")

@@ -237,7 +237,7 @@ def test_whoever_asked_not_to_hear_of_a_terminal_does_not():
     try:
         with SignalStop() as stop:
             signal.raise_signal(signal.SIGHUP)
-            assert not stop.requested
+            assert not stop.is_requested
     finally:
         signal.signal(signal.SIGHUP, previous)
 
@@ -304,10 +304,10 @@ with SignalStop() as stop:
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     time.sleep(1.5)
-    assert not stop.requested
+    assert not stop.is_requested
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1.5)
-    assert stop.requested
+    assert stop.is_requested
 """
 
 

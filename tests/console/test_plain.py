@@ -77,7 +77,7 @@ def test_a_resumed_run_counts_its_own_speed(capfd, golden):
     clock = Clock()
     display = PlainDisplay(clock)
     start = make_start(
-        resumed=True, flags={"stop_at_steps": 20_000}, fleet="inline", workers=1,
+        is_resume=True, flags={"stop_at_steps": 20_000}, fleet="inline", workers=1,
         progress=Progress(5, 10_240, 44),
     )  # fmt: skip
     with display.open(start):
@@ -95,7 +95,7 @@ def test_a_run_that_was_finished_says_how_to_go_on(capfd, golden):
 def test_lines_of_a_sweep(capfd, golden):
     clock = Clock()
     display = PlainDisplay(clock)
-    with display.open(make_sweep_start(resumed=True)):
+    with display.open(make_sweep_start(is_resume=True)):
         play_seeds(display, clock)
         display.show_fleet_event(FleetEvent("phase", "", 0, "waiting for an executor"))
         display.show_seed_event(0, make_event(7, 700))

@@ -18,7 +18,7 @@ def test_a_slot_that_is_submitted_again_begins_a_new_round():
     def play(*events):
         for kind, slot in events:
             fleet.add_event(FleetEvent(kind, "train", slot))
-        return (*map(fleet.count_tasks, ("", "running", "done")), fleet.retried)
+        return (*map(fleet.count_tasks, ("", "running", "done")), fleet.retries)
 
     assert play(("submitted", 0), ("submitted", 1), ("submitted", 2)) == (3, 0, 0, 0)
     assert play(("running", 0), ("running", 1), ("done", 0), ("retried", 1)) == (3, 0, 1, 1)

@@ -34,7 +34,7 @@ def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     expected = run(data).state_digest(tmp_path)
     for module in (torch_gradients, loss_torch):
         monkeypatch.setattr(
-            module, "TorchNetworks", partial(torch_gradients.TorchNetworks, copied=True)
+            module, "TorchNetworks", partial(torch_gradients.TorchNetworks, copies=True)
         )
     assert run(data).state_digest(tmp_path) == expected
 

@@ -386,6 +386,6 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
     asked = job(begun("CartPole-v1"), kind="gif")
     channel = SimpleNamespace(send=lambda *message: None)
     kind, answer = process_main.run_job(asked.as_dict(), channel)
-    assert kind is MessageKind.FAILED
+    assert kind is MessageKind.FAILURE
     assert "not enough memory" in answer["message"]
     assert "--width" in answer["hint"]

@@ -38,7 +38,7 @@ from rlflame.training.evaluation import EvaluationRecord, make_evaluation_plan
 class Nobody:
     """A recorder, and a stop, for runs that nobody watches or interrupts."""
 
-    requested = False
+    is_requested = False
 
     def record_iteration(self, progress, metrics, fragments): ...
     def record_evaluation(self, progress, record, policy): ...
@@ -71,7 +71,7 @@ def made(env, **learning):
         policy=snapshot.policy,
         progress=snapshot.progress,
         snapshot=snapshot,
-        committed=(3, 17),
+        line_counts=(3, 17),
         best=dataclasses.replace(record, mean=record.mean + 0.1),
         evaluation=record,
     )
@@ -260,7 +260,7 @@ def test_digests_leave_out_machine_files_and_evaluations(cartpole, tmp_path):
     elsewhere = dataclasses.replace(
         cartpole,
         fingerprint={"core": "another"},
-        committed=(0, 0),
+        line_counts=(0, 0),
         best=None,
         evaluation=None,
     )

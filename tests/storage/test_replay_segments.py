@@ -661,7 +661,7 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
     """A million steps with a checkpoint every ten thousand, as the files see them."""
     template = checkpoint.load(untouched / "latest.safetensors")
     begun = dataclasses.replace(
-        template, snapshot=None, committed=(0, 0), best=None, evaluation=None
+        template, snapshot=None, line_counts=(0, 0), best=None, evaluation=None
     )
     written = 0
     real = safetensors_file.write_atomically

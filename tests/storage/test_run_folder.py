@@ -97,7 +97,7 @@ def at(whole, steps, **changes):
 
 def fresh(whole):
     """What a run of the recipe starts from."""
-    nothing = {"snapshot": None, "committed": (0, 0), "best": None, "evaluation": None}
+    nothing = {"snapshot": None, "line_counts": (0, 0), "best": None, "evaluation": None}
     return dataclasses.replace(whole, **nothing)
 
 
@@ -511,7 +511,7 @@ def test_only_a_better_policy_becomes_the_best(tmp_path, whole):
 
 
 def test_the_best_is_remembered_by_the_run_that_goes_on(tmp_path, whole):
-    begun = at(whole, 40, best=record_of(whole, 3.0), committed=(0, 0))
+    begun = at(whole, 40, best=record_of(whole, 3.0), line_counts=(0, 0))
     with recording(tmp_path / "run", begun) as (recorder, _):
         assert not recorder.offer_best(at(whole, 50).progress, record_of(whole, 2.0), whole.policy)
         assert recorder.offer_best(at(whole, 50).progress, record_of(whole, 4.0), whole.policy)
@@ -708,7 +708,7 @@ def test_a_checkpoint_in_a_folder_of_its_own_begins_a_new_record(tmp_path, untou
     assert "new one begins" in watching.notes[0]
     assert result.digest == checkpoint.load(untouched / "latest.safetensors").digest
     lines = (untouched / "metrics.jsonl").read_text().splitlines()
-    counted, _ = checkpoint.load(untouched / "checkpoints" / step(64)).committed
+    counted, _ = checkpoint.load(untouched / "checkpoints" / step(64)).line_counts
     assert (folder / "metrics.jsonl").read_text().splitlines() == lines[counted:]
     header, *rows = (folder / "episodes.csv").read_text().splitlines()
     whole = (untouched / "episodes.csv").read_text().splitlines()
@@ -779,7 +779,7 @@ def test_the_logs_agree_with_each_other_and_with_the_weights(untouched, whole):
     evaluations = [line for line in lines if "eval_return_mean" in line]
     assert [line["steps"] for line in iterations] == [32, 64, 96]
     assert [line["steps"] for line in evaluations] == [32, 64, 96]
-    assert whole.committed == (len(lines), len(episodes))
+    assert whole.line_counts == (len(lines), len(episodes))
     assert whole.progress.episodes == len(episodes) == iterations[-1]["episodes"]
     assert len(episodes) > 2
     for line in iterations:

@@ -49,7 +49,7 @@ class StopAfter:
         self._iterations = iterations
 
     @property
-    def requested(self):
+    def is_requested(self):
         return self._diary.iterations >= self._iterations
 
     def allow_interrupt(self):

@@ -58,7 +58,7 @@ class World:
         self.evaluations = []
         self.refcounts = {}
         self.version = 0
-        self.requested = False
+        self.is_requested = False
         self._fail = fail or {}
         self._stop_at = stop_at
         self._returns = returns
@@ -71,7 +71,7 @@ class World:
         if event in self._fail:
             raise self._fail[event]
         if event == self._stop_at:
-            self.requested = True
+            self.is_requested = True
             if self._waiting:
                 raise StopInterrupt
 
@@ -134,7 +134,7 @@ class World:
 
     @contextlib.contextmanager
     def allow_interrupt(self):
-        if self.requested:
+        if self.is_requested:
             raise StopInterrupt
         self._waiting = True
         try:

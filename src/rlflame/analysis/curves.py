@@ -62,9 +62,9 @@ def make_figure(
         return make_chart(runs, axis, metric, smooth)
     charts, errors = list[Chart](), list[CheckpointError]()
     for environment in environments:
-        alike = [run for run in runs if run.environment == environment]
+        group = [run for run in runs if run.environment == environment]
         try:
-            chart = make_chart(alike, axis, metric, smooth)
+            chart = make_chart(group, axis, metric, smooth)
             charts.append(replace(chart, title=environment))
         except CheckpointError as error:
             errors.append(error)
@@ -202,12 +202,12 @@ def _apply_units(
 ) -> tuple[Sequence[Series], str]:
     label = AXES[axis]
     if axis in _STEPS_OF:
-        several = any(_count_learners(run) > 1 for run in runs)
-        return series, f"{label}{_STEPS_OF[axis] if several else ''}"
+        has_several = any(_count_learners(run) > 1 for run in runs)
+        return series, f"{label}{_STEPS_OF[axis] if has_several else ''}"
     if axis == "episodes":
         return series, label
     longest = max(float(line.collect_x().max(initial=0.0)) for line in series)
-    divisor, unit = next((unit, name) for least, unit, name in _UNITS if longest >= least)
+    divisor, unit = next((unit, name) for minimum, unit, name in _UNITS if longest >= minimum)
     return [line.scale_x(divisor) for line in series], f"{label} ({unit})"
 
 

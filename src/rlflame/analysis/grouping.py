@@ -40,13 +40,13 @@ def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
     folder, then one group for each run.
     """
     recipes = _partition_runs(runs, _format_recipe)
-    parts = [part for alike in recipes for part in _separate_samples(alike)]
+    parts = [part for numbers in recipes for part in _separate_samples(numbers)]
     names = [_make_name(part[0], [other[0] for other in parts]) for part in parts]
     labels = [f"{name}, {_format_seeds(part)}" for name, part in zip(names, parts, strict=True)]
     for label in {label for label in labels if labels.count(label) > 1}:
-        alike = [i for i, other in enumerate(labels) if other == label]
-        folders = [_find_folder(parts[i]) for i in alike]
-        for i, folder in zip(alike, folders, strict=True):
+        numbers = [i for i, other in enumerate(labels) if other == label]
+        folders = [_find_folder(parts[i]) for i in numbers]
+        for i, folder in zip(numbers, folders, strict=True):
             place = os.path.relpath(folder, os.path.commonpath(folders))
             labels[i] = f"{label} ({folder.name if place == '.' else place})"
     return [RunGroup(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
@@ -91,8 +91,8 @@ def _format_recipe(run: RunData) -> str:
 
 def _list_settings(run: RunData) -> dict[str, Any]:
     """The recipe as full names and values, without the seed and what is set to nothing."""
-    named = nested.flatten(run.recipe)
-    return {name: value for name, value in named if name != _SEED and value not in _UNSET}
+    settings = nested.flatten(run.recipe)
+    return {name: value for name, value in settings if name != _SEED and value not in _UNSET}
 
 
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:

@@ -87,8 +87,8 @@ class LearnersBenchmark(Benchmark):
         threads = count_blas_threads(self.case.recipe.learning)
         with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
             watch = Stopwatch(session.clock)
-            timed = TimedProcessGroup(group, watch)
-            weights = run_case(self.case, fleet, session.stop, watch, timed)["weights"]
+            timed_group = TimedProcessGroup(group, watch)
+            weights = run_case(self.case, fleet, session.stop, watch, timed_group)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
         counts = {name: last.get(name, 0) - first.get(name, 0) for name in (*last, "exchange")}
         return {

@@ -46,22 +46,22 @@ def format_conditions(facts: dict[str, Any]) -> list[str]:
     """What a measured number has to be read with."""
     machine = facts["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    before, meanwhile = (
+    first, own_load = (
         "unknown" if facts[name] is None else f"{facts[name]:.1f}" for name in ("at_work", "others")
     )
     return [
         f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores usable, "
         f"{format_size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, "
         f"Python {machine['python']}; {packages}; BLAS {machine['blas']}.",
-        f"Processors at work before: {before}; for other programs meanwhile: {meanwhile}.",
+        f"Processors at work before: {first}; for other programs meanwhile: {own_load}.",
     ]
 
 
 def count_busy_processors() -> float | None:
     """How many processors are at work; None where the system does not tell."""
-    before = _read_counters()
+    first = _read_counters()
     time.sleep(_SAMPLE_S)
-    load = _compute_load(before, _read_counters())
+    load = _compute_load(first, _read_counters())
     return load[0] if load else None
 
 
@@ -79,9 +79,9 @@ def _read_counters() -> _Counters:
     return time.monotonic(), busy_s, sum(os.times()[:4])
 
 
-def _compute_load(before: _Counters, now: _Counters) -> tuple[float, float] | None:
+def _compute_load(first: _Counters, last: _Counters) -> tuple[float, float] | None:
     """The processors at work between two looks: all of them, and those of this process."""
-    if before is None or now is None or now[0] <= before[0]:
+    if first is None or last is None or last[0] <= first[0]:
         return None
-    seconds, busy_s, own_s = (b - a for a, b in zip(before, now, strict=True))
+    seconds, busy_s, own_s = (b - a for a, b in zip(first, last, strict=True))
     return busy_s / seconds, own_s / seconds

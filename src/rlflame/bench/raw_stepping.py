@@ -37,14 +37,14 @@ def record_script(env: Any) -> list[Episode]:
     """Episodes of random actions, the last of which may be cut off."""
     env.action_space.seed(0)
     script = list[Episode]()
-    ended = True
+    is_over = True
     for _ in range(_SCRIPT_STEPS):
-        if ended:
+        if is_over:
             script.append((len(script), []))
             env.reset(seed=script[-1][0])
         script[-1][1].append(env.action_space.sample())
         _, _, terminated, truncated, _ = env.step(script[-1][1][-1])
-        ended = terminated or truncated
+        is_over = terminated or truncated
     return script
 
 

@@ -144,10 +144,10 @@ def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) ->
     """
     seconds, total_s = cell.list_values("seconds"), cell.compute_median("seconds")
     turns = _count_turns(case, cell)
-    learning, lost, gain = cell.compute_median("learn_s") / total_s, None, None
+    learning, idle, gain = cell.compute_median("learn_s") / total_s, None, None
     if case.episode_ms is not None:
         work_s = case.iterations * turns * _compute_task_s(case)
-        lost = max(0.0, 1.0 - learning - work_s / total_s)
+        idle = max(0.0, 1.0 - learning - work_s / total_s)
     by_fleet = {
         other.labels["fleet"]: other
         for other in case_cells
@@ -166,7 +166,7 @@ def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) ->
         "speedup": compute_speedup(base.list_values("seconds"), seconds),
         "gain_pct": gain,
         "learning": learning,
-        "lost": lost,
+        "lost": idle,
     }
 
 
@@ -213,12 +213,12 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 def _fit_line(points: Float64) -> dict[str, float]:
     """The overheads by least squares of `[turns, lost seconds]`, neither below 0."""
-    turns, lost = points.T
-    (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
+    turns, lost_s = points.T
+    (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost_s)
     if task_s < 0.0:
-        task_s, iteration_s = 0.0, max(0.0, lost.mean())
+        task_s, iteration_s = 0.0, max(0.0, lost_s.mean())
     elif iteration_s < 0.0:
-        task_s, iteration_s = max(0.0, (turns @ lost) / (turns @ turns)), 0.0
+        task_s, iteration_s = max(0.0, (turns @ lost_s) / (turns @ turns)), 0.0
     return {"task_s": float(task_s), "iteration_s": float(iteration_s)}
 
 

@@ -54,8 +54,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print_result(f"rlflame {__version__}")
         raise typer.Exit
 

@@ -157,8 +157,8 @@ def rollouts(
     from rlflame.bench.case import make_env_case
     from rlflame.bench.rollouts import RolloutsBenchmark
 
-    kind, *more = parse_fleets(fleet)
-    if more:
+    kind, *words = parse_fleets(fleet)
+    if words:
         raise ConfigError(f"--fleet is {fleet}, and rollouts takes one.", f"--fleet {kind}")
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
     counts, has_limits = parse_counts(workers or _list_counts()), limit and kind != "flame"
@@ -258,15 +258,15 @@ def parse_counts(text: str, flag: str = "--workers") -> list[int]:
 
 
 def _parse_numbers(
-    flag: str, text: str, parse: Callable[[str], float], least: int, most: int
+    flag: str, text: str, parse: Callable[[str], float], low: int, high: int
 ) -> list[float]:
     """Numbers in ascending order."""
     try:
         values = [parse(word) for word in text.split(",")]
-        if not all(least <= value <= most for value in values):
+        if not all(low <= value <= high for value in values):
             raise ValueError
     except ValueError:
-        message = f"{flag} {text!r} is no list of numbers from {least} to {most:,}."
+        message = f"{flag} {text!r} is no list of numbers from {low} to {high:,}."
         raise ConfigError(message, f"{flag} 1,2,4") from None
     return sorted(set(values))
 

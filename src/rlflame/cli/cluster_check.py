@@ -54,7 +54,7 @@ def cluster_check(
 
 def _print_finding(finding: Finding) -> None:
     """Status, question and answer, then details, then what to type."""
-    print_result(f"{finding.status:7}  {finding.check:15}  {finding.seen}")
+    print_result(f"{finding.status:7}  {finding.check:15}  {finding.text}")
     for note in finding.notes:
         print_result(f"{'':26}{note}")
     for fix in finding.fixes:
@@ -62,7 +62,7 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _format_verdict(diagnosis: Diagnosis) -> str:
-    failed, warnings = diagnosis.list_checks("failed"), diagnosis.list_checks("warning")
+    failures, warnings = diagnosis.list_checks("failed"), diagnosis.list_checks("warning")
     text = diagnosis.verdict.capitalize()
-    text += f", because of: {', '.join(failed)}" if failed else ""
+    text += f", because of: {', '.join(failures)}" if failures else ""
     return text + (f"; with warnings about: {', '.join(warnings)}." if warnings else ".")

@@ -67,10 +67,10 @@ def export(
             difference = files.measure_onnx_difference(source, data)
     else:
         files.write_policy(source, out)
-    size, passed = out.stat().st_size, difference is None or difference <= files.TOLERANCE
+    size, is_equal = out.stat().st_size, difference is None or difference <= files.TOLERANCE
     if as_json:
         fields = {"file": str(out), "bytes": size, "environment": source.env.id,
-                  "difference": difference, "passed": passed}  # fmt: skip
+                  "difference": difference, "passed": is_equal}  # fmt: skip
         print_result(as_json_text(fields))
     else:
         lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
@@ -78,7 +78,7 @@ def export(
             count = f"{files.OBSERVATION_COUNT:,} observations"
             lines.append(("check", f"the largest difference over {count} is {difference:.2g}"))
         print_pairs(lines)
-    if not passed:
+    if not is_equal:
         raise RlflameError(
             f"The model's actions differ from the policy's by {difference:.2g}, more than "
             f"{files.TOLERANCE:g}.",

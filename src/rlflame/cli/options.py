@@ -181,14 +181,16 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
         kind = inspect.Parameter.KEYWORD_ONLY
         for name, default in ((item.name, item.default) for item in fields):
             option = RuntimeSets if name == "sets" and flag_type is RuntimeFlags else _OPTIONS[name]
-            typed = option if get_origin(option) is Annotated else Annotated[types[name], option]
-            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=typed)
+            annotation = (
+                option if get_origin(option) is Annotated else Annotated[types[name], option]
+            )
+            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=annotation)
         order = [name for name in parameters if name not in _OPTIONS] + [*_OPTIONS]
-        ordered = [
+        items = [
             parameters[name].replace(kind=kind) for name in sorted(parameters, key=order.index)
         ]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
-        run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in items}
+        run.__signature__ = inspect.Signature(items)  # type: ignore[attr-defined]
         return run
 
     return add_options

@@ -100,12 +100,12 @@ def report(
 def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
     """What stands before --vs, and what stands behind it."""
     at = words.index(SEPARATOR) if SEPARATOR in words else len(words)
-    before, behind = words[:at], words[at + 1 :]
-    if unknown := [word for word in before + behind if word.startswith("-")]:
+    head, tail = words[:at], words[at + 1 :]
+    if unknown := [word for word in head + tail if word.startswith("-")]:
         raise ConfigError(f"There is no option {unknown[0]}.", "rlflame report A --vs B")
-    if not before or (at < len(words) and not behind):
+    if not head or (at < len(words) and not tail):
         raise ConfigError("There are no runs on a side of --vs.", "rlflame report A --vs B")
-    return [Path(word) for word in before], [Path(word) for word in behind]
+    return [Path(word) for word in head], [Path(word) for word in tail]
 
 
 def _format_report(content: Report, suffix: str, *, ascii_only: bool = False) -> str:

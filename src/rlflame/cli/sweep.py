@@ -84,9 +84,9 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     if result.complete:
         return None
     if stop.signal_number is not None:
-        finished = sum(entry.state == "finished" for entry in result.summary.seeds)
+        finished_count = sum(entry.state == "finished" for entry in result.summary.seeds)
         return Interruption(
-            f"Stopped with {finished} of {seeds} finished; everything is saved.",
+            f"Stopped with {finished_count} of {seeds} finished; everything is saved.",
             resume_command,
             stop.signal_number,
         )

@@ -90,9 +90,9 @@ def resume(
     )
     from rlflame.storage.sweep_folder import is_sweep
 
-    saved = read_recorded_config(run)
-    runtime = resolve_resumed_runtime(run, saved, flags)
-    limit_threads(read_recorded_threads(saved))
+    config_layer = read_recorded_config(run)
+    runtime = resolve_resumed_runtime(run, config_layer, flags)
+    limit_threads(read_recorded_threads(config_layer))
     if is_sweep(run):
         sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return

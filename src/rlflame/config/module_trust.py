@@ -109,14 +109,14 @@ def add_trusted(modules: Iterable[str]) -> None:
 
 
 def remove_trusted(modules: Iterable[str]) -> None:
-    trusted = set(read_trusted_modules())
+    trusted_modules = set(read_trusted_modules())
     for module in modules:
-        if module not in trusted:
+        if module not in trusted_modules:
             raise ConfigError(
                 f"The module {module!r} is not trusted.",
                 f"{format_command('trust', 'list')} shows them",
             )
-    _write_trusted(trusted.difference(modules))
+    _write_trusted(trusted_modules.difference(modules))
 
 
 def _write_trusted(modules: Iterable[str]) -> None:
@@ -141,10 +141,10 @@ def _get_trust_path() -> Path | None:
 
     A relative path is ignored, because the current folder must not decide what is trusted.
     """
-    configured = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(configured):
-        configured = os.path.expanduser("~/.config")
-    return Path(configured, "rlflame", _FILE_NAME) if os.path.isabs(configured) else None
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(folder):
+        folder = os.path.expanduser("~/.config")
+    return Path(folder, "rlflame", _FILE_NAME) if os.path.isabs(folder) else None
 
 
 def _is_allowed(module: str) -> bool:

@@ -28,13 +28,13 @@ def set_nested(data: dict[str, Any], name: str, value: Any) -> None:
     data[last] = value
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in overrides.items():
+        old = result.get(key)
         are_mappings = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(old, value) if are_mappings else value  # type: ignore[arg-type]
-    return merged
+        result[key] = merge(old, value) if are_mappings else value  # type: ignore[arg-type]
+    return result
 
 
 def flatten(

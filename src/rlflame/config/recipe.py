@@ -190,10 +190,10 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
                 "parts: set gradient_shards to 1, and learn with one learner"
             )
         if self.samples_per_gradient < self.gradient_shards:
-            most = self.samples_per_gradient
+            limit = self.samples_per_gradient
             raise ValueError(
-                f"{most} samples cannot be cut into {self.gradient_shards} parts: set "
-                f"gradient_shards to {most} or less, or learn from more samples at once"
+                f"{limit} samples cannot be cut into {self.gradient_shards} parts: set "
+                f"gradient_shards to {limit} or less, or learn from more samples at once"
             )
         return self
 

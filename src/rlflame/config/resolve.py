@@ -128,7 +128,7 @@ def resolve(
 
 def resolve_runtime(
     flags: RuntimeFlags,
-    saved: Mapping[str, Any] | None = None,
+    run_layer: Mapping[str, Any] | None = None,
     file: Path | None = None,
     *,
     reason: str = "and a policy is scored by its own.",
@@ -143,12 +143,12 @@ def resolve_runtime(
             raise ConfigError(f"{key} belongs to the recipe, {reason}", hint)
     typed_layer = merge(_make_set_layer(flags.sets), _make_flag_layer(flags))
     _allow_modules(flags, typed_layer)
-    _check_packages(saved or {}, typed_layer, file)
-    inherited = get_nested(saved or {}, "runtime")
-    inherited = dict(inherited) if isinstance(inherited, Mapping) else {}
+    _check_packages(run_layer or {}, typed_layer, file)
+    runtime_layer = get_nested(run_layer or {}, "runtime")
+    runtime_layer = dict(runtime_layer) if isinstance(runtime_layer, Mapping) else {}
     for name in ("progress", "debug", "env_file"):  # each command decides these for itself
-        inherited.pop(name, None)
-    layers = {"stop_at_steps": 1, "runtime": inherited}
+        runtime_layer.pop(name, None)
+    layers = {"stop_at_steps": 1, "runtime": runtime_layer}
     try:
         validate_config(layers)
     except ConfigError as error:
@@ -180,7 +180,7 @@ def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
 
 def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     displays = {"json": flags.json_lines, "quiet": flags.quiet, "plain": flags.plain}
-    names = [name for name, chosen in displays.items() if chosen]
+    names = [name for name, is_set in displays.items() if is_set]
     if len(names) > 1:
         options = " and ".join(f"--{name}" for name in names)
         raise ConfigError(f"{options} exclude each other.", "leave out one")
@@ -268,10 +268,10 @@ def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
     """Allow the modules that the user typed, and none that a file names."""
     id = get_nested(typed_layer, "learning.environment.id")
     kwargs = get_nested(typed_layer, "learning.environment.kwargs")
-    named = find_named_modules(
+    modules = find_named_modules(
         id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
     )
-    module_trust.allow_modules([*(flags.allow_modules or ()), *named])
+    module_trust.allow_modules([*(flags.allow_modules or ()), *modules])
 
 
 def _choose_environment_and_algorithm(
@@ -312,8 +312,8 @@ def _check_until_return(evaluation: EvaluationSettings) -> None:
 def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
     """The options that change several settings, or change them relative to the preset."""
     algorithm, traits = config.learning.algorithm, config.learning.traits
-    used = (flags.iterations, flags.episodes_per_iter) != (None, None)
-    if not traits.counts_iterations and used:
+    is_used = (flags.iterations, flags.episodes_per_iter) != (None, None)
+    if not traits.counts_iterations and is_used:
         name = next(name for name, traits in TRAITS.items() if traits.counts_iterations)
         raise ConfigError(
             f"--iterations and --episodes-per-iter are for {name.upper()}; {algorithm.upper()} "
@@ -325,12 +325,12 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
     return scale_config(config, batch=flags.scale_batch, learning_rate=flags.scale_lr)
 
 
-def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """One layer of settings over another. A layer that sets an end replaces both ends below."""
     budgets = ("stop_at_steps", "stop_at_iterations")
-    if any(above.get(key) is not None for key in budgets):
-        below = {key: value for key, value in below.items() if key not in budgets}
-    return merge(below, above)
+    if any(overrides.get(key) is not None for key in budgets):
+        base = {key: value for key, value in base.items() if key not in budgets}
+    return merge(base, overrides)
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
@@ -353,7 +353,7 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
     if learners == 1 or not (batch or learning_rate):
         return config
     check_learners(learning, learners)
-    data, collected = config.model_dump(), learning.rollout.steps_per_iteration
+    data, steps = config.model_dump(), learning.rollout.steps_per_iteration
     settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
     if batch and field is None:
         data["learning"]["rollout"]["num_slots"] *= learners
@@ -361,11 +361,11 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
         settings[field] *= learners
         if learning.replay is not None:
             settings["updates_per_step"] /= learners
-        elif learning.rollout.unit == "steps" and settings[field] > collected:
+        elif learning.rollout.unit == "steps" and settings[field] > steps:
             # It would not fit the scaled learning rate.
             raise ConfigError(
                 f"--scale-batch makes minibatches of {settings[field]:,} samples, and an iteration "
-                f"collects {collected:,}.",
+                f"collects {steps:,}.",
                 f"--set rollout.steps={-(-settings[field] // learning.rollout.columns)}",
             )
     if learning_rate:

@@ -20,7 +20,7 @@ from rlflame.errors import ConfigError
 from rlflame.terminal_text import escape_unicode
 
 NONE = "none"
-_ESCAPED = re.compile(r"\\+none")
+_ESCAPED_NONE = re.compile(r"\\+none")
 _NEEDS_ESCAPE = re.compile(r"\\*none")
 #: As tomllib understands a key without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -108,7 +108,7 @@ def _replace_none(value: Any) -> Any:
         return [_replace_none(inner) for inner in value]
     if value == NONE:
         return None
-    if isinstance(value, str) and _ESCAPED.fullmatch(value):
+    if isinstance(value, str) and _ESCAPED_NONE.fullmatch(value):
         return value[1:]
     return value
 
@@ -153,5 +153,5 @@ def format_value(value: Any) -> str:
 
 
 def _format_string(text: str) -> str:
-    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + escape_unicode(quoted).replace("\n", "\\u000a").replace("\t", "\\u0009") + '"'
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escape_unicode(text).replace("\n", "\\u000a").replace("\t", "\\u0009") + '"'

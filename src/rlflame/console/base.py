@@ -42,7 +42,7 @@ class RunStart:
     checkpoints: Mapping[int, Checkpoint | None]
     fleet: str
     workers: int
-    resumed: bool
+    is_resume: bool
     #: `--fleet auto` looked for a cluster and found none configured.
     no_cluster: bool = False
     #: Names and capacities of the fleets that take turns until one of them is chosen.
@@ -50,7 +50,7 @@ class RunStart:
     #: None for a run of one seed.
     resources: SweepResources | None = None
     #: Seeds of a sweep that an earlier process has finished.
-    finished: frozenset[int] = frozenset()
+    finished_seeds: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,8 @@ class StatusLine(NullView):
         if event.kind == "note":
             self.show_note(event.text)
         groups = format_count(self._fleet.count_tasks(), "group")
-        played = f"{self._fleet.count_tasks('done')} of {groups} of episodes played"
-        self.show_status(self._fleet.phase or played)
+        progress_text = f"{self._fleet.count_tasks('done')} of {groups} of episodes played"
+        self.show_status(self._fleet.phase or progress_text)
 
     def show_rendering(self, num_done: int, total: int) -> None:
         episodes = format_count(total, "episode")

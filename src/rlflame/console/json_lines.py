@@ -30,7 +30,7 @@ class JsonDisplay(Display):
         fields = {
             "version": __version__,
             "folder": str(start.folder),
-            "resumed": start.resumed,
+            "resumed": start.is_resume,
             "steps": self.progress.steps,
             "fleet": start.fleet,
             "workers": start.workers,

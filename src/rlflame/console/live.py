@@ -79,14 +79,16 @@ class LiveDisplay(Display):
         bar = Text(f"  {progress.fraction_done:4.0%}  ", style="bold")
         bar.append(full * num_full, "green").append(empty * (width - num_full), "dim")
         remaining_s = progress.remaining_s
-        left = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
-        return bar.append(f"  {format_duration(progress.elapsed_s)} gone{left}", "not bold")
+        remaining_text = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
+        return bar.append(
+            f"  {format_duration(progress.elapsed_s)} gone{remaining_text}", "not bold"
+        )
 
     def _format_seeds(self) -> list[str]:
         """A line for each seed that there is room for; those that run come before others."""
         rows, room = self.progress.rows, max(1, self._console.height - _OTHER_LINES)
-        ranked = sorted(rows, key=lambda seed: rows[seed].state != "running")
-        visible = ranked if len(rows) <= room else ranked[: max(1, room - 1)]
+        seeds = sorted(rows, key=lambda seed: rows[seed].state != "running")
+        visible = seeds if len(rows) <= room else seeds[: max(1, room - 1)]
         cells = [_SEED_COLUMNS, *(_format_cells(seed, rows[seed]) for seed in sorted(visible))]
         lines = format_table(cells, self._console.width)
         return lines + [f"  and {len(rows) - len(visible)} more"] * (len(visible) < len(rows))
@@ -105,7 +107,7 @@ class LiveDisplay(Display):
             lines.append(("seeds", format_seed_counts(progress)))
             return [*lines, ("IQM so far", format_interquartile_mean(progress))]
         counts = {"submitted": fleet.count_tasks(), "running": fleet.count_tasks("running")}
-        counts |= {"done": fleet.count_tasks("done"), "retried": fleet.retried}
+        counts |= {"done": fleet.count_tasks("done"), "retried": fleet.retries}
         tasks = ", ".join(f"{number} {state}" for state, number in counts.items())
         lines.append(("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks))
         if (mean := row.recent_return) is not None:

@@ -32,14 +32,14 @@ class FleetProgress:
         self.phase = ""
         #: Workers that have answered so far, on a fleet where they come and go; else 0.
         self.workers = 0
-        self.retried = 0
+        self.retries = 0
 
     def add_event(self, event: FleetEvent) -> None:
         if event.kind == "phase":
             self.phase = event.text
         elif event.kind == "workers":
             self.workers = event.count
-        self.retried += event.kind == "retried"
+        self.retries += event.kind == "retried"
         if event.kind == "speculated" or not event.purpose:
             return
         with self._lock:
@@ -115,7 +115,7 @@ class RunProgress:
                 self._move(row, progress.steps, progress.iteration, progress.episodes)
                 row.initial_counts = (progress.steps, progress.episodes)
                 row.score = None if record is None else record.mean
-            if seed in start.finished:
+            if seed in start.finished_seeds:
                 row.state, row.fraction_done = "finished", 1.0
         self._initial_fraction = self.fraction_done
         if not self.is_sweep:
@@ -189,8 +189,8 @@ class RunProgress:
         """Until the budget is spent, at the speed since the start."""
         rows = [row for row in self.rows.values() if row.state in ("waiting", "running")]
         remaining = sum(1.0 - row.fraction_done for row in rows)
-        gained = (self.fraction_done - self._initial_fraction) * len(self.rows)
-        return self.elapsed_s * remaining / gained if gained > 0.0 and rows else None
+        gain = (self.fraction_done - self._initial_fraction) * len(self.rows)
+        return self.elapsed_s * remaining / gain if gain > 0.0 and rows else None
 
     @property
     def final_return(self) -> float | None:

@@ -36,10 +36,12 @@ def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
     """What is about to run, as pairs of a word and its text."""
     lines = start.summary.format_lines(format_seeds(tuple(start.checkpoints)))
     lines += [("rollouts", _format_place(start)), ("folder", str(start.folder))]
-    if start.resumed and start.resources is not None:
-        position = f"{len(start.finished)} of {len(start.checkpoints)} seeds were finished before"
+    if start.is_resume and start.resources is not None:
+        position = (
+            f"{len(start.finished_seeds)} of {len(start.checkpoints)} seeds were finished before"
+        )
         lines.append(("resumed", position))
-    elif start.resumed:
+    elif start.is_resume:
         iterations = format_count(progress.row.iteration, "iteration")
         lines.append(("resumed", f"at step {progress.steps:,}, after {iterations}"))
     return lines

@@ -98,12 +98,12 @@ def read_run_overview(folder: Path) -> RunOverview:
         return RunOverview(str(folder), state, problem=None if training else str(error))
     recipe, progress = checkpoint.recipe, checkpoint.progress
     # Without its final evaluation a run has something left to do.
-    ended = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
+    is_complete = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
     # A trainer records each iteration, and saves a checkpoint now and then.
     last = _read_last_line(folder / "metrics.jsonl") if training else {}
     return RunOverview(
         folder=str(folder),
-        state="training" if training else "finished" if ended else "stopped",
+        state="training" if training else "finished" if is_complete else "stopped",
         environment=recipe.learning.environment.id,
         algorithm=recipe.learning.algorithm,
         seed=recipe.learning.seed,
@@ -134,18 +134,18 @@ def read_sweep_overview(folder: Path) -> RunOverview:
         problem = f"{folder / SWEEP_FILE} cannot be read ({error})"
         return RunOverview(str(folder), "damaged", problem=problem)
     runs = _list_seeds(folder)
-    ended = sum(run.state == "finished" for run in runs)
+    total = sum(run.state == "finished" for run in runs)
     bests = [run.best_return for run in runs if run.best_return is not None]
     return RunOverview(
         folder=str(folder),
-        state="training" if is_locked(folder) else "finished" if ended == number else "stopped",
+        state="training" if is_locked(folder) else "finished" if total == number else "stopped",
         environment=next((run.environment for run in runs if run.environment), None),
         algorithm=next((run.algorithm for run in runs if run.algorithm), None),
         steps=sum(run.steps or 0 for run in runs),
         best_return=float(compute_interquartile_means(np.array(bests))) if bests else None,
         problem=next((run.problem for run in runs if run.problem), None),
         seeds=number,
-        seeds_finished=ended,
+        seeds_finished=total,
     )
 
 

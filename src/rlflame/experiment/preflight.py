@@ -41,7 +41,7 @@ def run_preflight(
     runtime: RuntimeSettings,
     *,
     init_from: Path | None = None,
-    resumed: bool = False,
+    is_resume: bool = False,
     dry_run: bool = False,
     stop: StopRequest | None = None,
     show_note: Callable[[str], None] = lambda note: None,
@@ -56,7 +56,7 @@ def run_preflight(
     from rlflame.experiment import components
     from rlflame.training.stop_signal import NullStop, abort_on_stop
 
-    if recipe.learning.init_policy is not None and init_from is None and not resumed:
+    if recipe.learning.init_policy is not None and init_from is None and not is_resume:
         raise ConfigError(
             f"The recipe starts from the policy {recipe.learning.init_policy}, and no file was "
             "given.",

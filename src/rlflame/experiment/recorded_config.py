@@ -31,13 +31,13 @@ def read_recorded_config(target: Path) -> dict[str, Any]:
         raise ConfigError(error.message, hint) from error
 
 
-def read_recorded_threads(saved: Mapping[str, Any]) -> int:
-    threads = nested.get_nested(saved, "learning.threads")
+def read_recorded_threads(config_layer: Mapping[str, Any]) -> int:
+    threads = nested.get_nested(config_layer, "learning.threads")
     return threads if isinstance(threads, int) and threads > 0 else 1
 
 
 def resolve_resumed_runtime(
-    target: Path, saved: Mapping[str, Any], flags: RuntimeFlags
+    target: Path, config_layer: Mapping[str, Any], flags: RuntimeFlags
 ) -> RuntimeSettings:
     """The runtime to resume with: options and --set over the saved runtime."""
     file = _find_config(target)
@@ -47,7 +47,7 @@ def resolve_resumed_runtime(
     command = format_command("train", "--config", config, "--init-from", policy, *sets)
     return resolve_runtime(
         flags,
-        saved,
+        config_layer,
         file,
         reason="which resume does not change.",
         hint=f"--steps N for another end; or start a new run from this policy: {command}",

@@ -148,9 +148,9 @@ def find_machine_differences(
     """The differences between this machine and that of a checkpoint which can change bits."""
     differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
-    loaded = module_trust.get_loaded_digest()
-    if expected is not None and loaded is not None and expected != loaded:
-        differences.append(f"environment file: {expected:.12} -> {loaded:.12}")
+    digest = module_trust.get_loaded_digest()
+    if expected is not None and digest is not None and expected != digest:
+        differences.append(f"environment file: {expected:.12} -> {digest:.12}")
     return differences
 
 
@@ -215,11 +215,11 @@ def format_replay_hint(source: Checkpoint, target: Path) -> str:
     hint = f"{fresh_command} goes on with its weights and an empty replay"
     for path in reversed(list_step_files(find_run(target))):
         with contextlib.suppress(CheckpointError):
-            earlier = checkpoint.load(path)
-            is_before = earlier.progress.steps < source.progress.steps
-            if earlier.snapshot is None or not is_before or not _has_same_lineage(earlier, source):
+            older = checkpoint.load(path)
+            is_before = older.progress.steps < source.progress.steps
+            if older.snapshot is None or not is_before or not _has_same_lineage(older, source):
                 continue
-            for segment in earlier.snapshot.segments:
+            for segment in older.snapshot.segments:
                 segment.arrays()
             command = format_command("resume", path, *end)
             return f"{command} goes on from before, to the same bits; {hint}"

@@ -54,11 +54,11 @@ class RunHost:
     #: The observer of that fleet's events; without one they are not counted.
     counts: EventCounter | None = None
     #: Whether other runs learn on this machine at the same time.
-    shared: bool = False
+    is_shared: bool = False
 
     def show_warning(self, text: str) -> None:
         """Show a warning of a recipe; a sweep has shown it for all of its runs."""
-        if not self.shared:
+        if not self.is_shared:
             self.view.show_note(text)
 
 
@@ -116,12 +116,12 @@ def resume_run(
             )
         source = replace(source, fingerprint=fingerprint)
         _, env, _ = run_preflight(
-            source.recipe, runtime, resumed=True, stop=host.stop, show_note=host.show_warning
+            source.recipe, runtime, is_resume=True, stop=host.stop, show_note=host.show_warning
         )
         resume.check_state(source, target)
         source = resume.check_environment(source, env)
         with _open_fleet(runtime, source.recipe, host) as rollouts:
-            return Run(folder, source, runtime, host, rollouts, resumed=True).train()
+            return Run(folder, source, runtime, host, rollouts, is_resume=True).train()
     finally:
         folder.release()
 
@@ -163,7 +163,7 @@ class Run:
     preset: str = ""
     #: The policy that a new run starts from.
     start: PolicyArrays | None = None
-    resumed: bool = False
+    is_resume: bool = False
 
     def train(self) -> RunResult:
         """Train to the end of the recipe or to a stop request, and score the final policy."""
@@ -191,10 +191,10 @@ class Run:
             self._write_config()
             complete = self._train(fleet, recorder, clip_recorder)
         finally:
-            clip_recorder.close(lambda: host.stop.requested or not complete)
+            clip_recorder.close(lambda: host.stop.is_requested or not complete)
             recorder.close()
-        saved = checkpoint.load(self.folder.latest)
-        return _make_result(self.folder, self.runtime, saved, complete=complete, has_trained=True)
+        result = checkpoint.load(self.folder.latest)
+        return _make_result(self.folder, self.runtime, result, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
         """Whether training and the final evaluation are complete."""
@@ -209,7 +209,7 @@ class Run:
             {source.recipe.learning.seed: source},
             fleet.name,
             fleet.capacity,
-            self.resumed,
+            self.is_resume,
             factory.is_local_fallback(runtime),
             factory.list_candidates(fleet),
         )
@@ -231,7 +231,7 @@ class Run:
                 runtime,
                 fleet,
                 host.view.show_note,
-                shared=host.shared,
+                is_shared=host.is_shared,
             ) as helper:
                 trainer = components.make_trainer(
                     source, fleet, clip_recorder, host.stop, plan.run, helper or learner
@@ -254,26 +254,26 @@ class Run:
 def _make_result(
     folder: RunFolder,
     runtime: RuntimeSettings,
-    saved: Checkpoint,
+    result: Checkpoint,
     *,
     complete: bool,
     has_trained: bool,
 ) -> RunResult:
-    environment = saved.recipe.learning.environment
+    environment = result.recipe.learning.environment
     options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
     if runtime.env_file is not None:
         options = ["--env-file", Path(runtime.env_file)]  # which names its own module
     best = resume.find_best_policy(folder.path, folder.latest)
-    command = resume.format_continue_command(saved, folder.path, best)
+    command = resume.format_continue_command(result, folder.path, best)
     return RunResult(
         folder.path,
-        saved.progress,
+        result.progress,
         complete,
         has_trained,
-        saved.state_digest,
-        saved.digest,
-        saved.evaluation,
-        saved.best,
+        result.state_digest,
+        result.digest,
+        result.evaluation,
+        result.best,
         f"{command} {format_shell(*options)}".rstrip(),
         format_command("eval", best, *options),
     )

@@ -95,13 +95,13 @@ class AutoFleet(ContextManagerMixin):
         )
         #: Where evaluations run, and everything after the choice.
         self._side: FleetSide = "home"
-        self._decided = False
+        self._has_decided = False
         self._open_counts: Counter[FleetSide] = Counter()
         self._release_thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
-        return self._fleets[self._side].name if self._decided else "auto"
+        return self._fleets[self._side].name if self._has_decided else "auto"
 
     @property
     def capacity(self) -> int:
@@ -114,7 +114,7 @@ class AutoFleet(ContextManagerMixin):
     @property
     def candidates(self) -> tuple[tuple[str, int], ...]:
         """Names and capacities of the fleets that may still be chosen; none after the choice."""
-        if self._decided:
+        if self._has_decided:
             return ()
         return tuple((fleet.name, fleet.capacity) for fleet in self._fleets.values())
 
@@ -129,7 +129,7 @@ class AutoFleet(ContextManagerMixin):
 
     def _list_open_fleets(self) -> list[Fleet]:
         with self._lock:
-            return [self._fleets[self._side]] if self._decided else [*self._fleets.values()]
+            return [self._fleets[self._side]] if self._has_decided else [*self._fleets.values()]
 
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission:
         is_training = bool(tasks) and tasks[0].purpose == "train"
@@ -169,12 +169,12 @@ class AutoFleet(ContextManagerMixin):
         """The side of a submission, and whether it is timed; chooses after the last turn."""
         is_timed = decides = False
         with self._lock:
-            if is_training and not self._decided:
+            if is_training and not self._has_decided:
                 turn = next(self._turns, None)
                 decides = turn is None
                 winner: FleetSide = "away" if compute_factor(self._rates) > _TIE_FACTOR else "home"
                 self._side, is_timed = turn or (winner, False)
-                self._decided = decides
+                self._has_decided = decides
                 self._release_loser()
             self._open_counts[self._side] += 1
             side = self._side
@@ -185,7 +185,7 @@ class AutoFleet(ContextManagerMixin):
     def _release_loser(self) -> None:
         """In a thread, because a cluster takes its time to let go; with the lock held."""
         loser: FleetSide = "home" if self._side == "away" else "away"
-        if self._decided and self._release_thread is None and not self._open_counts[loser]:
+        if self._has_decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
                 target=self._close_loser, args=(loser,), name="rlflame-release", daemon=True
             )

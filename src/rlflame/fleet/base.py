@@ -101,8 +101,8 @@ class TrafficMeter:
 
     def _add(self, bytes_out: int, bytes_in: int) -> None:
         with self._lock:
-            sent, received = self._traffic
-            self._traffic = Traffic(sent + bytes_out, received + bytes_in)
+            total = self._traffic
+            self._traffic = Traffic(total.bytes_out + bytes_out, total.bytes_in + bytes_in)
 
     def read(self) -> Traffic:
         return self._traffic
@@ -113,13 +113,13 @@ class TrafficCounter:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._before = fleet.read_traffic()
+        self._previous = fleet.read_traffic()
 
     def take(self) -> dict[str, int]:
-        before, self._before = self._before, self._fleet.read_traffic()
+        previous, self._previous = self._previous, self._fleet.read_traffic()
         return {
-            "bytes_out": self._before.bytes_out - before.bytes_out,
-            "bytes_in": self._before.bytes_in - before.bytes_in,
+            "bytes_out": self._previous.bytes_out - previous.bytes_out,
+            "bytes_in": self._previous.bytes_in - previous.bytes_in,
         }
 
 

@@ -76,8 +76,8 @@ def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
     """The name that `auto` stands for: a remote fleet that is configured, or else local."""
     if runtime.fleet != "auto":
         return runtime.fleet
-    configured = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())
-    return next(configured, "local")
+    names = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())
+    return next(names, "local")
 
 
 def is_remote(name: object) -> bool:

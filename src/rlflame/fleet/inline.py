@@ -83,15 +83,15 @@ class InlineFleet(ContextManagerMixin):
     def run(self, task: RolloutTask, weights: PolicyArrays) -> Iterator[Fragment]:
         if self._closed:
             raise FleetError("The fleet was closed.")
-        printed = io.StringIO()
+        output = io.StringIO()
         with (
-            contextlib.redirect_stdout(_ThreadOutput(sys.stdout, printed)),
-            contextlib.redirect_stderr(_ThreadOutput(sys.stderr, printed)),
+            contextlib.redirect_stdout(_ThreadOutput(sys.stdout, output)),
+            contextlib.redirect_stderr(_ThreadOutput(sys.stderr, output)),
             blas.limit_to_one_thread(),
         ):
             result = self._worker.run(task, lambda: weights)
         if isinstance(result, RolloutFailure):
-            result = replace(result, output=printed.getvalue()[-_TAIL_CHARS:])
+            result = replace(result, output=output.getvalue()[-_TAIL_CHARS:])
             raise make_environment_failure(task, result)
         return split_fragment(check_fragment(task, result))
 

@@ -35,7 +35,7 @@ class FleetJob:
     answers: AnswerQueue
     failures: Counter[FailureKind] = field(default_factory=Counter)
     #: Answered or cancelled: a later answer is ignored.
-    ended: bool = False
+    is_over: bool = False
 
     @property
     def affinity(self) -> tuple[str, tuple[int, ...]] | None:
@@ -65,8 +65,8 @@ class JobQueue:
         """The best job for a worker: of a slot that it ran last, else of a slot that no worker has,
         else the last one."""
         own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
-        unassigned = (job for job in self._waiting if self._find_owner(job) is None)
-        job = next(own_jobs, None) or next(unassigned, None) or self._waiting[-1]
+        free_jobs = (job for job in self._waiting if self._find_owner(job) is None)
+        job = next(own_jobs, None) or next(free_jobs, None) or self._waiting[-1]
         self._waiting.remove(job)
         if job.affinity is not None:
             self._slot_workers[job.affinity] = worker
@@ -94,7 +94,7 @@ class JobQueue:
 
     def mark_running(self, job: FleetJob) -> None:
         """A worker has begun with it."""
-        if not job.ended:
+        if not job.is_over:
             self._add_news(job, "running")
 
     def requeue(self, job: FleetJob, reason: str) -> None:
@@ -110,18 +110,18 @@ class JobQueue:
 
     def finish(self, job: FleetJob, outcome: Fragment | RlflameError) -> None:
         """A job ends once."""
-        if not job.ended:
-            job.ended = True
+        if not job.is_over:
+            job.is_over = True
             self._add_news(
                 job, "done" if isinstance(outcome, Fragment) else "lost", outcome=outcome
             )
 
     def cancel(self, jobs: Sequence[FleetJob]) -> None:
         for job in jobs:
-            if not job.ended:
-                job.ended = True
+            if not job.is_over:
+                job.is_over = True
                 self._add_news(job, "cancelled")
-        self._waiting = deque(job for job in self._waiting if not job.ended)
+        self._waiting = deque(job for job in self._waiting if not job.is_over)
 
     def fail_all(self, error: RlflameError, running: Iterable[FleetJob]) -> None:
         """Nothing will be run any more: tell everybody who waits."""

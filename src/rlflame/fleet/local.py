@@ -261,8 +261,8 @@ class LocalFleet(ContextManagerMixin):
             elif message.kind is MessageKind.HELLO:
                 self._pool.greet(worker, value)
             elif message.kind is MessageKind.BROKEN and worker.job is not None:
-                printed = worker.process.read_output()
-                error = make_broken_worker_error(worker.job.task, value["traceback"], printed)
+                output = worker.process.read_output()
+                error = make_broken_worker_error(worker.job.task, value["traceback"], output)
                 self._jobs.finish(worker.job, error)
                 worker.job = None
 
@@ -272,7 +272,7 @@ class LocalFleet(ContextManagerMixin):
             job, worker.job = worker.job, None
             # Send the next job before this thread spends time on the result.
             self._pool.dispatch()
-        if job is None or job.ended:
+        if job is None or job.is_over:
             return
         outcome = decode_result(job.task, payload, worker.process.read_output)
         with self._lock:

@@ -36,17 +36,17 @@ def classify_answer(
     job: FleetJob, answer: dict[str, Any], max_retries: int, step_deadline_s: float
 ) -> Fragment | RlflameError | Retry:
     """Counts deaths and hangs on the job, and ends it when there were too many."""
-    kind, printed = answer["kind"], str(answer.get("printed", ""))
+    kind, output = answer["kind"], str(answer.get("printed", ""))
     position = answer.get("position") or None  # none where the child died before its first beat
     if kind == "result":
-        return decode_result(job.task, answer["body"], lambda: printed)
+        return decode_result(job.task, answer["body"], lambda: output)
     if kind == "broken":
-        return make_broken_worker_error(job.task, answer["traceback"], printed)
+        return make_broken_worker_error(job.task, answer["traceback"], output)
     if kind == "hung":
-        return count_hang(job, position, step_deadline_s, printed) or Retry(HANG_REASON)
+        return count_hang(job, position, step_deadline_s, output) or Retry(HANG_REASON)
     if kind == "died":
         cause = str(answer["how"])
-        return count_death(job, position, cause, printed, max_retries) or Retry(cause)
+        return count_death(job, position, cause, output, max_retries) or Retry(cause)
     strays = job.failures["stray"] = job.failures["stray"] + 1
     reason = _STRAY_REASONS.get(kind, f"its worker answered {kind!r}")
     if strays > MAX_STRAYS:
@@ -74,7 +74,7 @@ def decode_result(
 
 
 def count_hang(
-    job: FleetJob, position: TaskPosition | None, deadline_s: float, printed: str
+    job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
     """The error of a second hang: one may be the machine's fault (it slept, it swapped)."""
     job.failures["hang"] += 1
@@ -83,13 +83,13 @@ def count_hang(
     task = job.task
     slot, row, seed, step = position or (task.slot, 0, 0, 0)
     message = f"environment {task.env.id} did not answer within {deadline_s:g} s"
-    failure = RolloutFailure(task.iteration, slot, row, seed, step, message, "", printed)
+    failure = RolloutFailure(task.iteration, slot, row, seed, step, message, "", output)
     hint = "if its steps really take that long: --set runtime.step_deadline_s=600"
     return make_environment_failure(task, failure, hint)
 
 
 def count_death(
-    job: FleetJob, position: TaskPosition | None, cause: str, printed: str, max_retries: int
+    job: FleetJob, position: TaskPosition | None, cause: str, output: str, max_retries: int
 ) -> RlflameError | None:
     """The error of a task that took too many workers with it."""
     deaths = job.failures["death"] = job.failures["death"] + 1
@@ -102,7 +102,7 @@ def count_death(
         "signal 9 often means that memory ran out: try fewer --workers"
         if "signal 9" in cause
         else "run it with --fleet inline to see it happen in this process",
-        printed,
+        output,
     )
 
 
@@ -119,12 +119,12 @@ def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> Rlfl
     )
 
 
-def make_broken_worker_error(task: RolloutTask, trace: str, printed: str) -> RlflameError:
+def make_broken_worker_error(task: RolloutTask, trace: str, output: str) -> RlflameError:
     """The error of a worker that failed outside the environment."""
     return FleetError(
         f"A worker could not run {_format_slots(task)}: {trace.strip().splitlines()[-1]}.",
         "this is a fault in rlflame, not in the environment",
-        trace + printed,
+        trace + output,
     )
 
 

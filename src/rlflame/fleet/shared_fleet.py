@@ -101,7 +101,7 @@ class _RemoteSubmission:
     def __iter__(self) -> Iterator[Fragment]:
         while self.tasks:
             kind, value = self.answers.get()
-            if kind is MessageKind.FAILED:
+            if kind is MessageKind.FAILURE:
                 self.tasks.clear()
                 self.fleet.forget(self.number)
                 raise make_error(value)
@@ -191,7 +191,7 @@ class FleetServer:
             self._submissions.pop(number, None)
 
     def _send_error(self, number: int, error: RlflameError) -> None:
-        self._send(MessageKind.FAILED, {"number": number, **error.as_dict()})
+        self._send(MessageKind.FAILURE, {"number": number, **error.as_dict()})
 
     def _probe(self) -> None:
         with contextlib.suppress(Exception):

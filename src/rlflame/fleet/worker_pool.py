@@ -165,8 +165,8 @@ class WorkerPool:
 
     def _replace_hanging(self, worker: WorkerHandle, job: FleetJob) -> None:
         self._replace(worker)
-        printed = worker.process.read_output()
-        error = count_hang(job, worker.position, self._step_deadline_s, printed)
+        output = worker.process.read_output()
+        error = count_hang(job, worker.position, self._step_deadline_s, output)
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
@@ -174,21 +174,21 @@ class WorkerPool:
         code = worker.process.terminate(grace_s=0.0 if cause else _EXIT_GRACE_S)
         attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
         cause = cause or describe_exit(code)
-        printed = worker.process.read_output().strip()
+        output = worker.process.read_output().strip()
         self._failed_starts += worker.hello is None
         if worker.hello is None and self._failed_starts >= attempts:
             hint = "rlflame train --fleet inline shows the cause"
             message = f"A worker process could not start ({cause})."
-            self.fail_all(FleetError(message, hint, printed))
+            self.fail_all(FleetError(message, hint, output))
         self._replace(worker)
         if worker.job is not None:
-            error = count_death(worker.job, worker.position, cause, printed, self._max_retries)
+            error = count_death(worker.job, worker.position, cause, output, self._max_retries)
             self._finish_attempt(worker.job, error, cause)
 
     def _finish_attempt(self, job: FleetJob, error: RlflameError | None, reason: str) -> None:
         if error is not None:
             self._jobs.finish(job, error)
-        elif not job.ended:
+        elif not job.is_over:
             self._jobs.requeue(job, reason)
 
     def _replace(self, worker: WorkerHandle) -> None:

@@ -203,14 +203,14 @@ class StateParts:
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
     """Copy a saved array into its place. One of another shape is refused, never broadcast."""
-    saved = state.get(name)
-    if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
-        description = "missing" if saved is None else f"{saved.dtype} {saved.shape}"
+    values = state.get(name)
+    if values is None or values.shape != target.shape or values.dtype != target.dtype:
+        description = "missing" if values is None else f"{values.dtype} {values.shape}"
         raise LearningError(
             f"The saved learner's {name} is {description}, expected {target.dtype} {target.shape}.",
             "use a checkpoint of the same recipe",
         )
-    target[...] = saved
+    target[...] = values
 
 
 def restore_count(name: str, state: Mapping[str, Array]) -> int:

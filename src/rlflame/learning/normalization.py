@@ -80,12 +80,12 @@ class RewardScaler:
             running=self._running,
         )
 
-    def scale(self, rewards: Float64, ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
+    def scale(self, rewards: Float64, ends: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
         """Take in the rewards of all columns' next steps; the factor for all of them."""
         returns = np.empty_like(rewards)
         for t in range(len(rewards)):
             returns[t] = self._discount * self._running + rewards[t]
-            self._running[:] = np.where(ended[t], 0.0, returns[t])
+            self._running[:] = np.where(ends[t], 0.0, returns[t])
         with np.errstate(over="ignore", invalid="ignore"):
             self._moments.merge(returns[valid][:, None])
         if not np.isfinite(self._moments.compute_variance()[0]):

@@ -20,7 +20,7 @@ _TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2,
 #: stay there: 0.9 of the smallest rounds to itself. Arithmetic on them takes some processors a
 #: hundred times as long. Until the next sweep nothing that is left gets that small.
 _SWEEP = 64
-_STILL = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
+_STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
 def apply_schedule(value: float, anneal: bool, progress: float) -> float:
@@ -78,9 +78,9 @@ class Adam:
             np.multiply(b, rate, out=b)
             np.subtract(parameters[piece], b, out=parameters[piece])
             if count % _SWEEP == 0:
-                still = np.abs(first) < _STILL[0]
-                first[still] = 0.0
-                second[still & (second < _STILL[1])] = 0.0
+                is_still = np.abs(first) < _STILL_LIMITS[0]
+                first[is_still] = 0.0
+                second[is_still & (second < _STILL_LIMITS[1])] = 0.0
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:

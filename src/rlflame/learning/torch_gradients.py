@@ -55,14 +55,14 @@ class TorchNetworks:
         spec: PolicySpec,
         device: str = "cpu",
         *,
-        copied: bool | None = None,
+        copies: bool | None = None,
     ) -> None:
         self._layers, self._tanh = len(spec.hidden) + 1, spec.activation == "tanh"
         self._parameters = torch.from_numpy(parameters.data)
         self._gradients = FlatVector(parameters.shapes)
         self._cpu_gradients = torch.from_numpy(self._gradients.data)
         self._device = torch.device(device)
-        self._is_copied = self._device.type != "cpu" if copied is None else copied
+        self._is_copied = self._device.type != "cpu" if copies is None else copies
         values, gradients = self._parameters, self._cpu_gradients
         if self._is_copied:
             values = torch.empty_like(self._parameters, device=self._device)

@@ -76,7 +76,7 @@ class ClipRecorder:
         self._lock = threading.Lock()
         self._pending: tuple[int, RenderJob] | None = None
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._is_stopped = False
         self._due_count = self._rendered_count = 0
         #: Why there are no more films. It is shown by the thread that shows everything else too.
         self._failure = ""
@@ -96,11 +96,11 @@ class ClipRecorder:
         self, take: Callable[[], Snapshot], progress: Progress, final: bool
     ) -> None:
         self._recorder.record_snapshot(take, progress, final)
-        every, last = self._every_steps, self._last_clip_steps
-        if every and (last is None or progress.steps // every > last // every):
+        interval, last = self._every_steps, self._last_clip_steps
+        if interval and (last is None or progress.steps // interval > last // interval):
             self._last_clip_steps = progress.steps
             self._due_count += 1
-            if not self._stopped:
+            if not self._is_stopped:
                 self._offer(progress, take().policy)
 
     def time_phase(self, name: str) -> AbstractContextManager[None]:
@@ -117,14 +117,14 @@ class ClipRecorder:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while (thread := self._thread) is not None:
             if hurry() or time.monotonic() > deadline:
-                self._stopped = True
+                self._is_stopped = True
                 thread.join(_STOP_TIMEOUT_S)
                 break
             thread.join(_POLL_S)
         self._report_failure()
         if self._due_count:
-            due = format_count(self._due_count, "film")
-            self._note(f"{self._rendered_count} of {due} drawn: {self._folder}.")
+            films = format_count(self._due_count, "film")
+            self._note(f"{self._rendered_count} of {films} drawn: {self._folder}.")
 
     def _offer(self, progress: Progress, policy: PolicyArrays) -> None:
         """Film this policy as soon as no other film is being made."""
@@ -151,25 +151,25 @@ class ClipRecorder:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._pending is None or self._stopped:
+                if self._pending is None or self._is_stopped:
                     self._thread = None
                     return
                 (steps, job), self._pending = self._pending, None
             try:
-                drawing = self._render(job, lambda: self._stopped)
+                drawing = self._render(job, lambda: self._is_stopped)
                 self._check()
                 self._folder.mkdir(exist_ok=True)
                 path = self._folder / f"step-{steps:09d}.gif"
                 safetensors_file.write_atomically(path, drawing.data)
                 self._rendered_count += 1
             except RlflameError as error:
-                if not self._stopped:
+                if not self._is_stopped:
                     self._give_up(f"{error.message} {error.hint}".rstrip())
             except Exception as error:
                 self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, reason: str) -> None:
-        self._failure, self._stopped = reason, True
+        self._failure, self._is_stopped = reason, True
 
     def _report_failure(self) -> None:
         if self._failure:

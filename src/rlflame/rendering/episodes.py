@@ -161,8 +161,8 @@ class EpisodePlayer:
     ) -> tuple[PlayedEpisode, list[StepImage]]:
         """One episode of a policy, with pictures after these steps; step 0 is the reset."""
         self._camera.steps, self._camera.images = steps, []
-        (played,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
-        return played, self._camera.images
+        (film_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
+        return film_episode, self._camera.images
 
     def close(self) -> None:
         self._worker.close()
@@ -204,8 +204,8 @@ def render_repeated_episodes(
     last, start = ticks[-1], 0
     while start <= last:
         steps = {tick - start for tick in ticks if tick >= start}
-        played, latest = render(episode, steps, max(1, last - start))
+        film_episode, latest = render(episode, steps, max(1, last - start))
         images += [image for image in latest if image.step + start <= last]
-        start += played.length + 1
+        start += film_episode.length + 1
         episode += 1
     return images

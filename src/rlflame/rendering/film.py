@@ -48,7 +48,7 @@ class Frame:
 class _EpisodeImages:
     """One episode: images at the same ticks for every side."""
 
-    played: PlayedEpisode
+    episode: PlayedEpisode
     ticks: tuple[int, ...]
     sides: tuple[list[StepImage], ...]
 
@@ -62,9 +62,9 @@ class Film:
         self._info = episodes.read_render_info(job.env)
         mode = "human" if self._kind == "window" else "rgb_array"
         if mode not in self._info.modes:
-            offered = ", ".join(self._info.modes) or "none"
+            modes = ", ".join(self._info.modes) or "none"
             raise ConfigError(
-                f"{job.env.id} cannot be drawn: of the render modes it offers ({offered}), none is "
+                f"{job.env.id} cannot be drawn: of the render modes it offers ({modes}), none is "
                 f"{mode}.",
                 f"add {mode!r} to its metadata['render_modes'], and draw in render()",
             )
@@ -84,26 +84,26 @@ class Film:
     ) -> RenderResult:
         """The whole drawing; `report_progress` gets how many episodes are filmed, of how many."""
         try:
-            scored = self._player.score_episodes(self._options.candidates)
-            if len(scored) > self._options.episodes:  # the best, the best one first
-                scored.sort(key=lambda played: -played.episode_return)
+            best_episodes = self._player.score_episodes(self._options.candidates)
+            if len(best_episodes) > self._options.episodes:  # the best, the best one first
+                best_episodes.sort(key=lambda episode: -episode.episode_return)
             reels = []
-            for played in scored[: self._options.episodes]:
-                reels.append(self._render_episode(played))
+            for episode in best_episodes[: self._options.episodes]:
+                reels.append(self._render_episode(episode))
                 report_progress(len(reels), self._options.episodes)
         finally:
             self._player.close()
         return self._assemble(reels)
 
-    def _render_episode(self, scored: PlayedEpisode) -> _EpisodeImages:
+    def _render_episode(self, episode: PlayedEpisode) -> _EpisodeImages:
         render_side = self._player.render_episode
-        ticks = () if self._kind == "window" else self._choose_ticks(scored.length)
-        played, images = render_side(-1, scored.episode, frozenset(ticks))
+        ticks = () if self._kind == "window" else self._choose_ticks(episode.length)
+        film_episode, images = render_side(-1, episode.episode, frozenset(ticks))
         other_sides = [
-            episodes.render_repeated_episodes(partial(render_side, side), scored.episode, ticks)
+            episodes.render_repeated_episodes(partial(render_side, side), episode.episode, ticks)
             for side in range(len(self._job.policies) - 1)
         ]
-        return _EpisodeImages(played, ticks, (*other_sides, images))
+        return _EpisodeImages(film_episode, ticks, (*other_sides, images))
 
     def _choose_ticks(self, length: int) -> tuple[int, ...]:
         """The steps that are drawn, from the reset to the very last."""
@@ -113,10 +113,10 @@ class Film:
         return (*range(0, length, self._stride), length)
 
     def _assemble(self, reels: list[_EpisodeImages]) -> RenderResult:
-        played = tuple(reel.played for reel in reels)
+        episodes_shown = tuple(reel.episode for reel in reels)
         if self._kind == "window":
-            seconds = sum(episode.length for episode in played) / self._info.steps_per_s
-            return RenderResult(b"", played, 0, 0, 0, seconds)
+            seconds = sum(episode.length for episode in episodes_shown) / self._info.steps_per_s
+            return RenderResult(b"", episodes_shown, 0, 0, 0, seconds)
         if self._kind == "png":
             strips = [
                 join_images([self._make_panel(reel, side, at) for at in range(len(reel.ticks))], 0)
@@ -124,7 +124,7 @@ class Film:
                 for side in range(len(reel.sides))
             ]
             sheet, count = join_images(strips, 1), sum(len(reel.ticks) for reel in reels)
-            return RenderResult(encode_png(sheet), played, count, *sheet.size, 0.0)
+            return RenderResult(encode_png(sheet), episodes_shown, count, *sheet.size, 0.0)
         frames = [frame for reel in reels for frame in self._make_frames(reel)]
         if self._kind == "gif":
             data, count = encode_gif(frames, self._job.max_bytes)
@@ -132,11 +132,11 @@ class Film:
             data = encode_mp4(frames, self._info.steps_per_s / self._stride)
             count = len(frames)
         seconds = sum(frame.seconds for frame in frames)
-        return RenderResult(data, played, count, *frames[0].picture.size, seconds)
+        return RenderResult(data, episodes_shown, count, *frames[0].picture.size, seconds)
 
     def _make_frames(self, reel: _EpisodeImages) -> Iterator[Frame]:
-        following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * self._info.steps_per_s)
-        for at, (start, end) in enumerate(zip(reel.ticks, following, strict=True)):
+        next_ticks = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * self._info.steps_per_s)
+        for at, (start, end) in enumerate(zip(reel.ticks, next_ticks, strict=True)):
             panels = [self._make_panel(reel, side, at) for side in range(len(reel.sides))]
             yield Frame(join_images(panels, 0), (end - start) / self._info.steps_per_s)
 
@@ -144,7 +144,7 @@ class Film:
         """The picture of one side at one of the ticks, under its caption."""
         image, caption = reel.sides[side][at], self._job.captions[side]
         if self._options.candidates > 1:
-            caption += f", episode {reel.played.episode}"
+            caption += f", episode {reel.episode.episode}"
         return add_caption(image.picture, (caption, f"return {image.episode_return:,.1f}"))
 
 
@@ -257,19 +257,19 @@ def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
     import imageio_ffmpeg
 
     width, height = frames[0].picture.size
-    even = (width + width % 2, height + height % 2)
+    size = (width + width % 2, height + height % 2)
     with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:
         path = Path(folder) / "film.mp4"
         writer = imageio_ffmpeg.write_frames(
-            str(path), even, fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
+            str(path), size, fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
         )
         writer.send(None)
         try:
             for frame in frames:
-                padded = Image.new("RGB", even)
-                padded.paste(frame.picture)
+                canvas = Image.new("RGB", size)
+                canvas.paste(frame.picture)
                 for _ in range(max(1, round(frame.seconds * fps))):
-                    writer.send(padded.tobytes())
+                    writer.send(canvas.tobytes())
         finally:
             writer.close()
         return path.read_bytes()

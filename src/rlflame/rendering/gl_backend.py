@@ -42,8 +42,8 @@ class GraphicsUnavailableError(RlflameError):
 
 def make_backend_variables(backend: str) -> dict[str, str]:
     """What a process that draws with this renderer needs in its environment."""
-    named = backend if backend in ("egl", "osmesa") else ""
-    return {VARIABLE: backend, "PYOPENGL_PLATFORM": named}
+    platform = backend if backend in ("egl", "osmesa") else ""
+    return {VARIABLE: backend, "PYOPENGL_PLATFORM": platform}
 
 
 def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> Finding:
@@ -66,9 +66,9 @@ def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_
     facts = {"works": working, "reasons": reasons}
     if working:
         return Finding("graphics", "ok", f"works here: MUJOCO_GL={', '.join(working)}", facts=facts)
-    seen = "no renderer works here, so nothing can be drawn; training needs none"
+    text = "no renderer works here, so nothing can be drawn; training needs none"
     notes = tuple(f"{backend}: {reason}" for backend, reason in reasons.items())
-    return Finding("graphics", "warning", seen, (find_install_command(),), notes, facts)
+    return Finding("graphics", "warning", text, (find_install_command(),), notes, facts)
 
 
 def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
@@ -90,8 +90,8 @@ def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
         latest = find_memory(environment).read_text("utf-8")
     except (OSError, ValueError):
         latest = ""
-    preferred = environment.get(VARIABLE, "").lower()
-    return sorted(BACKENDS, key=lambda backend: (backend != preferred, backend != latest))
+    choice = environment.get(VARIABLE, "").lower()
+    return sorted(BACKENDS, key=lambda backend: (backend != choice, backend != latest))
 
 
 def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> None:

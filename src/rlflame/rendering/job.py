@@ -90,5 +90,5 @@ class RenderResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RenderResult:
-        episodes = tuple(PlayedEpisode(**played) for played in values["episodes"])
+        episodes = tuple(PlayedEpisode(**episode) for episode in values["episodes"])
         return cls(**{**values, "data": values["data"].tobytes(), "episodes": episodes})

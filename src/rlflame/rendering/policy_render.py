@@ -78,15 +78,15 @@ def make_job(
     source: Checkpoint,
     options: RenderOptions,
     info: episodes.RenderInfo,
-    untrained: PolicyArrays | None = None,
+    initial_policy: PolicyArrays | None = None,
 ) -> RenderJob:
     """The drawing of a policy in the episodes that `eval` scores."""
     caption = f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
     return RenderJob(
         env=source.env,
         policy=source.policy_spec,
-        captions=(caption,) if untrained is None else ("untrained", caption),
-        policies=(source.policy,) if untrained is None else (untrained, source.policy),
+        captions=(caption,) if initial_policy is None else ("untrained", caption),
+        policies=(source.policy,) if initial_policy is None else (initial_policy, source.policy),
         options=options,
         max_episode_steps=source.recipe.evaluation.max_episode_steps,
         uses_mujoco=info.uses_mujoco,
@@ -100,13 +100,13 @@ def render(
     options: RenderOptions,
     out: Path | None,
     *,
-    untrained: PolicyArrays | None = None,
+    initial_policy: PolicyArrays | None = None,
     show_output: bool = False,
-    report_progress: ProgressCallback = lambda made, of: None,
+    report_progress: ProgressCallback = lambda count, of: None,
 ) -> RenderResult:
     """Draw into a file, whole or not at all; without one, into a window."""
     check_options(options)
-    job = make_job(source, options, episodes.read_render_info(source.env), untrained)
+    job = make_job(source, options, episodes.read_render_info(source.env), initial_policy)
     drawing = render_in_subprocess(job, show_output=show_output, report_progress=report_progress)
     if out is not None:
         safetensors_file.write_atomically(out, drawing.data)
@@ -117,7 +117,7 @@ def render_in_subprocess(
     job: RenderJob,
     *,
     show_output: bool = False,
-    report_progress: ProgressCallback = lambda made, of: None,
+    report_progress: ProgressCallback = lambda count, of: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> RenderResult:
     """The drawing of a job, by the first of MuJoCo's renderers that works where it needs one."""
@@ -186,7 +186,7 @@ def _run_job(
                 report_progress(value["made"], value["of"])
             elif kind is MessageKind.RESULT:
                 return RenderResult.from_dict(value)
-            elif kind is MessageKind.FAILED:
+            elif kind is MessageKind.FAILURE:
                 raise make_error(value)
             else:
                 raise RenderError(

@@ -50,8 +50,8 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
     """The drawing, or the error that ends it."""
     from rlflame.rendering.job import RenderError, RenderJob
 
-    def report_progress(made: int, of: int) -> None:
-        channel.send(MessageKind.BEAT, {"made": made, "of": of})
+    def report_progress(count: int, of: int) -> None:
+        channel.send(MessageKind.BEAT, {"made": count, "of": of})
 
     job = RenderJob.from_dict(order)
     os.nice(job.nice)
@@ -62,11 +62,11 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
 
         drawing = film.Film(job).draw(report_progress)
     except RlflameError as error:
-        return MessageKind.FAILED, error.as_dict()
+        return MessageKind.FAILURE, error.as_dict()
     except MemoryError:
         message = "There is not enough memory for the whole drawing."
         hint = "a smaller --width, fewer --episodes, or a lower --fps"
-        return MessageKind.FAILED, RenderError(message, hint).as_dict()
+        return MessageKind.FAILURE, RenderError(message, hint).as_dict()
     except BaseException:  # an answer all the same
         return MessageKind.BROKEN, {"traceback": traceback.format_exc()}
     return MessageKind.RESULT, drawing.as_dict()

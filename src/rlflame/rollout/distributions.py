@@ -219,22 +219,22 @@ class _StateDependentNoise(Distribution):
         matrices, latent = self._matrices, self._latent
         np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
         matrices *= latent[:, :, None]
-        added: Float32 = np.add.reduce(matrices, axis=1)
+        offsets: Float32 = np.add.reduce(matrices, axis=1)
         variance: Float32 = np.matmul(latent * latent, self._variances)
         variance += np.float32(VARIANCE_FLOOR)
         density: Float32 = np.log(variance)
-        density += added * added / variance
+        density += offsets * offsets / variance
         density += np.float32(_LOG_TWO_PI)
         density *= np.float32(-0.5)
-        return added, density
+        return offsets, density
 
 
 class StateDependentGaussian(_StateDependentNoise, _ClippedDistribution):
     """A normal that leaves its mean by state-dependent noise."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        added, density = self._sample_offsets(block[0][step])
-        return out + added, np.add.reduce(density, axis=1)
+        offsets, density = self._sample_offsets(block[0][step])
+        return out + offsets, np.add.reduce(density, axis=1)
 
 
 class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution):

@@ -99,13 +99,13 @@ def _read_quota(root: Path) -> float:
     """Processor seconds per second that a container may use; infinite without a limit."""
     try:
         if (root / "cpu.max").exists():
-            granted, period = (root / "cpu.max").read_text().split()
+            quota, period = (root / "cpu.max").read_text().split()
         else:
-            granted, period = (
+            quota, period = (
                 (root / "cpu" / f"cpu.cfs_{part}_us").read_text().strip()
                 for part in ("quota", "period")
             )
-        share = float(granted) / float(period)
+        share = float(quota) / float(period)
     except (OSError, ValueError, ZeroDivisionError):  # no limit is spelt "max", or -1
         return math.inf
     return share if share > 0.0 else math.inf

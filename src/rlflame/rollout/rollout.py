@@ -206,12 +206,12 @@ class Rollout:
         task = self._task
         height = task.policy.width * len(task.slots)
         # Rows past the task's own stay zero: every pass has the policy's full width.
-        padded = np.zeros((height, task.policy.observation_size), np.float32)
-        task_rows = padded[self._row_slice]
+        rows = np.zeros((height, task.policy.observation_size), np.float32)
+        task_rows = rows[self._row_slice]
         if not task_rows.flags.c_contiguous:  # environments write faster into contiguous rows
             task_rows = np.zeros(task_rows.shape, np.float32)
         self._restore_rows(task_rows)
-        steps = self._run_loop(padded, task_rows)
+        steps = self._run_loop(rows, task_rows)
         self._check_actions()
         states = (
             self._vector_env.snapshot(row, task_rows[row])
@@ -235,12 +235,12 @@ class Rollout:
                 vector_env.restore(row, state, observation)
             self._check_finite(row, observation)
 
-    def _run_loop(self, padded: Float32, task_rows: Float32) -> int:
+    def _run_loop(self, rows: Float32, task_rows: Float32) -> int:
         """Step until the task's steps are taken or its episodes have ended; returns the steps."""
         task, vector_env, recorder = self._task, self._vector_env, self._recorder
         fixed_length = task.unit == "steps"
         flat = task_rows.reshape(-1)
-        needs_copy = task_rows.base is not padded
+        needs_copy = task_rows.base is not rows
         active: Sequence[int] = range(task.columns)
         t = 0
         while active and t < task.steps:
@@ -248,12 +248,12 @@ class Rollout:
             if task.record:
                 recorder.observations[t] = task_rows
             if needs_copy:
-                padded[self._row_slice] = task_rows
-            env_actions = self._act(padded, t)
+                rows[self._row_slice] = task_rows
+            env_actions = self._act(rows, t)
             is_last = t == task.steps - 1
             if fixed_length and is_last:
                 vector_env.prepare_snapshot()
-            ended = vector_env.step(
+            ends = vector_env.step(
                 active,
                 env_actions,
                 task_rows,
@@ -264,25 +264,25 @@ class Rollout:
             if not fixed_length and is_last:
                 # The cap on an episode's length truncates those that have not ended by themselves.
                 recorder.truncated[t, active] = ~recorder.terminated[t, active]
-                ended = active
+                ends = active
             # A sum of squares is finite only where all of them are.
             if not math.isfinite(flat.dot(flat)):
                 for row in active:
                     self._check_finite(row, task_rows[row])
-            for row in ended:
+            for row in ends:
                 self._finish_episode(row, t, task_rows[row])
             t += 1
-            if ended and not fixed_length:
-                active = [row for row in active if row not in ended]
+            if ends and not fixed_length:
+                active = [row for row in active if row not in ends]
                 self._policy.set_active_slots({row // task.rows for row in active})
         if fixed_length:
             recorder.lengths[:] = t
         return t
 
-    def _act(self, padded: Float32, t: int) -> Array:
+    def _act(self, rows: Float32, t: int) -> Array:
         """The actions that environments are given; the policy's own are recorded."""
         row_slice = self._row_slice
-        actions, log_probs = self._sampler.act(padded, t)
+        actions, log_probs = self._sampler.act(rows, t)
         if self._task.record:
             self._recorder.actions[t] = actions[row_slice]
             if log_probs is not None:

@@ -24,8 +24,8 @@ def make_child_path() -> str:
 
 
 def _list_entries_without_current_folder() -> list[str]:
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept_folders = {*map(os.path.abspath, filter(os.path.isabs, named)), *_find_installed_folders()}
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept_folders = {*map(os.path.abspath, filter(os.path.isabs, paths)), *_find_installed_folders()}
     return [
         entry
         for entry in sys.path

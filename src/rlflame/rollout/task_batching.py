@@ -30,7 +30,7 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
     Episodes end when they like: so that workers end together, the later ones are joined in smaller
     and smaller groups, of few sizes, because a worker keeps environments for each.
     """
-    merged: list[RolloutTask] = []
+    result: list[RolloutTask] = []
     start = 0
     while start < len(tasks):
         first = tasks[start]
@@ -49,9 +49,9 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
         group = tasks[start:end]
         states = tuple(chain.from_iterable(task.states for task in group))
         merged_task = replace(first, extra_slots=tuple(t.slot for t in group[1:]), states=states)
-        merged.append(first if len(group) == 1 else merged_task)
+        result.append(first if len(group) == 1 else merged_task)
         start = end
-    return merged
+    return result
 
 
 def split_fragment(fragment: Fragment) -> Iterator[Fragment]:

@@ -260,7 +260,7 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
     checks = make_field_checks(kind)
     if columns.keys() != checks.keys():
         raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
-    ordered = []
+    field_columns = []
     for name, (fits, exact) in checks.items():
         column = columns[name]
         for item in column:
@@ -270,8 +270,8 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
             column = [float(item) for item in column]
             if not all(map(math.isfinite, column)):
                 raise WireError(f"{kind.__name__}.{name} is not finite")
-        ordered.append(column)
-    return ordered
+        field_columns.append(column)
+    return field_columns
 
 
 @cache

@@ -26,8 +26,8 @@ def measure_available_bytes(root: Path = _ROOT) -> int:
 
 def measure_usable_bytes(root: Path = _ROOT) -> int:
     """What one replay can take in this process beside all else that it will need."""
-    shared = measure_available_bytes(root) - PROCESS_BYTES
-    return int(max(0, min(shared, _read_address_bytes(root) - RESERVED_BYTES)))
+    free_bytes = measure_available_bytes(root) - PROCESS_BYTES
+    return int(max(0, min(free_bytes, _read_address_bytes(root) - RESERVED_BYTES)))
 
 
 def _read_address_bytes(root: Path) -> float:
@@ -57,14 +57,14 @@ def _read_cgroup_limits(root: Path) -> Iterator[int]:
 
 def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
     """Of a group and all above it; inside a container the path may be one of outside."""
-    limit, usage, cached = names
+    limit, usage, cache = names
     directory = base / path.lstrip("/")
     for folder in (directory, *directory.parents):
         with contextlib.suppress(OSError, ValueError):
             # A group without a limit says `max`, or has no such file.
             free_bytes = int((folder / limit).read_text()) - int((folder / usage).read_text())
             # Pages of files count as used, and are given up when they are needed.
-            yield free_bytes + _read_number(folder / "memory.stat", cached)
+            yield free_bytes + _read_number(folder / "memory.stat", cache)
         if folder == base:
             return
 

@@ -52,7 +52,7 @@ class Checkpoint:
     best: EvaluationRecord | None = None
     evaluation: EvaluationRecord | None = None
     #: Lines of metrics.jsonl and episodes.csv that belong to this state.
-    committed: tuple[int, int] = (0, 0)
+    line_counts: tuple[int, int] = (0, 0)
     snapshot: Snapshot | None = None
     state_digest: str = ""
     digest: str = ""
@@ -76,7 +76,7 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
         "environment": json.dumps(env),
         "policy": json.dumps(asdict(checkpoint.policy_spec)),
         "progress": json.dumps(asdict(checkpoint.progress)),
-        "committed": json.dumps(checkpoint.committed),
+        "committed": json.dumps(checkpoint.line_counts),
         "fingerprint": json.dumps(checkpoint.fingerprint),
         "best": json.dumps(checkpoint.best and checkpoint.best.as_dict()),
         "evaluation": json.dumps(checkpoint.evaluation and checkpoint.evaluation.as_dict()),
@@ -121,7 +121,7 @@ def make_policy_checkpoint(
 ) -> Checkpoint:
     """The small file that eval and render need, with the evaluation it is known for."""
     return replace(
-        checkpoint, snapshot=None, committed=(0, 0), best=evaluation, evaluation=evaluation
+        checkpoint, snapshot=None, line_counts=(0, 0), best=evaluation, evaluation=evaluation
     )
 
 
@@ -194,7 +194,7 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
         fingerprint=_parse_json(dict[str, str], metadata["fingerprint"]),
         best=_parse_record("best", metadata["best"]),
         evaluation=_parse_record("evaluation", metadata["evaluation"]),
-        committed=_parse_json(tuple[Count, Count], metadata["committed"]),
+        line_counts=_parse_json(tuple[Count, Count], metadata["committed"]),
         snapshot=snapshot,
         state_digest=metadata["state_digest"],
         digest=metadata["digest"],

@@ -101,7 +101,7 @@ class FileRecorder:
     def _open_logs(self, stack: contextlib.ExitStack) -> None:
         folder = self._folder.path
         metrics, episodes = folder / "metrics.jsonl", folder / "episodes.csv"
-        metric_lines, episode_lines = self._template.committed
+        metric_lines, episode_lines = self._template.line_counts
         if metric_lines and not metrics.exists() and not episodes.exists():
             self._observer.show_note(
                 f"{folder} has no record of what was before: a new one begins."
@@ -116,20 +116,20 @@ class FileRecorder:
     def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None:
-        finished = _collect_episodes(fragments)
-        returns = [episode.episode_return for _, episode in finished]
+        episodes = _collect_episodes(fragments)
+        returns = [episode.episode_return for _, episode in episodes]
         summary: dict[str, Any] = {
             "iteration": progress.iteration,
             "episodes": progress.episodes,
-            "episodes_finished": len(finished),
+            "episodes_finished": len(episodes),
             "episode_return_mean": sum(returns) / len(returns) if returns else None,
             "episode_length_mean": (
-                sum(episode.length for _, episode in finished) / len(finished) if finished else None
+                sum(episode.length for _, episode in episodes) / len(episodes) if episodes else None
             ),
             **metrics,
         }
         with self._report_write_errors():
-            for slot, e in finished:
+            for slot, e in episodes:
                 self._episode_file.append(
                     f"{e.episode_return!r},{e.length},{progress.iteration},{progress.steps},"
                     f"{slot},{e.row},{e.episode},{int(e.truncated)}"
@@ -151,8 +151,8 @@ class FileRecorder:
             for sink in self._sinks:
                 sink.write(progress.steps, line)
             self._flush_logs()
-        better = self.offer_best(progress, record, policy)
-        self._observer.show_evaluation(progress.steps, record, better)
+        is_best = self.offer_best(progress, record, policy)
+        self._observer.show_evaluation(progress.steps, record, is_best)
 
     def offer_best(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
@@ -173,9 +173,9 @@ class FileRecorder:
     def record_snapshot(
         self, take: Callable[[], Snapshot], progress: Progress, final: bool
     ) -> None:
-        saved, every_steps = self._saved_progress, self._every_steps
-        due = saved is None or progress.steps // every_steps > saved.steps // every_steps
-        if (due or final or self._folder.is_unlocked) and progress != saved:
+        previous, every_steps = self._saved_progress, self._every_steps
+        is_due = previous is None or progress.steps // every_steps > previous.steps // every_steps
+        if (is_due or final or self._folder.is_unlocked) and progress != previous:
             with self.time_phase("checkpoint"):
                 self._save(take())
         self._folder.check_lock()
@@ -287,7 +287,7 @@ class FileRecorder:
                 policy=snapshot.policy,
                 progress=progress,
                 best=self.best,
-                committed=(self._metric_file.lines, self._episode_file.lines),
+                line_counts=(self._metric_file.lines, self._episode_file.lines),
                 snapshot=snapshot,
             ),
         )

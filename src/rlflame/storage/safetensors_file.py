@@ -111,8 +111,8 @@ def read(
         size = os.fstat(file.fileno()).st_size
         head = _read_head(path, file, size)
         metadata, layouts = _parse_head(path, head, size, mark)
-        if absent := sorted(set(fields) - metadata.keys()):
-            raise ValueError(f"its metadata lacks {', '.join(absent)}")
+        if missing := sorted(set(fields) - metadata.keys()):
+            raise ValueError(f"its metadata lacks {', '.join(missing)}")
         if check is not None:
             check(metadata, layouts)
         if 2 * size > measure_available_bytes():

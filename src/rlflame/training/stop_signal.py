@@ -25,7 +25,7 @@ _NUDGE = signal.SIGURG
 class NullStop:
     """A stop that is never requested."""
 
-    requested = False
+    is_requested = False
 
     @contextlib.contextmanager
     def allow_interrupt(self) -> Iterator[None]:
@@ -73,12 +73,12 @@ class _SignalHandlers:
         self._previous = {number: signal.signal(number, handler) for number in numbers}
         self._previous[_NUDGE] = signal.signal(_NUDGE, lambda *_: None)
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        _installed.append(self)
+        _handler_stack.append(self)
         threading.Thread(target=self._watch, args=(read_fd,), daemon=True).start()
 
     def remove(self) -> None:
-        if self in _installed:  # not so in what was forked
-            _installed.remove(self)
+        if self in _handler_stack:  # not so in what was forked
+            _handler_stack.remove(self)
             self.restore()
 
     def restore(self) -> None:
@@ -110,14 +110,14 @@ class _SignalHandlers:
 
 
 #: The innermost is the last.
-_installed: list[_SignalHandlers] = []
+_handler_stack: list[_SignalHandlers] = []
 
 
 def _restore_after_fork() -> None:
     """What was forked, and is no program of its own, must not answer in the place of its parent."""
-    for handlers in reversed(_installed):
+    for handlers in reversed(_handler_stack):
         handlers.restore()
-    _installed.clear()
+    _handler_stack.clear()
 
 
 os.register_at_fork(after_in_child=_restore_after_fork)
@@ -132,24 +132,24 @@ def _find_main_thread() -> int:
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
     """Whatever asks to end does so as Ctrl-C does, so that nothing stays on a cluster."""
-    received: list[int] = []
+    signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         # A terminal that goes says so twice; what is being closed is closed to its end.
-        if received:
+        if signals:
             return
         # Not our own error yet: what is underway may go on after those, whatever it was doing.
-        received.append(number)
+        signals.append(number)
         raise KeyboardInterrupt
 
-    handlers = _SignalHandlers(list_termination_signals(), interrupt, lambda: bool(received))
+    handlers = _SignalHandlers(list_termination_signals(), interrupt, lambda: bool(signals))
     try:
         yield
     except KeyboardInterrupt:
-        if not received:
+        if not signals:
             raise
         message = "Terminated; what was opened was closed."
-        raise Interruption(message, "type the same again", received[0]) from None
+        raise Interruption(message, "type the same again", signals[0]) from None
     finally:
         handlers.remove()
 
@@ -167,14 +167,14 @@ class SignalStop:
         self._handlers: _SignalHandlers | None = None
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         return self.signal_number is not None
 
     @contextlib.contextmanager
     def allow_interrupt(self) -> Iterator[None]:
         self._waiting = True
         try:
-            if self.requested:
+            if self.is_requested:
                 raise StopInterrupt
             yield
         finally:
@@ -182,7 +182,9 @@ class SignalStop:
 
     def __enter__(self) -> SignalStop:
         numbers = (signal.SIGINT, *list_termination_signals())
-        self._handlers = _SignalHandlers(numbers, self._handle, lambda: self.requested, exits=True)
+        self._handlers = _SignalHandlers(
+            numbers, self._handle, lambda: self.is_requested, exits=True
+        )
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -199,9 +201,9 @@ class SignalStop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.requested and number == signal.SIGHUP:
+        if self.is_requested and number == signal.SIGHUP:
             return
-        if self.requested:
+        if self.is_requested:
             # The user means it: the default action, without waiting for anything.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -116,7 +116,7 @@ class StopRequest(Protocol):
     """A request that the run should end."""
 
     @property
-    def requested(self) -> bool: ...
+    def is_requested(self) -> bool: ...
 
     def allow_interrupt(self) -> AbstractContextManager[None]:
         """Inside, a request raises StopInterrupt at once; outside, `requested` shows it."""
@@ -133,9 +133,9 @@ class _PendingRollouts:
         self.behaviour = policy
         self._fleet = fleet
         self._name = fleet.put(policy)
-        named = [replace(task, policy_id=self._name) for task in tasks]
+        tasks_of_policy = [replace(task, policy_id=self._name) for task in tasks]
         try:
-            self._submission: Submission = fleet.submit(named)
+            self._submission: Submission = fleet.submit(tasks_of_policy)
         except BaseException:
             fleet.release(self._name)
             raise
@@ -252,7 +252,7 @@ class Trainer(Generic[BatchT]):
                     self._recorder.record_iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
                 self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
-                if self._stop.requested or self.progress.reached:
+                if self._stop.is_requested or self.progress.reached:
                     break
         finally:
             if current is not None:
@@ -310,15 +310,15 @@ class Trainer(Generic[BatchT]):
     def _evaluate_if_due(self) -> None:
         """Evaluate where one is due, also after a stop that cut an evaluation short."""
         settings, progress = self._plan.recipe.evaluation, self.progress
-        every = settings.every_steps
-        if every is None or progress.steps // every <= progress.evaluations:
+        interval = settings.every_steps
+        if interval is None or progress.steps // interval <= progress.evaluations:
             return
         policy = self._get_evaluation_policy()
         with self._recorder.time_phase("evaluate"), self._stop.allow_interrupt():
             record = self.evaluate(make_evaluation_plan(settings, final=False), policy)
         target = settings.until_return
         reached = progress.reached or (target is not None and record.low > target)
-        self.progress = replace(progress, evaluations=progress.steps // every, reached=reached)
+        self.progress = replace(progress, evaluations=progress.steps // interval, reached=reached)
         self._recorder.record_evaluation(self.progress, record, policy)
 
     def evaluate(self, plan: EvaluationPlan, policy: PolicyArrays) -> EvaluationRecord:

@@ -442,13 +442,13 @@ def test_where_nothing_is_left_to_learn_torchrun_ends(words, tmp_path, monkeypat
             ("--learners", "3"),
             """
             3 learners cannot share 8 shards evenly.
-            hint: --learners with a divisor of 8, or a new run with gradient_shards=9""",
+            hint: --learners 2, or in a new run --set learning.gradient_shards=9""",
         ),
         (
             ("--learners", "2", "--set", "gradient_shards=1"),
             """
             2 learners cannot share 1 shard evenly.
-            hint: --learners with a divisor of 1, or a new run with gradient_shards=8""",
+            hint: --learners 1, or in a new run --set learning.gradient_shards=8""",
         ),
         (
             ("--learners", "64", "--set", "gradient_shards=64"),

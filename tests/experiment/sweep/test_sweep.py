@@ -241,8 +241,6 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     (said,) = re.findall(r"from the beginning: rlflame (.*)", spoken.err)
     assert rlflame(*shlex.split(said), "--dry-run").code == 0
     assert f"--seeds 3,5 --set learning.horizon_steps=none --steps 1024 --out {out}-longer" in said
-    (said,) = re.findall(r"new run from its policy: rlflame (.*)", spoken.err)
-    assert rlflame(*shlex.split(said), "--dry-run").code == 0
     for seed in (3, 5):
         alone = tmp_path / f"alone-{seed}"
         assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0
@@ -398,10 +396,10 @@ def test_what_another_process_has_just_begun_is_not_cleared_away(tmp_path):
     begun = RunFolder.create(tmp_path / "seed-3")
     (begun.path / "config.toml").touch()
     job = jobs.Sweep(config, (3,))
-    assert jobs.read_seed_status(tmp_path, job, 3).started
+    assert jobs.read_seed_status(tmp_path, job, 3).is_started
     assert (begun.path / "config.toml").exists()
     begun.release()
-    assert not jobs.read_seed_status(tmp_path, job, 3).started
+    assert not jobs.read_seed_status(tmp_path, job, 3).is_started
     assert not begun.path.exists()
 
 
@@ -562,7 +560,7 @@ def test_a_full_disk_advises_to_resume_the_job_and_not_its_seed(tmp_path):
     with pytest.raises(DiskError) as full, run_folder.report_disk_errors(tmp_path / "seed-0"):
         raise OSError(errno.ENOSPC, "No space left on device")
     seed_main._report_error(full.value, tmp_path / "seed-0", channel)
-    assert sent == [(MessageKind.FAILED, "make room")]
+    assert sent == [(MessageKind.FAILURE, "make room")]
 
 
 def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):

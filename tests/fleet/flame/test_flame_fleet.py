@@ -512,9 +512,9 @@ def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
         assert eventually(gate.with_suffix(".here").exists)
         submission.cancel()
         assert eventually(lambda: not fleet._scheduler.board.attempts)
-        assert len(fleet._scheduler.runner.abandoned) == 1
+        assert len(fleet._scheduler.runner.leftover_tasks) == 1
         gate.touch()
-        assert eventually(lambda: not fleet._scheduler.runner.abandoned)
+        assert eventually(lambda: not fleet._scheduler.runner.leftover_tasks)
         # The code that executors load and the lease.
         assert eventually(lambda: len(bench.ours()[1]) == 2)
 

@@ -54,11 +54,11 @@ def networks(
     seed: int = 0,
     norm: CriticNorm = "none",
     quantiles: int = 1,
-    dropped: int = 0,
+    drop_count: int = 0,
     **shape: Any,
 ) -> SacNetworks:
     settings = NetworkSettings(last_layer_scale=1.0)
-    built = build_sac_networks(spec(**shape), settings, seed, norm, quantiles, dropped)
+    built = build_sac_networks(spec(**shape), settings, seed, norm, quantiles, drop_count)
     generator = np.random.default_rng(seed)
     for vector in (built.actor, built.critics, built.targets):
         # Biases and targets of their own, so that nothing hides behind a zero or an equal.
@@ -260,7 +260,7 @@ def test_hand_derived_gradients_are_those_of_autograd(
 def test_so_are_those_of_quantiles(
     norm: CriticNorm, threads: int, quantiles: int, dropped: int
 ) -> None:
-    nets = networks(norm=norm, quantiles=quantiles, dropped=dropped)
+    nets = networks(norm=norm, quantiles=quantiles, drop_count=dropped)
     # Far enough apart that some lie on either side of where the loss turns linear.
     nets.critics.data[:] *= 3.0
     assert_both_agree(nets, threads)
@@ -279,7 +279,7 @@ def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", [{}, {"quantiles": 6, "dropped": 2}])
+@pytest.mark.parametrize("kind", [{}, {"quantiles": 6, "drop_count": 2}])
 def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
     nets, whole = networks(**kind), minibatch(rows=32)
     provider = NumpySac(nets, ThreadPair(1))
@@ -477,8 +477,8 @@ def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
 KINDS: list[dict[str, Any]] = [
     {},
     {"norm": "batch"},
-    {"quantiles": 6, "dropped": 2},
-    {"norm": "batch", "quantiles": 6, "dropped": 2},
+    {"quantiles": 6, "drop_count": 2},
+    {"norm": "batch", "quantiles": 6, "drop_count": 2},
 ]
 
 
@@ -633,7 +633,7 @@ def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> No
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad: float) -> None:
     """One high quantile of one target critic, which would be left out of every row."""
-    nets = networks(quantiles=6, dropped=2)
+    nets = networks(quantiles=6, drop_count=2)
     nets.targets["critic1.2.bias"][5] = bad
     sac = Sac(SacSettings(), nets, [providers(nets)[provider]], ThreadPair(1), seed=7)
     before = nets.critics.data.copy()

@@ -249,7 +249,7 @@ def loaded(monkeypatch):
     join = CriticHelper._try_join
 
     def patient(helper):
-        if helper._connection is not None and not helper._joined:
+        if helper._connection is not None and not helper._has_joined:
             assert helper._connection.has_message(60.0)
         return join(helper)
 
@@ -339,7 +339,7 @@ def wanted(
     monkeypatch.setattr(helper_client.machine, "compute_usable_share", lambda: cores)
     where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
     return helper_client.is_helper_worthwhile(
-        recipe, runtime, where, progress or Progress(), shared=shared
+        recipe, runtime, where, progress or Progress(), is_shared=shared
     )
 
 
@@ -376,7 +376,7 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
         plan = SimpleNamespace(recipe=recipe(), policy=spec_of())
         alone = learner(plan.recipe.learning, plan.policy)
         return helper_client.open_critic_helper(
-            alone, plan, Progress(), runtime, where, notes.append, shared=False
+            alone, plan, Progress(), runtime, where, notes.append, is_shared=False
         )
 
     with offered() as found:

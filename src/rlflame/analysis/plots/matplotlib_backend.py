@@ -87,9 +87,9 @@ def render_image(plot: Plot, out: Path) -> bytes:
     """The content of a file of the kind that its name ends with."""
     kind, data = out.suffix[1:].lower(), io.BytesIO()
     # A picture says neither when nor by what it was made; a PNG has no such words.
-    absent = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None
     with _use_style():
-        make_figure(plot).savefig(data, dpi=_DPI, format=kind, metadata=absent)
+        make_figure(plot).savefig(data, dpi=_DPI, format=kind, metadata=metadata)
     return data.getvalue()
 
 
@@ -163,8 +163,8 @@ def _escape_texts(figure: Figure) -> None:
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         words = text.get_text()
-        if words != (escaped := escape_controls(words)):
-            text.set_text(escaped)
+        if words != (printable := escape_controls(words)):
+            text.set_text(printable)
 
 
 def _escape_label(label: str) -> str:

@@ -61,7 +61,7 @@ def _wrap(message: str, width: int, prefix: str = "", indent: str = "") -> str:
 def _render_chart(
     chart: Chart, numbers: Sequence[int], width: int, height: int, braille: bool
 ) -> str:
-    left, right, low, high = bounds = chart.compute_bounds()
+    x_low, x_high, low, high = bounds = chart.compute_bounds()
     upright = {
         tick: format_compact(tick)[:_WIDEST_LABEL] for tick in make_ticks(low, high, height // 3)
     }
@@ -77,15 +77,15 @@ def _render_chart(
     lines = [_wrap(chart.title, width), "", _wrap(chart.y_label, width, margin_text)]
     for row, cells in enumerate(_draw_lines(chart, numbers, bounds, (height, columns), braille)):
         lines.append(f"{labels.get(row, ''):>{margin}} {bar}{cells}".rstrip())
-    rule, under = [across] * columns, ""
-    for tick in make_ticks(left, right, max(2, columns // 14)):
-        column, word = int(_scale(tick, left, right, 2 * columns - 1)) // 2, format_compact(tick)
+    rule, tick_line = [across] * columns, ""
+    for tick in make_ticks(x_low, x_high, max(2, columns // 14)):
+        column, word = int(_scale(tick, x_low, x_high, 2 * columns - 1)) // 2, format_compact(tick)
         rule[column] = notch
         start = max(0, min(column - len(word) // 2, columns - len(word)))
-        if not under or start > len(under):
-            under = under.ljust(start) + word
+        if not tick_line or start > len(tick_line):
+            tick_line = tick_line.ljust(start) + word
     lines.append(f"{margin_text}{corner}{''.join(rule)}")
-    lines.append(f"{margin_text} {under}".rstrip())
+    lines.append(f"{margin_text} {tick_line}".rstrip())
     lines.append(_wrap(chart.x_label, width, f"{margin_text} "))
     lines.append("")
     for number, series in zip(numbers, chart.series, strict=True):
@@ -137,9 +137,9 @@ def _list_dots(
     series: Series, bounds: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where the dots of a line are, across and down; of one without points those of its dots."""
-    left, right, low, high = bounds
+    x_low, x_high, low, high = bounds
     x, y = series.dots if series.dots and not len(series.x) else (series.x, series.y)
-    across = _scale(x, left, right, 2 * shape[1] - 1)
+    across = _scale(x, x_low, x_high, 2 * shape[1] - 1)
     down = 4 * shape[0] - 1 - _scale(y, low, high, 4 * shape[0] - 1)
     if len(series.x):
         ends = itertools.pairwise(zip(across, down, strict=True))

@@ -85,8 +85,8 @@ class BenchmarkResults(BaseModel):
 class Change:
     """A quantity and what it was; a gain is in percent, positive whichever way is better."""
 
-    now: Measurement
-    before: Measurement
+    current: Measurement
+    baseline: Measurement
     verdict: Comparison
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,9 +94,9 @@ class Change:
         verdict = self.verdict
         unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
         return {
-            "name": self.now.name,
-            "unit": self.now.unit,
-            "medians": (self.now.median, self.before.median),
+            "name": self.current.name,
+            "unit": self.current.unit,
+            "medians": (self.current.median, self.baseline.median),
             "repetitions": verdict.seeds,
             "improvement": asdict(verdict.difference) | unknown,
             "equivalence": asdict(verdict.equivalence) | unknown,
@@ -127,23 +127,23 @@ def compare_measurements(
     current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
     """Of what was measured on both sides, from theirs to ours; `margin` is a share."""
-    before = {measurement.name: measurement for measurement in baseline}
-    changes = [_make_change(m, before[m.name], margin) for m in current if m.name in before]
+    by_name = {measurement.name: measurement for measurement in baseline}
+    changes = [_make_change(m, by_name[m.name], margin) for m in current if m.name in by_name]
     if not changes:
         raise ConfigError("Nothing was measured on both sides.", "compare the same benchmark")
     return changes
 
 
 def _make_change(measurement: Measurement, baseline: Measurement, margin: float) -> Change:
-    before, now = (
+    base_work, own_work = (
         {**side.work, "unit": side.unit, "better": side.better} for side in (baseline, measurement)
     )
     # A setting that one of them had not yet may be as it was; `find_doubts` says so.
-    for name, value in before.items():
-        if now.get(name, value) != value:
+    for name, value in base_work.items():
+        if own_work.get(name, value) != value:
             raise ConfigError(
                 f"{measurement.name} was measured with {name} {format_value(value)} before, and "
-                f"with {format_value(now[name])} now.",
+                f"with {format_value(own_work[name])} now.",
                 "compare results of the same work",
             )
     if 0.0 in baseline.values:
@@ -164,11 +164,11 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
 def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
     """What a comparison has to be read with."""
     sentences = list(dict.fromkeys((*baseline.doubts, *current.doubts)))
-    before, now = baseline.conditions, current.conditions
+    base_work, own_work = baseline.conditions, current.conditions
     unlike = [
-        f"{name} {before.get(name, 'absent')} before, {now.get(name, 'absent')} now"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name) and name != "memory_bytes"
+        f"{name} {base_work.get(name, 'absent')} before, {own_work.get(name, 'absent')} now"
+        for name in {**base_work, **own_work}
+        if base_work.get(name) != own_work.get(name) and name != "memory_bytes"
     ]
     if unlike:
         sentences.append(f"They were not measured alike: {'; '.join(unlike)}.")
@@ -196,13 +196,13 @@ def make_section(
     results: BenchmarkResults, changes: Sequence[Change], doubts: Sequence[str]
 ) -> Section:
     """What was measured and, where it was compared, the changes."""
-    by_name = {change.now.name: change for change in changes}
+    by_name = {change.current.name: change for change in changes}
     rows = []
     for m in results.measurements:
         values = {"median": m.median, "least": min(m.values), "most": max(m.values)}
         row = {"name": m.name, "unit": m.unit, "times": len(m.values)}
         if change := by_name.get(m.name):
-            values["before"] = change.before.median
+            values["before"] = change.baseline.median
             row |= {"times": min(change.verdict.seeds), "improvement": change.verdict.difference}
         rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (

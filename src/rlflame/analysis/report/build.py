@@ -88,20 +88,20 @@ def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: floa
 
 def _build_run_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
     runs, notes = run_reader.read_runs(list(current))
-    baseline_runs, more = run_reader.read_runs(list(baseline))
-    everything = [*runs, *baseline_runs]
-    for run in everything:
+    baseline_runs, baseline_notes = run_reader.read_runs(list(baseline))
+    all_runs = [*runs, *baseline_runs]
+    for run in all_runs:
         if not run.metrics and run.evaluation is None:
             raise RlflameError(
                 f"{run.folder} has nothing to report yet.", "try again after its first iteration"
             )
-    compared = _compare_environments(runs, baseline_runs, margin) if baseline else []
+    results = _compare_environments(runs, baseline_runs, margin) if baseline else []
     comparisons = [
-        {"environment": name, **asdict(result), **result.verdicts} for name, result in compared
+        {"environment": name, **asdict(result), **result.verdicts} for name, result in results
     ]
-    facts = {**_describe_runs(everything), "comparisons": comparisons}
-    document = sections.make_document(facts, _make_charts(everything), compared)
-    return Report(document, facts, dict(compared), notes=(*notes, *more))
+    facts = {**_describe_runs(all_runs), "comparisons": comparisons}
+    document = sections.make_document(facts, _make_charts(all_runs), results)
+    return Report(document, facts, dict(results), notes=(*notes, *baseline_notes))
 
 
 def _build_bench_report(
@@ -123,7 +123,7 @@ def _build_bench_report(
     return Report(
         Document(f"Benchmark: {current_path.stem}", (section,)),
         {**facts, "doubts": doubts},
-        {change.now.name: change.verdict for change in changes},
+        {change.current.name: change.verdict for change in changes},
         "%",
     )
 
@@ -132,12 +132,12 @@ def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
     """Of each environment the curves over steps and, where it was recorded, over time."""
     charts = []
     for environment in dict.fromkeys(run.environment for run in runs):
-        alike = [run for run in runs if run.environment == environment]
-        metric = curves.choose_metric(alike)
+        group = [run for run in runs if run.environment == environment]
+        metric = curves.choose_metric(group)
         metric = curves.TRAINING_RETURN if metric == curves.EPISODE_RETURN else metric
         for axis in ("total-steps", "wall"):
             try:
-                charts.append(curves.make_chart(alike, axis, metric))
+                charts.append(curves.make_chart(group, axis, metric))
             except RlflameError:
                 continue  # a report without a curve is still a report
     return charts
@@ -182,20 +182,20 @@ def _describe_runs(runs: Sequence[RunData]) -> Facts:
     """`machine` and `cluster` are those of the first run; `runs` name theirs by number."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
-    described = []
+    descriptions = []
     for run in runs:
         last = run.machines[-1] if run.machines else {}
         machine = {"rlflame": last.get("rlflame"), **(last.get("machine") or {})}
         cluster = _describe_cluster(run, last)
         machines += [machine] if machine not in machines else []
         clusters += [cluster] if cluster not in clusters else []
-        described.append(_describe_run(run, machines.index(machine), clusters.index(cluster)))
+        descriptions.append(_describe_run(run, machines.index(machine), clusters.index(cluster)))
     return {
         "machine": machines[0],
         "cluster": clusters[0],
         "machines": machines,
         "clusters": clusters,
-        "runs": described,
+        "runs": descriptions,
         "groups": [_describe_group(group) for group in group_runs(runs)],
     }
 
@@ -260,7 +260,7 @@ def _describe_group(group: RunGroup) -> Facts:
     """Seeds together: the final ones once all are there, the best that there are until now."""
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
-    unfinished = len(group.runs) - len(finals)
+    unfinished_count = len(group.runs) - len(finals)
     evaluations = [run.read_values(curves.EVALUATION) for run in group.runs]
     highest = find_best_mean(evaluations)
     tails = [compute_tail_mean(values) for _, values in evaluations if len(values)]
@@ -269,8 +269,8 @@ def _describe_group(group: RunGroup) -> Facts:
         "label": group.label,
         "environment": group.environment,
         "runs": [str(run.folder) for run in group.runs],
-        "unfinished": unfinished,
-        "final": asdict(summarise(np.array(finals, np.float64))) if not unfinished else None,
+        "unfinished": unfinished_count,
+        "final": asdict(summarise(np.array(finals, np.float64))) if not unfinished_count else None,
         "best": asdict(summarise(np.array(bests, np.float64))) if bests else None,
         "p2": highest and {"steps": highest[0], **asdict(highest[1])},
         "p4": asdict(compute_mean_std(np.array(tails, np.float64))) if is_complete else None,

@@ -180,11 +180,11 @@ def _join_group(
             if not late_ranks:
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]
-            if error.hung and processes is None:
+            if error.is_hung and processes is None:
                 # Torchrun ends this process when the others are gone: after the error is shown.
                 atexit.register(_kill_local_learners, learners)
             name = _format_learner(late_ranks[0], learners[0].pid, learner_rank.size)
-            reason = format_timeout(deadline_s) if error.hung else "has ended."
+            reason = format_timeout(deadline_s) if error.is_hung else "has ended."
             error.message = f"{name} {reason}"
             raise
         release_replicas(group)
@@ -194,7 +194,7 @@ def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess])
     """Which learner ended first, how, and its last output."""
     exit_codes = _find_exit_codes(processes)
     deadline = time.monotonic() + _GRACE_S
-    while not (exit_codes or error.hung) and time.monotonic() < deadline:
+    while not (exit_codes or error.is_hung) and time.monotonic() < deadline:
         time.sleep(0.05)
         exit_codes = _find_exit_codes(processes)
     if not exit_codes:
@@ -224,11 +224,11 @@ def _move_up(descriptor: int) -> int:
     was closed. Under a number in use it would open, and lock, the file of a later run.
     """
     try:
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
+        duplicate = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
     except OSError:  # fewer descriptors are allowed
         return descriptor
     os.close(descriptor)
-    return moved
+    return duplicate
 
 
 @contextmanager

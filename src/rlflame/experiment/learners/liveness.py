@@ -29,7 +29,7 @@ from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 #: Longer than any run.
 _ENDLESS = timedelta(days=365)
 _POLL_S = 0.05
-_ENDED = -1
+_END = -1
 
 
 class TcpRendezvous(NamedTuple):
@@ -96,13 +96,13 @@ def await_learners(
     try:
         store = PrefixStore(f"rlflame/{rendezvous.attempt}/there", rendezvous.open_store(timeout_s))
         store.set(str(rank), "")
-        awaited = ["all"] if rank else [str(number) for number in range(1, size)]
+        ranks = ["all"] if rank else [str(number) for number in range(1, size)]
         deadline = time.monotonic() + timeout_s
-        while not store.check(awaited):
+        while not store.check(ranks):
             if has_failed():
                 raise LearnerFailure("A learner has ended before it could join.")
             if time.monotonic() > deadline:
-                missing = ", ".join(name for name in awaited if not store.check([name]))
+                missing = ", ".join(name for name in ranks if not store.check([name]))
                 absent_learner = "the first learner" if rank else f"learner {missing}"
                 raise LearnerFailure(
                     f"{timeout_s:g} s were not enough for {absent_learner} to join."
@@ -189,7 +189,7 @@ class LivenessMonitor:
 
     def report_exit(self, *, healthy: bool) -> None:
         """Answer in advance that this learner ends: because of another one if it is healthy."""
-        self._answer(self._exchanges() if healthy else _ENDED)
+        self._answer(self._exchanges() if healthy else _END)
 
     def _answer(self, exchanges: int) -> None:
         with contextlib.suppress(RuntimeError):
@@ -210,10 +210,10 @@ class LivenessMonitor:
             return ()  # the store is gone
         silent = [rank for rank in self._other_ranks if rank not in answers]
         lowest, own_exchanges = min(answers.values(), default=0), self._exchanges()
-        behind = [
+        stragglers = [
             rank for rank, count in sorted(answers.items()) if count == lowest < own_exchanges
         ]
-        return silent or behind
+        return silent or stragglers
 
     def read_process(self, rank: int) -> LearnerProcess:
         pid, machine = self._store.get(f"who/{rank}").decode().split(" ", 1)

@@ -59,7 +59,7 @@ def _report_error(error: BaseException, folder: Path, channel: ParentChannel) ->
         failure.hint = error.remedy  # the sweep is resumed, and not this seed
     elif failure.__cause__ is error:
         failure.detail = "".join(traceback.format_exception(error))
-    channel.send(MessageKind.FAILED, failure.as_dict())
+    channel.send(MessageKind.FAILURE, failure.as_dict())
 
 
 def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -> None:
@@ -73,7 +73,7 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
     show = JsonDisplay(send_event)
     counts = EventCounter(show.show_fleet_event)
     with _open_fleet(order, config, counts, channel) as fleet:
-        host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, shared=True)
+        host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, is_shared=True)
         if order["resume"]:
             folder = Path(order["folder"])
             result = resume_run(folder, config.runtime, host, steps=order["steps"])
@@ -107,20 +107,20 @@ def _watch_env(
     """An environment that never answers holds this thread for good: another ends the process."""
 
     def poll() -> None:
-        previous, since = read_position(), time.monotonic()
+        previous, start_s = read_position(), time.monotonic()
         while True:
             time.sleep(_POLL_S)
             current = read_position()
             if current is None or current != previous:
-                previous, since = current, time.monotonic()
-            elif time.monotonic() - since > deadline_s:
+                previous, start_s = current, time.monotonic()
+            elif time.monotonic() - start_s > deadline_s:
                 slot, row, seed, step = current
                 error = EnvironmentFailure(
                     f"The environment did not answer within {deadline_s:g} s "
                     f"(slot {slot}, row {row}, seed {seed}, step {step}).",
                     "if its steps really take that long: --set runtime.step_deadline_s=600",
                 )
-                channel.send(MessageKind.FAILED, error.as_dict())
+                channel.send(MessageKind.FAILURE, error.as_dict())
                 exit_with_group()
 
     threading.Thread(target=poll, name="rlflame-watch", daemon=True).start()

@@ -52,8 +52,8 @@ class SeedStatus:
 
     seed: int
     folder: Path
-    started: bool = False
-    finished: bool = False
+    is_started: bool = False
+    is_finished: bool = False
     #: Its newest checkpoint, with the end of the sweep; None where none can be read.
     checkpoint: Checkpoint | None = None
 
@@ -106,20 +106,20 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
     if not run_folder.has_checkpoint_files(path):
         if run_folder.is_locked(path):
             # Another process works here, and has not come to its first checkpoint.
-            return SeedStatus(seed, path, started=True)
+            return SeedStatus(seed, path, is_started=True)
         with run_folder.report_disk_errors(folder, format_command("resume", folder)):
             shutil.rmtree(path)
         return SeedStatus(seed, path)
     try:
         checkpoint = run_folder.load_newest_checkpoint(path, lambda _: None)
     except CheckpointError:
-        return SeedStatus(seed, path, started=True)
+        return SeedStatus(seed, path, is_started=True)
     steps, progress = sweep.config.stop_at_steps, checkpoint.progress
     current = checkpoint.recipe.stop_at_steps
     if steps and not progress.reached and (steps > progress.steps or steps == current):
         checkpoint = resume.copy_with_end(checkpoint, steps)
-    finished = resume.is_finished(checkpoint) and resume.has_final_evaluation(path, checkpoint)
-    return SeedStatus(seed, path, True, finished, checkpoint)
+    is_finished = resume.is_finished(checkpoint) and resume.has_final_evaluation(path, checkpoint)
+    return SeedStatus(seed, path, True, is_finished, checkpoint)
 
 
 def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
@@ -132,11 +132,11 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
         checkpoint = status.checkpoint
         if checkpoint is None:
             continue
-        saved, current = (
+        recorded_recipe, current = (
             recipe.model_dump(include={"learning", "evaluation"})
             for recipe in (checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
         )
-        if difference := find_first_difference(saved, current):
+        if difference := find_first_difference(recorded_recipe, current):
             name, saved_value, value = difference
             saved_text = toml_io.format_value(saved_value)
             raise ConfigError(
@@ -196,14 +196,14 @@ def summarise_sweep(
 
 def _make_seed_result(status: SeedStatus, outcome: SeedOutcome | None) -> SeedResult:
     error = outcome.error if outcome is not None else None
-    state = "finished" if status.finished else "failed" if error is not None else "stopped"
-    if not status.started and error is None:
+    state = "finished" if status.is_finished else "failed" if error is not None else "stopped"
+    if not status.is_started and error is None:
         state = "waiting"
     result = SeedResult(status.seed, status.folder, state, error=error.message if error else "")
     checkpoint = status.checkpoint
     if checkpoint is None:
         return result
-    final = checkpoint.evaluation if status.finished else None
+    final = checkpoint.evaluation if status.is_finished else None
     return replace(
         result,
         steps=checkpoint.progress.steps,

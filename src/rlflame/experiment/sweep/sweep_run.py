@@ -91,15 +91,15 @@ def resume(
         jobs.check_seeds(folder, sweep, steps)
         if steps is not None:
             sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
-        if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
+        if all(status.is_finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
         _, env, _ = run_preflight(
-            sweep.config.recipe, runtime, resumed=True, stop=stop, show_note=show.show_note
+            sweep.config.recipe, runtime, is_resume=True, stop=stop, show_note=show.show_note
         )
         jobs.write_sweep(folder, sweep)
         summary = RecipeSummary(sweep.config.recipe, env, sweep.preset)
         with _open_shared_fleet(sweep, show) as fleet:
-            return _run_seeds(run_folder, sweep, summary, fleet, show, stop, resumed=True)
+            return _run_seeds(run_folder, sweep, summary, fleet, show, stop, is_resume=True)
     finally:
         run_folder.release()
 
@@ -119,11 +119,11 @@ def split_resources(
     fewer seeds than cores, each gets workers from the cores that are left, if `split` allows.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
-    requested = min(seeds, max(1, cores // threads))
-    at_once = max(1, min(requested, fitting))
+    limit = min(seeds, max(1, cores // threads))
+    at_once = max(1, min(limit, fitting))
     cores_per_seed = cores // at_once
     workers = cores_per_seed if split and cores_per_seed >= 2 and threads == 1 else 0
-    return SweepResources(at_once, workers, memory_bound=at_once < requested)
+    return SweepResources(at_once, workers, memory_bound=at_once < limit)
 
 
 def _await_processes(folder: Path, sweep: Sweep) -> None:
@@ -152,20 +152,20 @@ def _run_seeds(
     show: RunView,
     stop: StopRequest,
     *,
-    resumed: bool = False,
+    is_resume: bool = False,
 ) -> SweepResult:
     statuses = jobs.read_seed_statuses(folder.path, sweep)
-    unfinished = [status for status in statuses if not status.finished]
-    resources = _split_resources(sweep, len(unfinished), summary, fleet)
+    unfinished_seeds = [status for status in statuses if not status.is_finished]
+    resources = _split_resources(sweep, len(unfinished_seeds), summary, fleet)
     start = RunStart(
         folder.path,
         summary,
         {status.seed: status.checkpoint for status in statuses},
         fleet.name if fleet is not None else "",
         fleet.capacity if fleet is not None else 0,
-        resumed,
+        is_resume,
         resources=resources,
-        finished=frozenset(status.seed for status in statuses if status.finished),
+        finished_seeds=frozenset(status.seed for status in statuses if status.is_finished),
     )
     if resources.memory_bound:
         show.show_note(
@@ -173,7 +173,7 @@ def _run_seeds(
         )
     orders = {
         status.seed: _make_order(sweep, status, folder.path, resources, fleet)
-        for status in unfinished
+        for status in unfinished_seeds
     }
     with show.open(start):
         processes = SeedProcesses(orders, sweep.config, folder, show, stop, fleet)
@@ -211,7 +211,7 @@ def _make_order(
         "init_from": sweep.init_from,
         "modules": list_allowed_modules(),
         "folder": str(status.folder),
-        "resume": status.started,
+        "resume": status.is_started,
         "steps": recipe.stop_at_steps if recipe.stop_at_iterations is None else None,
         "workers": resources.workers_per_seed,
         "fleet": {"name": fleet.name, "capacity": fleet.capacity} if fleet is not None else None,
@@ -272,8 +272,8 @@ class SeedProcesses:
         """Until all have ended; those that a stop kept from beginning are absent."""
         outcomes: dict[int, SeedOutcome] = {}
         try:
-            while self._processes or (self._waiting and not self.stop.requested):
-                if self.stop.requested:
+            while self._processes or (self._waiting and not self.stop.is_requested):
+                if self.stop.is_requested:
                     self._request_stop()
                 elif self._waiting and len(self._processes) < min(at_once, _MAX_PROCESSES):
                     self._start(self._waiting.popleft())
@@ -337,7 +337,7 @@ class SeedProcesses:
             self.view.show_seed_event(seed_process.seed, json.loads(value["text"]))
         elif kind is MessageKind.RESULT:
             seed_process.outcome = SeedOutcome("finished" if value["complete"] else "stopped")
-        elif kind is MessageKind.FAILED:
+        elif kind is MessageKind.FAILURE:
             # An end that was asked for before anything had begun is no failure.
             is_stop = seed_process.stop_sent and value["exit_code"] > 128
             seed_process.outcome = (

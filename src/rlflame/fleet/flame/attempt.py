@@ -67,7 +67,7 @@ class Attempt:
     @property
     def is_awaited(self) -> bool:
         """Whether any of its jobs still waits for an answer."""
-        return not all(job.ended for job in self.jobs)
+        return not all(job.is_over for job in self.jobs)
 
     def close_watch(self) -> None:
         """Its reader then sees an error, and polls instead."""
@@ -125,7 +125,7 @@ class AttemptRunner:
     board: JobBoard
     runtime: RuntimeSettings
     #: Tasks that go on although no job waits for them, and when each is polled again.
-    abandoned: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
+    leftover_tasks: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
 
     def run(self, attempt: Attempt) -> dict[str, Any]:
         """The worker and its answers; raises if the cluster failed the attempt."""
@@ -174,7 +174,7 @@ class AttemptRunner:
             late_s = time.monotonic() - (attempt.running_at or time.monotonic())
             is_late = late_s > self.runtime.flame.task_deadline_s
             if is_late or not attempt.is_awaited or self.board.closing.is_set():
-                self.abandoned.append((attempt.task, time.monotonic() + _ABANDONED_INTERVAL_S))
+                self.leftover_tasks.append((attempt.task, time.monotonic() + _ABANDONED_INTERVAL_S))
                 if attempt.is_awaited and is_late:
                     raise AttemptTimeout(f"no answer within {late_s:.0f} s")
                 raise FleetError("no job waits for it any more")
@@ -182,9 +182,9 @@ class AttemptRunner:
 
     def tidy(self) -> None:
         """Delete the answer of an abandoned task, once it has one."""
-        if not self.abandoned or self.abandoned[0][1] > time.monotonic():
+        if not self.leftover_tasks or self.leftover_tasks[0][1] > time.monotonic():
             return
-        task, _ = self.abandoned.popleft()
+        task, _ = self.leftover_tasks.popleft()
         with contextlib.suppress(Exception):  # what stays is deleted with the run
             session = self.starter.wait().session
             status = self.client.get_task_status(session, task)
@@ -192,7 +192,7 @@ class AttemptRunner:
                 reference = object_cache.parse_reference(status.output, session)
                 self.policies.deleter.delete(reference.key)
             elif status.state not in FINAL_STATES:
-                self.abandoned.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
+                self.leftover_tasks.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
         """Learn whether it runs: a watch that is opened late is not told of earlier changes."""

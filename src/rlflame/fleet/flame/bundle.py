@@ -32,7 +32,7 @@ _FILES = (
     "fleet/flame/service.py",
 )
 #: The packages that environments use; each is pinned to this machine's version.
-PINNED = {
+PIN_REQUIREMENTS = {
     "numpy": "numpy",
     "gymnasium": "gymnasium[box2d,classic-control,mujoco]",
     "mujoco": "mujoco",
@@ -119,9 +119,9 @@ def make_archive(env_file: str | None = None) -> bytes:
     if env_file is not None:
         files[os.path.basename(env_file)] = _read(env_file)
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
-            packed.writestr(zipfile.ZipInfo(name, _FIXED_TIME), files[name], zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), files[name], zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
@@ -130,8 +130,8 @@ def make_request(method: str, *arguments: Any) -> bytes:
     import cloudpickle
     from flamepy.runner.types import RunnerRequest
 
-    packed: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
-    return packed
+    payload: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
+    return payload
 
 
 def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
@@ -151,9 +151,9 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
                 return type, (service.__name__, service.__bases__, attributes)
             return super().reducer_override(obj)
 
-    packed = io.BytesIO()
-    Pickler(packed).dump(RunnerContext(service))
-    return packed.getvalue()
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(RunnerContext(service))
+    return buffer.getvalue()
 
 
 def add_supervisor(arguments: list[str]) -> list[str]:
@@ -175,7 +175,7 @@ def _read(path: str | Path) -> bytes:
 def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
     """The packages that a worker installs: those of environments, and the user's."""
     requirements = []
-    for package, requirement in PINNED.items():
+    for package, requirement in PIN_REQUIREMENTS.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
             requirements.append(f"{requirement}=={metadata.version(package)}")
     return [*requirements, *extra]
@@ -197,11 +197,11 @@ dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
         "empty.py": _BACKEND.format(name=name.replace("-", "_"), requirements=list(requirements)),
     }
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for path, text in files.items():
             entry = tarfile.TarInfo(path)
             entry.size = len(text.encode())
-            packed.addfile(entry, io.BytesIO(text.encode()))
+            archive.addfile(entry, io.BytesIO(text.encode()))
     return buffer.getvalue()
 
 

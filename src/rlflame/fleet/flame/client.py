@@ -21,8 +21,8 @@ from .bundle import add_supervisor, make_request
 from .cluster_config import (
     CACHE,
     MANAGER,
+    START,
     TLS_FIX,
-    UP,
     FlameConnectError,
     FlameServer,
     check_endpoint,
@@ -107,7 +107,7 @@ class FlameClient:
                 server,
                 endpoint,
                 f"Nobody answers at {endpoint}, the {server.role} ({reason}).",
-                f"start it; on this machine: {UP}",
+                f"start it; on this machine: {START}",
             ) from error
 
     def connect(self) -> float:
@@ -173,9 +173,9 @@ class FlameClient:
                 f"The cluster has no application {template} to model ours on.",
                 "rlflame cluster-check; a session manager registers it when it starts",
             )
-        copied = ("image", "command", "labels", "max_instances", "schema", "installer")
+        fields = ("image", "command", "labels", "max_instances", "schema", "installer")
         attributes = ApplicationAttributes(
-            **{field: getattr(model, field) for field in copied},
+            **{field: getattr(model, field) for field in fields},
             description="rlflame",
             arguments=add_supervisor(list(model.arguments or [])),
             environments={**(model.environments or {}), **(environment or {})},

@@ -12,7 +12,7 @@ from rlflame.errors import ConfigError, FleetUnreachableError, format_shell
 
 from .timed_call import format_error
 
-UP = "docker compose -f compose/compose.yaml up -d"
+START = "docker compose -f compose/compose.yaml up -d"
 EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
 TLS_FIX = (
     "try https:// and grpcs:// if its TLS is on (FLAME_CA_FILE names the certificate of its own "
@@ -91,11 +91,11 @@ def check_endpoint(server: FlameServer, endpoint: str) -> None:
 
 
 def make_unconfigured_error(
-    instead: str = "--local runs it on this machine.",
+    alternative: str = "--local runs it on this machine.",
 ) -> FleetUnreachableError:
     return FleetUnreachableError(
-        f"No Flame cluster is configured, and none is needed: {instead}",
-        f"to bring up a cluster here, in containers: {UP} && {EXPORT}",
+        f"No Flame cluster is configured, and none is needed: {alternative}",
+        f"to bring up a cluster here, in containers: {START} && {EXPORT}",
     )
 
 

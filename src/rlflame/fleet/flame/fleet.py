@@ -81,7 +81,7 @@ class FlameFleet(ContextManagerMixin):
 
     @property
     def ready(self) -> bool:
-        return self._starter.finished.is_set()
+        return self._starter.end_event.is_set()
 
     def put(self, policy: PolicyArrays) -> str:
         return self._policies.put(policy)
@@ -125,7 +125,7 @@ class FlameFleet(ContextManagerMixin):
         if self._closed:
             return
         self._closed = True
-        self._starter.stopped.set()
+        self._starter.stop_event.set()
         with contextlib.suppress(Exception):
             self._lease.announce_closing()
         self._scheduler.close()

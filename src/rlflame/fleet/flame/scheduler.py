@@ -41,7 +41,7 @@ class CircuitBreaker:
 
     def __init__(self, reconnect_s: float) -> None:
         self._reconnect_s = reconnect_s
-        self._since = 0.0
+        self._failed_at = 0.0
         self.failures = 0
         #: The failures are those of a server that did not answer.
         self.saw_outage = False
@@ -50,17 +50,17 @@ class CircuitBreaker:
         self.failures, self.saw_outage = 0, False
 
     def record_failure(self, now: float) -> None:
-        self._since = self._since if self.failures else now
+        self._failed_at = self._failed_at if self.failures else now
         self.failures += 1
 
     def is_tripped(self, now: float) -> bool:
-        return self.failures >= _BREAKER_FAILURES and now - self._since > _BREAKER_S
+        return self.failures >= _BREAKER_FAILURES and now - self._failed_at > _BREAKER_S
 
     def choose_error(self, diagnosis: RlflameError, now: float) -> RlflameError | None:
         """The error that ends the run; None if the cluster may recover."""
         if isinstance(diagnosis, ClusterUnreachableError):
             self.saw_outage = True
-            return diagnosis if now - self._since > self._reconnect_s else None
+            return diagnosis if now - self._failed_at > self._reconnect_s else None
         if self.saw_outage:  # the server is back: failures during the outage no longer count
             self.record_answer()
         return diagnosis if self.failures >= _BREAKER_FAILURES else None
@@ -193,7 +193,7 @@ class Scheduler:
         for job, answer in zip(attempt.jobs, reply["answers"], strict=True):
             with self.board.lock:
                 self.breaker.record_answer()
-                if job.ended:  # another attempt was faster
+                if job.is_over:  # another attempt was faster
                     continue
                 if answer["kind"] == "result":  # a failure says nothing of the work
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
@@ -213,17 +213,17 @@ class Scheduler:
         time.sleep(max(outcome.pause_s for _, outcome in retries))
         self._requeue(attempt, [(job, outcome.reason) for job, outcome in retries])
 
-    def _requeue(self, attempt: Attempt, failed: Sequence[tuple[FleetJob, str]]) -> None:
+    def _requeue(self, attempt: Attempt, failures: Sequence[tuple[FleetJob, str]]) -> None:
         board = self.board
         with board.lock:
             # A job that another attempt still runs is left to it; the last attempt decides.
             attempt.has_failed = True
             active = [job for other in board.attempts if not other.has_failed for job in other.jobs]
-            for job, reason in reversed(failed):
-                if job not in active and not job.ended and board.final_error is None:
+            for job, reason in reversed(failures):
+                if job not in active and not job.is_over and board.final_error is None:
                     board.jobs.requeue(job, reason)
             self._start_threads()
-            board.lock.notify(len(failed))
+            board.lock.notify(len(failures))
 
     def _handle_loss(self, attempt: Attempt, reason: str, *, is_delay: bool = False) -> None:
         """The cluster, and not an environment, failed the attempt."""
@@ -281,14 +281,14 @@ class Scheduler:
 
     def _check_stall(self, attempts: list[Attempt], now: float) -> None:
         """Executors may be lost in the middle of a run, and new ones may fail to start."""
-        created = [attempt for attempt in attempts if attempt.task]
-        if not created or any(attempt.running_at is not None for attempt in attempts):
+        submissions = [attempt for attempt in attempts if attempt.task]
+        if not submissions or any(attempt.running_at is not None for attempt in attempts):
             self._stall_checked_at = now
             if self._has_reported_stall:
                 self._has_reported_stall = False
                 self.board.deliver(FleetEvent("phase", "", 0, ""))
             return
-        oldest = min(created, key=lambda attempt: attempt.created_at)
+        oldest = min(submissions, key=lambda attempt: attempt.created_at)
         if now - max(oldest.created_at, self._stall_checked_at) < _STALLED_S:
             return
         self._stall_checked_at = now
@@ -300,7 +300,9 @@ class Scheduler:
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
         """Give stragglers a second executor, where one is free."""
         free = self._capacity - len(attempts)
-        doubled = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
+        duplicate_ids = {
+            id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs
+        }
         for attempt in attempts:
             purpose = attempt.jobs[0].task.purpose
             limit_s = self.statistics.compute_slow_s(purpose, len(attempt.jobs))
@@ -309,7 +311,7 @@ class Scheduler:
             if attempt.task and not attempt.running_at and now - attempt.created_at > limit_s:
                 self.runner.poll(attempt)
             is_slow = attempt.running_at is not None and now - attempt.running_at > limit_s
-            jobs = [job for job in attempt.jobs if not job.ended and id(job) not in doubled]
+            jobs = [job for job in attempt.jobs if not job.is_over and id(job) not in duplicate_ids]
             if is_slow and jobs and not attempt.speculative:
                 free -= 1
                 self._start_second(attempt, jobs)

@@ -190,10 +190,10 @@ class Service:
         child = self._child
         assert child is not None
         code = child.terminate(grace_s=0.0 if not child.has_exited else 1.0)
-        printed = child.read_output()
+        output = child.read_output()
         self._close_child()
         cause = cause or describe_exit(code)
-        return {"kind": "died", "how": cause, "position": position, "printed": printed}
+        return {"kind": "died", "how": cause, "position": position, "printed": output}
 
     def _close_child(self) -> None:
         if self._child is not None:

@@ -68,8 +68,8 @@ class SessionStarter:
     settings: dict[str, Any]
     runtime: RuntimeSettings
     observer: Observer
-    stopped: threading.Event = field(default_factory=threading.Event)
-    finished: threading.Event = field(default_factory=threading.Event)
+    stop_event: threading.Event = field(default_factory=threading.Event)
+    end_event: threading.Event = field(default_factory=threading.Event)
     session: FlameSession | None = None
     _error: RlflameError | None = None
     #: Whether executors install a package in the session that is being started.
@@ -80,7 +80,7 @@ class SessionStarter:
 
     def wait(self) -> FlameSession:
         """The session; raises the reason if none could be started."""
-        self.finished.wait()
+        self.end_event.wait()
         if self.session is None:
             raise self._error or _make_closed_error()
         return self.session
@@ -93,7 +93,7 @@ class SessionStarter:
         except Exception as error:
             message = f"The fleet could not start: {error!r}."
             self._error = FleetError(message, "--debug shows where")
-        self.finished.set()
+        self.end_event.set()
         if self.session is not None:
             installation = "with its packages" if self._installs else "nothing to install"
             text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster, "
@@ -135,7 +135,7 @@ class SessionStarter:
         context = object_cache.put_value(
             f"{self.application}/shared", bundle.make_context(archive, self.settings)
         )
-        if self.stopped.is_set():
+        if self.stop_event.is_set():
             raise _make_closed_error()
         client.register_application(name, runtime, url, environment)
         session = client.open_session(f"{name}-{uuid.uuid4().hex[:6]}", name, context, runtime)
@@ -147,7 +147,7 @@ class SessionStarter:
         started_at = time.monotonic()
         refusals, waited_s, reported_s = 0, 0.0, 0.0
         task = self.client.send_request(session, "greet")
-        while not self.stopped.is_set():
+        while not self.stop_event.is_set():
             try:
                 status = self.client.poll_task(session, task)
                 if status.state == SUCCEED:
@@ -174,7 +174,7 @@ class SessionStarter:
             waited_s = time.monotonic() - started_at
             if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session.id)
-            self.stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
+            self.stop_event.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
@@ -213,10 +213,10 @@ class SessionStarter:
             activity = "installing on" if self._installs else "starting"
             return f"{activity} {format_count(number, 'executor')}, {waited_s:.0f} s"
         if counts:
-            holder, most = counts.most_common(1)[0]
+            holder, count = counts.most_common(1)[0]
             cause = (
                 f": other sessions have {counts.total()} of {len(executors)}, {holder} alone "
-                f"{most}; rlflame cluster-check --clean removes those of dead runs"
+                f"{count}; rlflame cluster-check --clean removes those of dead runs"
             )
         elif not self._has_fitting_node():
             cause = ": no node is as large as runtime.flame.cpu and memory want one to be"
@@ -248,7 +248,7 @@ def compare_packages(
     remote: Mapping[str, str], local: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Packages of environments that are absent there, and that have another version."""
-    names = [name for name in bundle.PINNED if name in local]
+    names = [name for name in bundle.PIN_REQUIREMENTS if name in local]
     return (
         [name for name in names if name not in remote],
         [name for name in names if remote.get(name, local[name]) != local[name]],
@@ -264,11 +264,11 @@ def _check_packages(session: FlameSession) -> FlameSession:
     local, remote = describe_host()["packages"], session.greeting["packages"]
     _, different = compare_packages(remote, local)
     major = [name for name in different if remote[name].split(".")[0] != local[name].split(".")[0]]
-    absent = [name for name in ("numpy", "gymnasium") if name not in remote]
-    if not major and not absent:
+    missing = [name for name in ("numpy", "gymnasium") if name not in remote]
+    if not major and not missing:
         return session
     problem = f"{format_versions(major, remote, local)}, which is too far from this machine's"
-    problem = problem if major else f"no {' and no '.join(absent)}"
+    problem = problem if major else f"no {' and no '.join(missing)}"
     raise FleetError(
         f"The executors on {session.greeting['host']} have {problem}.",
         "let them install what is here: --set runtime.flame.dependencies='\"install\"'",

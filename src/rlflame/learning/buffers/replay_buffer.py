@@ -148,8 +148,8 @@ class ReplayBuffer:
             self._ring.append(_slice_rows(batch, first, stop))
             if self._ring.rows_written % self._shape.segment_rows == 0:
                 self._seal_segment(self._ring.rows_written // self._shape.segment_rows - 1)
-            needed = self._find_first_needed_segment()
-            while self._sealed_segments and self._sealed_segments[0][0] < needed:
+            first_segment = self._find_first_needed_segment()
+            while self._sealed_segments and self._sealed_segments[0][0] < first_segment:
                 self._sealed_segments.popleft()
             first = stop
         self._ring.set_next_observations(batch.last_observations)
@@ -164,15 +164,15 @@ class ReplayBuffer:
     def draw(self, update: int) -> Transitions:
         """The transitions of one update, from a stream of its own."""
         size = self.size
-        chosen = make_stream(self._seed, Role.REPLAY, update).integers(
+        positions = make_stream(self._seed, Role.REPLAY, update).integers(
             self.total_added - size, self.total_added, len(self._transitions.rewards)
         )
-        self._ring.gather(chosen, self._powers, self._transitions)
+        self._ring.gather(positions, self._powers, self._transitions)
         return self._transitions
 
     def _count_owed_updates(self) -> int:
-        beyond = max(0, self.total_added - self._learning_starts)
-        return self._waived_updates + int(beyond * self._updates_per_step)
+        excess = max(0, self.total_added - self._learning_starts)
+        return self._waived_updates + int(excess * self._updates_per_step)
 
     def _seal_segment(self, number: int) -> None:
         previous = self._chain_digest
@@ -219,10 +219,10 @@ class ReplayBuffer:
         shape, chain = self._shape, np.zeros(32, np.uint8)
         end = restore_count("rows", state)
         restore(chain, "chain", state)
-        sealed = end // shape.segment_rows
-        first = min(max(0, end - shape.rows) // shape.segment_rows, sealed)
+        segment_count = end // shape.segment_rows
+        first = min(max(0, end - shape.rows) // shape.segment_rows, segment_count)
         numbers = [segment.number for segment in segments]
-        if end > _MAX_ROWS or numbers != list(range(first, sealed)):
+        if end > _MAX_ROWS or numbers != list(range(first, segment_count)):
             raise _make_mismatch_error("its segments are not those that its counters name")
         # One that holds nothing is taken for it: there may be no room for two.
         ring = self._make_ring() if self._ring.rows_written else self._ring
@@ -285,7 +285,7 @@ def make_emptied_state(state: Mapping[str, Array]) -> State:
 def _slice_rows(batch: Batch, first: int, stop: int) -> State:
     steps = slice(first, stop)
     step = batch.boundary_index[:, 0]
-    inside = (first <= step) & (step < stop)
+    is_inside = (first <= step) & (step < stop)
     return {
         "observations": batch.observations[steps],
         "actions": batch.actions[steps],
@@ -293,8 +293,8 @@ def _slice_rows(batch: Batch, first: int, stop: int) -> State:
         "rewards": np.clip(batch.rewards[steps], -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32),
         "terminated": batch.terminated[steps],
         "truncated": batch.truncated[steps],
-        "boundary_index": batch.boundary_index[inside] - np.array([first, 0]),
-        "boundary_observations": batch.boundary_observations[inside],
+        "boundary_index": batch.boundary_index[is_inside] - np.array([first, 0]),
+        "boundary_observations": batch.boundary_observations[is_inside],
     }
 
 

@@ -83,9 +83,9 @@ def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays
     )
 
 
-def compute_discounted_returns(rewards: Float64, ended: Mask, discount: float) -> Float64:
+def compute_discounted_returns(rewards: Float64, ends: Mask, discount: float) -> Float64:
     """Reward-to-go of each step, within its episode, by one reverse pass."""
-    return _accumulate(rewards, np.where(ended, 0.0, discount))
+    return _accumulate(rewards, np.where(ends, 0.0, discount))
 
 
 def compute_continued_returns(
@@ -96,9 +96,9 @@ def compute_continued_returns(
     That mean is the one that agrees with itself, V = mean(G + w V), with G the returns cut at the
     truncation and w the weight that the moment after it has at each step.
     """
-    ended = terminated | truncated
-    returns = compute_discounted_returns(rewards, ended, discount)
-    weights = compute_discounted_returns(np.where(truncated, discount, 0.0), ended, discount)
+    ends = terminated | truncated
+    returns = compute_discounted_returns(rewards, ends, discount)
+    weights = compute_discounted_returns(np.where(truncated, discount, 0.0), ends, discount)
     mean = returns[valid].mean() / (1.0 - weights[valid].mean())
     returns += weights * mean
     return returns

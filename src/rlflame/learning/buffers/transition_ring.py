@@ -73,19 +73,19 @@ class TransitionRing:
         positions = np.asarray(steps["boundary_index"] @ (self.columns, 1), np.int64)
         order = np.argsort(positions, kind="stable")
         missing = np.setdiff1d(np.flatnonzero(truncated & ~terminated), positions)
-        outside = len(positions) and not 0 <= positions[order[0]] <= positions[order[-1]] < len(
+        is_outside = len(positions) and not 0 <= positions[order[0]] <= positions[order[-1]] < len(
             cells
         )
-        if len(missing) or outside:
+        if len(missing) or is_outside:
             raise LearningError("Steps came without the final observations of their episodes.")
         positions = positions[order] + self.rows_written * self.columns
         self.rows_written += len(rewards)
         oldest = (self.rows_written - self._rows + 1) * self.columns
-        dropped = int(np.searchsorted(self._final_positions, oldest))
-        if dropped or len(positions):
-            self._final_positions = np.concatenate([self._final_positions[dropped:], positions])
+        drop_count = int(np.searchsorted(self._final_positions, oldest))
+        if drop_count or len(positions):
+            self._final_positions = np.concatenate([self._final_positions[drop_count:], positions])
             self._final_observations = np.concatenate(
-                [self._final_observations[dropped:], steps["boundary_observations"][order]]
+                [self._final_observations[drop_count:], steps["boundary_observations"][order]]
             )
 
     def set_next_observations(self, observations: Float32) -> None:
@@ -102,8 +102,8 @@ class TransitionRing:
         cells = self._find_cells(first, stop)
         ends = self._end_flags[cells]
         bounds = (first * self.columns, stop * self.columns)
-        inside = slice(*np.searchsorted(self._final_positions, bounds))
-        positions = self._final_positions[inside]
+        finals = slice(*np.searchsorted(self._final_positions, bounds))
+        positions = self._final_positions[finals]
         arrays: State = {
             "observations": self._observations[cells],
             "actions": self._actions[cells],
@@ -111,15 +111,15 @@ class TransitionRing:
             "terminated": (ends & _TERMINATED) != 0,
             "truncated": (ends & _TRUNCATED) != 0,
         }
-        shaped = {n: a.reshape(stop - first, self.columns, *a.shape[1:]) for n, a in arrays.items()}
+        rows = {n: a.reshape(stop - first, self.columns, *a.shape[1:]) for n, a in arrays.items()}
         index = np.stack(np.divmod(positions, self.columns), axis=1) - np.array([first, 0])
         return {
-            **shaped,
+            **rows,
             "boundary_index": index,
-            "boundary_observations": self._final_observations[inside].copy(),
+            "boundary_observations": self._final_observations[finals].copy(),
         }
 
-    def gather(self, positions: Int64, powers: Float32, into: Transitions) -> None:
+    def gather(self, positions: Int64, powers: Float32, out: Transitions) -> None:
         """The transitions that begin at these positions.
 
         `powers[k]` is the discount of k steps; at most `len(powers) - 1` of them are summed, and
@@ -127,33 +127,33 @@ class TransitionRing:
         """
         cells = positions % self._cells
         # Without its check of every index, `sample` writes straight to where it should.
-        np.take(self._observations, cells, axis=0, out=into.observations, mode="clip")
-        np.take(self._actions, cells, axis=0, out=into.actions, mode="clip")
-        np.take(self._rewards, cells, out=into.rewards, mode="clip")
+        np.take(self._observations, cells, axis=0, out=out.observations, mode="clip")
+        np.take(self._actions, cells, axis=0, out=out.actions, mode="clip")
+        np.take(self._rewards, cells, out=out.rewards, mode="clip")
         ends = np.take(self._end_flags, cells, mode="clip")
         last: Int64 = positions
-        summed: Int64 | int = 1
+        reward_counts: Int64 | int = 1
         if len(powers) > 2:
-            last, summed = self._sum_rewards(positions, ends, powers, into.rewards)
+            last, reward_counts = self._sum_rewards(positions, ends, powers, out.rewards)
         np.take(
             self._observations,
             (last + self.columns) % self._cells,
             axis=0,
-            out=into.next_observations,
+            out=out.next_observations,
             mode="clip",
         )
         truncated = np.flatnonzero(ends == _TRUNCATED)
         if len(truncated):
             places = np.searchsorted(self._final_positions, last[truncated])
-            into.next_observations[truncated] = self._final_observations[places]
-        into.bootstrap[:] = powers[summed]
-        into.bootstrap[(ends & _TERMINATED) != 0] = 0.0
+            out.next_observations[truncated] = self._final_observations[places]
+        out.bootstrap[:] = powers[reward_counts]
+        out.bootstrap[(ends & _TERMINATED) != 0] = 0.0
 
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
         """Add what follows to rewards; the last step's position, how many steps, how it ended."""
-        last, summed = positions.copy(), np.ones(len(positions), np.int64)
+        last, reward_counts = positions.copy(), np.ones(len(positions), np.int64)
         running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):
             next_positions = last[running] + self.columns
@@ -166,8 +166,8 @@ class TransitionRing:
             cells = last[running] % self._cells
             rewards[running] += powers[k] * self._rewards[cells]
             ends[running] = self._end_flags[cells]
-            summed[running] = k + 1
-        return last, summed
+            reward_counts[running] = k + 1
+        return last, reward_counts
 
     def _find_cells(self, first: int, stop: int) -> Int64:
         return np.arange(first * self.columns, stop * self.columns) % self._cells

@@ -65,9 +65,9 @@ class GaussianHead:
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
         np.dot(self._squares, d_log_prob, out=self._gradient)
         self._gradient += np.float32(d_entropy * len(d_log_prob)) - np.add.reduce(d_log_prob)
-        weighted = self._z * d_log_prob
-        weighted *= self._inverse
-        return weighted
+        gradient = self._z * d_log_prob
+        gradient *= self._inverse
+        return gradient
 
 
 class CategoricalHead:
@@ -80,16 +80,16 @@ class CategoricalHead:
         self._rows = self._actions
 
     def log_prob(self, out: Float32, actions: Array) -> Float32:
-        shifted = out - np.maximum.reduce(out, axis=0)
-        self._softmax = np.exp(shifted)
+        logits = out - np.maximum.reduce(out, axis=0)
+        self._softmax = np.exp(logits)
         total = np.add.reduce(self._softmax, axis=0)
         self._softmax /= total
-        shifted -= np.log(total)
-        self._log_softmax = shifted
+        logits -= np.log(total)
+        self._log_softmax = logits
         self._actions = actions
         if len(self._rows) != len(actions):
             self._rows = np.arange(len(actions))
-        result: Float32 = shifted[actions, self._rows]
+        result: Float32 = logits[actions, self._rows]
         return result
 
     def sum_entropy(self) -> float:
@@ -225,9 +225,9 @@ class GsdeHead:
         d_log_variance += np.float32(d_entropy)
         d_log_variance *= _HALF
         self._variance.backward(d_log_variance)
-        weighted = self._z * d_log_prob
-        weighted *= self._inverse
-        return weighted
+        gradient = self._z * d_log_prob
+        gradient *= self._inverse
+        return gradient
 
 
 class SquashedGsdeHead:

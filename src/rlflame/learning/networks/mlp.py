@@ -42,9 +42,9 @@ class _Workspace:
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
         hidden = sizes[1:-1]
         #: By hidden layer: d(loss)/d(units), and the slope of the activation.
-        self.back: list[Float32] = [np.empty((n, rows), np.float32) for n in hidden]
-        self.back_by_rows: list[Float32] = [back.T for back in self.back]
-        self.slope: list[Float32] = [np.empty_like(back) for back in self.back]
+        self.deltas: list[Float32] = [np.empty((n, rows), np.float32) for n in hidden]
+        self.delta_rows: list[Float32] = [delta.T for delta in self.deltas]
+        self.slope: list[Float32] = [np.empty_like(delta) for delta in self.deltas]
         self.active = [np.empty((n, rows), np.bool_) for n in hidden]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
@@ -114,7 +114,7 @@ class MLP:
         for layer in range(self._hidden, 0, -1):
             np.dot(space.inputs[layer], by_rows, out=self._gradients[layer])
             upstream = self._backward_layer(layer, upstream)
-            by_rows = space.back_by_rows[layer - 1]
+            by_rows = space.delta_rows[layer - 1]
         np.dot(space.inputs[0], by_rows, out=self._gradients[0])
 
     def backward_in_threads(
@@ -134,14 +134,12 @@ class MLP:
 
             def run_lane(number: int, layer: int = layer) -> None:
                 if number == 0:
-                    self._backward_layer(layer, space.back[layer])
+                    self._backward_layer(layer, space.deltas[layer])
                 else:
-                    np.dot(
-                        space.inputs[layer], space.back_by_rows[layer], out=self._gradients[layer]
-                    )
+                    np.dot(space.inputs[layer], space.delta_rows[layer], out=self._gradients[layer])
 
             thread_pair.run(run_lane)
-        np.dot(space.inputs[0], space.back_by_rows[0], out=self._gradients[0])
+        np.dot(space.inputs[0], space.delta_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
@@ -154,20 +152,20 @@ class MLP:
     ) -> Float32:
         """d(loss)/d(what enters the hidden layer's activation), given it for the layer's output."""
         space = self._workspace
-        units, back = space.units[layer], space.back[layer - 1]
-        np.dot(self._weights[layer], upstream, out=back)
+        units, delta = space.units[layer], space.deltas[layer - 1]
+        np.dot(self._weights[layer], upstream, out=delta)
         if latent_gradient is not None:
-            back += latent_gradient
+            delta += latent_gradient
         if self._tanh:
             slope = space.slope[layer - 1]
             np.multiply(units, units, out=slope)
             np.subtract(_FLOAT_ONE, slope, out=slope)
-            np.multiply(back, slope, out=back)
+            np.multiply(delta, slope, out=delta)
         else:
             active = space.active[layer - 1]
             np.greater(units, space.zeros, out=active)
-            np.multiply(back, active, out=back)
-        return back
+            np.multiply(delta, active, out=delta)
+        return delta
 
 
 def make_moment_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -256,24 +254,28 @@ class BatchNormMLP(MLP):
             np.dot(space.inputs[layer], upstream.T, out=self._gradients[layer])
             if layer == 0:
                 return
-            units, back, scratch = space.units[layer], space.back[layer - 1], space.scratch[layer]
-            np.dot(self._weights[layer], upstream, out=back)
+            units, delta, scratch = (
+                space.units[layer],
+                space.deltas[layer - 1],
+                space.scratch[layer],
+            )
+            np.dot(self._weights[layer], upstream, out=delta)
             # The gradient of standardising: remove the mean, and the part along the units.
-            np.multiply(back, units, out=scratch)
-            along = np.add.reduce(scratch, axis=1, keepdims=True)
-            along *= share
-            common = np.add.reduce(back, axis=1, keepdims=True)
+            np.multiply(delta, units, out=scratch)
+            cosine = np.add.reduce(scratch, axis=1, keepdims=True)
+            cosine *= share
+            common = np.add.reduce(delta, axis=1, keepdims=True)
             common *= share
-            np.multiply(units, along, out=scratch)
-            back -= common
-            back -= scratch
-            upstream = self._apply_slope(layer, back)
+            np.multiply(units, cosine, out=scratch)
+            delta -= common
+            delta -= scratch
+            upstream = self._apply_slope(layer, delta)
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) of the latest `run` for the inputs from `first` on."""
-        below = super().compute_input_gradient(upstream, first)
-        below *= self._workspace.inverse[0][first:]
-        return below
+        gradient = super().compute_input_gradient(upstream, first)
+        gradient *= self._workspace.inverse[0][first:]
+        return gradient
 
     def _forward_layer(self, layer: int) -> None:
         """From a layer's standardised inputs to the inputs of the next layer."""
@@ -296,16 +298,16 @@ class BatchNormMLP(MLP):
         self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
     ) -> Float32:
         assert latent_gradient is None
-        back = self._workspace.back[layer - 1]
-        np.dot(self._weights[layer], upstream, out=back)
-        return self._apply_slope(layer, back)
+        delta = self._workspace.deltas[layer - 1]
+        np.dot(self._weights[layer], upstream, out=delta)
+        return self._apply_slope(layer, delta)
 
-    def _apply_slope(self, layer: int, back: Float32) -> Float32:
+    def _apply_slope(self, layer: int, delta: Float32) -> Float32:
         """From d(loss)/d(standardised inputs) to d(loss)/d(input of the activation below)."""
         space = self._workspace
-        back *= space.inverse[layer]
-        back *= space.slope[layer - 1] if self._tanh else space.active[layer - 1]
-        return back
+        delta *= space.inverse[layer]
+        delta *= space.slope[layer - 1] if self._tanh else space.active[layer - 1]
+        return delta
 
 
 def _invert_deviation(variance: Float32, inverse: Float32) -> None:

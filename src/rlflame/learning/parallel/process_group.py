@@ -76,7 +76,7 @@ class Shards:
         #: Of this learner.
         self.rank = self._group.rank
         self._shards_per_learner = count // self._group.size
-        self._sent: Float32 = np.empty((0, 0), np.float32)
+        self._parts: Float32 = np.empty((0, 0), np.float32)
         self._state: Callable[[], State] | None = None
         self._compared_updates = 1
         self._update_count = 0
@@ -123,12 +123,12 @@ class Shards:
         for place, shard in enumerate(self._select_local(shards)):
             gradient, sums = compute_part(shard)
             size, shape = len(gradient), (self._shards_per_learner, len(gradient) + 2 * len(sums))
-            if self._sent.shape != shape:
-                self._sent = np.empty(shape, np.float32)
+            if self._parts.shape != shape:
+                self._parts = np.empty(shape, np.float32)
             # The doubles of the sums stand behind the gradient, bit for bit.
-            self._sent[place, :size] = gradient
-            self._sent[place, size:] = np.array(list(sums.values())).view(np.float32)
-        all_rows = self._group.gather(self._sent).reshape(self.count, -1)
+            self._parts[place, :size] = gradient
+            self._parts[place, size:] = np.array(list(sums.values())).view(np.float32)
+        all_rows = self._group.gather(self._parts).reshape(self.count, -1)
         total: Float32 = all_rows[0, :size].copy()
         for row in all_rows[1:]:
             total += row[:size]
@@ -144,10 +144,10 @@ class Shards:
         if len(shards) == 1:
             return compute_part(shards[0].rows)
         sizes = [shard.rows.stop - shard.rows.start for shard in shards]
-        sent: Float32 = np.zeros((self._shards_per_learner, max(sizes)), np.float32)
+        part: Float32 = np.zeros((self._shards_per_learner, max(sizes)), np.float32)
         for place, shard in enumerate(self._select_local(shards)):
-            sent[place, : sizes[shard.number]] = compute_part(shard.rows)
-        all_rows = self._group.gather(sent).reshape(self.count, -1)
+            part[place, : sizes[shard.number]] = compute_part(shard.rows)
+        all_rows = self._group.gather(part).reshape(self.count, -1)
         result: Float32 = np.concatenate(
             [row[:size] for row, size in zip(all_rows, sizes, strict=True)]
         )

@@ -28,8 +28,8 @@ _ENDLESS_S = 365.0 * 24 * 3600
 
 def select_backend(device: str, locations: Sequence[bytes]) -> str:
     """What learners at these places exchange gradients by: nccl refuses two on one card."""
-    shared = len(set(locations)) < len(locations)
-    return "gloo" if device == "cpu" or shared else "nccl"
+    is_shared = len(set(locations)) < len(locations)
+    return "gloo" if device == "cpu" or is_shared else "nccl"
 
 
 class TorchProcessGroup:
@@ -83,13 +83,13 @@ class TorchProcessGroup:
     def gather(self, values: Float32) -> Float32:
         self.exchange_count += 1
         start_s = self._clock()
-        sent = torch.from_numpy(np.ascontiguousarray(values).reshape(-1)).to(self._device)
+        parts = torch.from_numpy(np.ascontiguousarray(values).reshape(-1)).to(self._device)
         output = self._gather_buffers.get(values.size)
         if output is None:
             output = torch.empty((self.size, values.size), dtype=torch.float32, device=self._device)
             self._gather_buffers[values.size] = output
         try:
-            distributed.all_gather(list(output), sent, group=self._exchange)
+            distributed.all_gather(list(output), parts, group=self._exchange)
             result: Float32 = output.cpu().numpy()
         except RuntimeError as error:
             raise self._make_lost_error(error, start_s) from error
@@ -125,12 +125,12 @@ class TorchProcessGroup:
         first = (str(error).strip().splitlines() or [""])[0]
         if self._clock() - start_s < self._deadline_s:
             return LearnerFailure("A learner has ended.", detail=first)
-        lost = LearnerFailure(
+        failure = LearnerFailure(
             f"A learner {format_timeout(self._deadline_s)}",
             detail=first,
         )
-        lost.hung = True
-        return lost
+        failure.is_hung = True
+        return failure
 
 
 def format_timeout(seconds: float) -> str:

@@ -26,7 +26,7 @@ HALVES = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),
 }
-_NOTHING = np.empty(0, np.float32)
+_EMPTY = np.empty(0, np.float32)
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -101,22 +101,22 @@ class NumpyPpo:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
-        held = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
-        clipped = np.count_nonzero(held != ratio)
+        clip_ratio = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
+        clip_count = np.count_nonzero(clip_ratio != ratio)
         surrogate = ratio * batch.advantages
-        held *= batch.advantages
+        clip_ratio *= batch.advantages
         # Where the held term is the smaller one, the objective is flat in the ratio.
-        d_log_prob = np.where(surrogate <= held, surrogate, _ZERO)
+        d_log_prob = np.where(surrogate <= clip_ratio, surrogate, _ZERO)
         d_log_prob *= np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
-        objective = np.minimum(surrogate, held)
+        objective = np.minimum(surrogate, clip_ratio)
         ratio -= _FLOAT_ONE
         ratio -= log_ratio
         return {
             "policy_gradient_loss": -float(np.add.reduce(objective)),
             "entropy_loss": -self._head.sum_entropy(),
             "approx_kl": float(np.add.reduce(ratio)),
-            "clip_fraction": float(clipped),
+            "clip_fraction": float(clip_count),
         }
 
     def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> float:
@@ -127,13 +127,13 @@ class NumpyPpo:
         loss = error * error
         if batch.clip_range_value is not None:
             limit = batch.clip_range_value
-            moved = values - batch.old_values
-            held = np.minimum(np.maximum(moved, -limit), limit)
-            held_error = batch.old_values + held - batch.returns
-            held_loss = held_error * held_error
+            change = values - batch.old_values
+            clip_change = np.minimum(np.maximum(change, -limit), limit)
+            clip_error = batch.old_values + clip_change - batch.returns
+            clip_loss = clip_error * clip_error
             # Where the held value is the worse one, the loss is flat in the value.
-            slope = np.where((held_loss > loss) & (held != moved), 0.0, error)
-            loss = np.maximum(loss, held_loss)
+            slope = np.where((clip_loss > loss) & (clip_change != change), 0.0, error)
+            loss = np.maximum(loss, clip_loss)
         upstream = slope * np.float32(2.0 * batch.value_weight / count)
         self._critic.backward(upstream[None])
         return float(np.add.reduce(loss))
@@ -184,9 +184,9 @@ class ActorCriticSplit:
     def fill_from_critic(self, numbers: Float32) -> None:
         """Fill an array of the actor's process with that of the critic's process."""
         if self.has_actor:
-            self._peer.exchange(_NOTHING, numbers)
+            self._peer.exchange(_EMPTY, numbers)
         else:
-            self._peer.exchange(numbers, _NOTHING)
+            self._peer.exchange(numbers, _EMPTY)
 
 
 def find_spans(parameters: FlatVector) -> dict[str, slice]:

@@ -99,8 +99,8 @@ class Ppo:
         discount = compute_discount(settings, progress)
         rewards = batch.rewards
         if self._scaler is not None:
-            ended = batch.terminated | batch.truncated
-            rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
+            ends = batch.terminated | batch.truncated
+            rewards = rewards * self._scaler.scale(rewards, ends, batch.valid)
         normalised = normalise_batch(batch, self._spec)
         split = self._split
         if self._normaliser is not None and (split is None or split.has_actor):
@@ -212,7 +212,7 @@ class Ppo:
         settings, size = self._settings, self._settings.minibatch_size
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
-        shuffled = PpoMinibatch(
+        epoch_samples = PpoMinibatch(
             observations=samples.observations[order],
             actions=samples.actions[order],
             log_probs=samples.log_probs[order],
@@ -225,7 +225,7 @@ class Ppo:
             entropy_weight=settings.entropy_weight,
         )
         for start in range(0, len(order), size):
-            minibatch = shuffled.select_rows(slice(start, start + size))
+            minibatch = epoch_samples.select_rows(slice(start, start + size))
             if settings.normalise_advantages == "minibatch":
                 minibatch.advantages = standardise(minibatch.advantages)
             yield minibatch
@@ -235,9 +235,9 @@ def standardise(samples: Float32) -> Float32:
     """Zero mean and unit deviation; a single sample has no deviation and is left alone."""
     if len(samples) < 2:
         return samples
-    centred: Float32 = samples - samples.mean()
-    centred /= samples.std() + np.float32(1e-8)
-    return centred
+    result: Float32 = samples - samples.mean()
+    result /= samples.std() + np.float32(1e-8)
+    return result
 
 
 class _Samples:
@@ -253,8 +253,8 @@ class _Samples:
     def explained_variance(self) -> float:
         variance = float(self.returns.var())
         residual = float((self.returns - self.values).var())
-        explained = 1.0 - residual / variance if variance > 0.0 else 0.0
-        return explained if math.isfinite(explained) else 0.0
+        share = 1.0 - residual / variance if variance > 0.0 else 0.0
+        return share if math.isfinite(share) else 0.0
 
 
 class _Totals:

@@ -101,15 +101,15 @@ class Reinforce:
         learning_rate = apply_schedule(
             settings.learning_rate, settings.anneal_learning_rate, progress
         )
-        ended = batch.terminated | batch.truncated
+        ends = batch.terminated | batch.truncated
         if settings.continue_truncated:
             returns = compute_continued_returns(
                 batch.rewards, batch.terminated, batch.truncated, batch.valid, settings.discount
             )
         else:
-            returns = compute_discounted_returns(batch.rewards, ended, settings.discount)
+            returns = compute_discounted_returns(batch.rewards, ends, settings.discount)
         weights = normalise_returns(returns, batch, settings.normalise_returns)
-        count = batch.steps if settings.average == "steps" else int(ended.sum())
+        count = batch.steps if settings.average == "steps" else int(ends.sum())
         normalised = normalise_batch(batch, self._spec)
         gradient, sums = self._compute_gradient(normalised, weights, count)
         norm = clip_by_norm(gradient, settings.max_gradient_norm)
@@ -144,7 +144,7 @@ class Reinforce:
         """The full batch's gradient, each shard's added up chunk by chunk in a fixed order."""
         valid = batch.valid
         observations, actions = batch.observations[valid], batch.actions[valid]
-        chosen = weights[valid].astype(np.float32)
+        shares = weights[valid].astype(np.float32)
 
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             self._gradient[:] = 0.0
@@ -152,7 +152,7 @@ class Reinforce:
             for start in range(shard.rows.start, shard.rows.stop, CHUNK_ROWS):
                 rows = slice(start, min(start + CHUNK_ROWS, shard.rows.stop))
                 minibatch = ReinforceMinibatch(
-                    observations[rows], actions[rows], chosen[rows], self._settings.entropy_weight
+                    observations[rows], actions[rows], shares[rows], self._settings.entropy_weight
                 )
                 gradient, sums = self._provider.compute_gradient(minibatch, count)
                 self._gradient += gradient
@@ -160,16 +160,16 @@ class Reinforce:
                     totals[name] = totals.get(name, 0.0) + value
             return self._gradient, totals
 
-        return self._shards.compute_gradient(len(chosen), compute_part)
+        return self._shards.compute_gradient(len(shares), compute_part)
 
 
 def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
     """Mean zero and deviation one, over each episode or over the whole batch."""
     result = returns.copy()
     if scope == "batch":
-        chosen = returns[batch.valid]
-        result -= chosen.mean()
-        result /= chosen.std() + _EPSILON
+        samples = returns[batch.valid]
+        result -= samples.mean()
+        result /= samples.std() + _EPSILON
     elif scope == "episode":
         for column, length in enumerate(batch.valid.sum(axis=0)):
             if length > 1:

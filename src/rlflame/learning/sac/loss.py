@@ -76,7 +76,7 @@ class NumpySac:
         spec, moments = networks.spec, networks.moments
         shape = len(spec.hidden) + 1, spec.activation == "tanh"
         self._thread_pair = thread_pair
-        self._critic_objective = make_critic_loss(networks.quantiles, networks.dropped)
+        self._critic_objective = make_critic_loss(networks.quantiles, networks.drop_count)
         self._observation_size = spec.observation_size
         self._action_size = spec.action_size
         self._critic_gradients = gradients = FlatVector(networks.critics.shapes)

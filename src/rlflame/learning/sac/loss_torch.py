@@ -37,14 +37,14 @@ class _ClippedDoubleQ:
 class _TruncatedQuantiles:
     """The counterpart of `networks.TruncatedQuantiles`."""
 
-    def __init__(self, outputs: int, dropped: int) -> None:
-        self._outputs, self._dropped = outputs, dropped
+    def __init__(self, outputs: int, drop_count: int) -> None:
+        self._outputs, self._drop_count = outputs, drop_count
 
     def compute_target_values(self, values: Tensor) -> Tensor:
-        pooled = torch.cat(tuple(values), dim=1).sort(dim=1).values
+        pool = torch.cat(tuple(values), dim=1).sort(dim=1).values
         # NaN and infinity are sorted last, where they would be left out unseen.
-        pooled[~pooled[:, -1].isfinite()] = math.nan
-        return pooled[:, : len(values) * (self._outputs - self._dropped)]
+        pool[~pool[:, -1].isfinite()] = math.nan
+        return pool[:, : len(values) * (self._outputs - self._drop_count)]
 
     def compute_loss(self, values: Tensor, target: Tensor) -> Tensor:
         """Huber's, of every quantile to every wanted value, in the mean."""
@@ -72,7 +72,7 @@ class TorchSac:
         self._critic_objective = (
             _ClippedDoubleQ()
             if networks.quantiles == 1
-            else _TruncatedQuantiles(networks.quantiles, networks.dropped)
+            else _TruncatedQuantiles(networks.quantiles, networks.drop_count)
         )
         self._actor = TorchNetworks(networks.actor, spec, device)
         self._critics = TorchNetworks(networks.critics, spec, device)

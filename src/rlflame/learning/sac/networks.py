@@ -40,7 +40,7 @@ class SacNetworks:
     #: What each critic puts out; of both critics' together the highest, twice `dropped`, are not
     #: learned from.
     quantiles: int = 1
-    dropped: int = 0
+    drop_count: int = 0
 
 
 def build_sac_networks(
@@ -49,7 +49,7 @@ def build_sac_networks(
     seed: int,
     norm: CriticNorm = "none",
     quantiles: int = 1,
-    dropped: int = 0,
+    drop_count: int = 0,
 ) -> SacNetworks:
     actor = build_network(spec, settings, seed, critic=False)
     if spec.log_std_shape is None:
@@ -73,7 +73,7 @@ def build_sac_networks(
     else:
         moments, targets = None, FlatVector(critics.shapes)
         targets.data[:] = critics.data
-    return SacNetworks(spec, actor, critics, targets, moments, quantiles, dropped)
+    return SacNetworks(spec, actor, critics, targets, moments, quantiles, drop_count)
 
 
 class ClippedDoubleQ:
@@ -113,20 +113,20 @@ class TruncatedQuantiles:
     (TQC; Kuznetsov et al., 2020). The error that is reported is that of a critic's mean.
     """
 
-    def __init__(self, outputs: int, dropped: int) -> None:
+    def __init__(self, outputs: int, drop_count: int) -> None:
         self.outputs = outputs
-        self._dropped = dropped
+        self._drop_count = drop_count
         #: Each output stands for the middle of an equal share of the probability.
         self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
 
     def compute_target_values(self, values: Float32) -> Float32:
-        target_count = len(values) * (self.outputs - self._dropped)
+        target_count = len(values) * (self.outputs - self._drop_count)
         # Sorted with the values of a row side by side, and then laid out as before.
-        pooled = np.concatenate([value.T for value in values], axis=1)
-        pooled.sort(axis=1)
+        pool = np.concatenate([value.T for value in values], axis=1)
+        pool.sort(axis=1)
         # NaN and infinity are sorted last, where they would be left out unseen.
-        pooled[~np.isfinite(pooled[:, -1])] = np.nan
-        return np.ascontiguousarray(pooled[:, :target_count].T)
+        pool[~np.isfinite(pool[:, -1])] = np.nan
+        return np.ascontiguousarray(pool[:, :target_count].T)
 
     def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
         slope: Float32 = np.empty_like(values)
@@ -139,11 +139,11 @@ class TruncatedQuantiles:
             np.maximum(difference, low, out=difference)
             total = np.add.reduce(difference, axis=0)
             np.minimum(difference, zero, out=difference)
-            below = np.add.reduce(difference, axis=0)
+            shortfall = np.add.reduce(difference, axis=0)
             # Too high counts by 1 - fraction, too low by the fraction; at 0 both are nothing.
             total *= np.float32(fraction)
-            below *= np.float32(1.0 - 2.0 * fraction)
-            np.add(total, below, out=slope[place])
+            shortfall *= np.float32(1.0 - 2.0 * fraction)
+            np.add(total, shortfall, out=slope[place])
         slope *= np.float32(-1.0 / (len(target) * len(values) * count))
         mean_error = values.mean(axis=0) - target.mean(axis=0)
         return slope, float(np.dot(mean_error, mean_error))
@@ -154,5 +154,5 @@ class TruncatedQuantiles:
         return slopes, share * sum(float(value.sum(dtype=np.float64)) for value in values)
 
 
-def make_critic_loss(quantiles: int, dropped: int) -> ClippedDoubleQ | TruncatedQuantiles:
-    return ClippedDoubleQ() if quantiles == 1 else TruncatedQuantiles(quantiles, dropped)
+def make_critic_loss(quantiles: int, drop_count: int) -> ClippedDoubleQ | TruncatedQuantiles:
+    return ClippedDoubleQ() if quantiles == 1 else TruncatedQuantiles(quantiles, drop_count)

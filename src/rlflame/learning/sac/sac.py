@@ -54,8 +54,8 @@ class Sac:
         size = networks.spec.action_size
         target = settings.target_entropy
         self._target_entropy = float(-size) if target == "auto" else target
-        fixed = settings.entropy_coefficient
-        self._fixed_weight = None if fixed == "auto" else fixed
+        coefficient = settings.entropy_coefficient
+        self._fixed_weight = None if coefficient == "auto" else coefficient
         # The logarithm of a double: float32 knows no number below 1e-45, and this is to be finite.
         initial = math.log(settings.initial_entropy_coefficient)
         self._log_weight: Float32 = np.array([initial], np.float32)
@@ -205,8 +205,8 @@ class Sac:
         return clip_by_norm(gradient, self._settings.max_gradient_norm)
 
     def _compute_entropy_weight(self) -> float:
-        fixed = self._fixed_weight
-        return float(np.exp(self._log_weight[0])) if fixed is None else fixed
+        weight = self._fixed_weight
+        return float(np.exp(self._log_weight[0])) if weight is None else weight
 
     def _compute_rates(self, progress: float) -> dict[str, float]:
         """The step sizes in force."""

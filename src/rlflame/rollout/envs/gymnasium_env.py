@@ -243,14 +243,14 @@ class GymnasiumVectorEnv:
         terminated: Array,
         truncated: Array,
     ) -> Sequence[int]:
-        ended: list[int] = []
+        ends: list[int] = []
         for i in active:
             self.current_row = i
-            rewards[i], terminal, limited = self._envs[i].step(actions[i], out[i])
-            if terminal or limited:
+            rewards[i], terminal, at_limit = self._envs[i].step(actions[i], out[i])
+            if terminal or at_limit:
                 terminated[i], truncated[i] = terminal, not terminal
-                ended.append(i)
-        return ended
+                ends.append(i)
+        return ends
 
     def prepare_snapshot(self) -> None:
         for env in self._envs:

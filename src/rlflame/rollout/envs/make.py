@@ -54,15 +54,15 @@ class _LazyModule(ModuleType):
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
     """glfw runs `python -c` while it loads, which would search the current folder for modules."""
-    before = os.environ.get(_SAFE_PATH)
+    previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[_SAFE_PATH]
         else:
-            os.environ[_SAFE_PATH] = before
+            os.environ[_SAFE_PATH] = previous
 
 
 def defer_imports(*names: str) -> None:
@@ -89,8 +89,8 @@ def is_env_error(error: BaseException) -> bool:
 
     A KeyboardInterrupt is the user's, except where Ctrl-C is ignored, as in worker processes.
     """
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return ignored or not isinstance(error, KeyboardInterrupt)
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return is_ignored or not isinstance(error, KeyboardInterrupt)
 
 
 class UnsupportedSpace(ValueError):

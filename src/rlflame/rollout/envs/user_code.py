@@ -71,8 +71,8 @@ def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(module for module in (text.rpartition(":")[0] for text in ids) if module)
 
 
-def check_allowed(id: str, kwargs: Mapping[str, Any], allowed: Sequence[str]) -> None:
+def check_allowed(id: str, kwargs: Mapping[str, Any], modules: Sequence[str]) -> None:
     """Raise ModuleAccessError for the first module that is not in the list."""
     for module in find_named_modules(id, kwargs):
-        if module not in allowed:
+        if module not in modules:
             raise ModuleAccessError(f"{id} asks for the module {module!r}, which is not allowed")

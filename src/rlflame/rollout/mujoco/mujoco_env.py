@@ -137,17 +137,17 @@ class MujocoVectorEnv:
             self._simulation.current_row = active[0]
         self._step_physics(active)
         if len(active) == self._simulation.count:
-            ended = self._task.compute_rewards(actions, rewards)
+            ends = self._task.compute_rewards(actions, rewards)
         else:
-            ended = self._task.compute_rewards(actions, self._rewards)
+            ends = self._task.compute_rewards(actions, self._rewards)
             rewards[active] = self._rewards[active]
         self._task.observe(out)
         np.add(self._returns, rewards, self._returns)
         if not math.isfinite(self._returns.dot(self._returns)):
             self._check_returns(active, rewards)
-        if ended is None and self._steps_to_limit > 0:
+        if ends is None and self._steps_to_limit > 0:
             return ()
-        return self._find_ended_rows(active, ended, terminated, truncated)
+        return self._find_ended_rows(active, ends, terminated, truncated)
 
     def prepare_snapshot(self) -> None:
         self._saved_physics = self._simulation.copy_states()
@@ -180,14 +180,14 @@ class MujocoVectorEnv:
             report_fault(self.spec, self.get_position(self.current_row), "failed in step", error)
 
     def _find_ended_rows(
-        self, active: Sequence[int], ended: Array | None, terminated: Array, truncated: Array
+        self, active: Sequence[int], ends: Array | None, terminated: Array, truncated: Array
     ) -> Sequence[int]:
         """Mark the rows whose episode is over, and count the steps until a limit anew."""
         ended_rows: list[int] = []
         self._steps_to_limit = self._limit
         for row in active:
             steps_left = self._limit - (self._clock - self._start_clocks[row])
-            terminal = ended is not None and bool(ended[row])
+            terminal = ends is not None and bool(ends[row])
             if terminal or steps_left <= 0:
                 terminated[row], truncated[row] = terminal, not terminal
                 ended_rows.append(row)

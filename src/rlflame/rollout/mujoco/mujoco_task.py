@@ -81,8 +81,8 @@ class _Locomotion(MujocoTask):
         self._limited_state = self._state[:, columns]
         self._low, self._high = np.zeros((2, *self._limited_state.shape))
         self._low[...], self._high[...] = low, high
-        self._within = np.zeros((2, *self._low.shape), np.bool_)
-        self._above, self._below = self._within
+        self._range_masks = np.zeros((2, *self._low.shape), np.bool_)
+        self._low_mask, self._high_mask = self._range_masks
         self._healthy_rewards = np.full(rows, getattr(base_env, "_healthy_reward", 0.0), np.float64)
         self._is_terminal = getattr(base_env, "_terminate_when_unhealthy", False)
 
@@ -95,9 +95,9 @@ class _Locomotion(MujocoTask):
         if self._is_weighted:
             np.multiply(rewards, self._forward_weights, rewards)
         self._previous_place[...] = self._place
-        ended = self._add_healthy_rewards(rewards) if self._low.size else None
+        ends = self._add_healthy_rewards(rewards) if self._low.size else None
         np.subtract(rewards, self._compute_costs(actions), rewards)
-        return ended
+        return ends
 
     def _track_place(self, base_env: Any, simulation: Simulation) -> Float64:
         """The column of positions whose growth is rewarded."""
@@ -109,12 +109,12 @@ class _Locomotion(MujocoTask):
 
     def _add_healthy_rewards(self, rewards: Float64) -> Array | None:
         """Add what being healthy earns; who is not, where that ends an episode."""
-        np.less(self._low, self._limited_state, self._above)
-        np.less(self._limited_state, self._high, self._below)
-        if np.count_nonzero(self._within) == self._within.size:
+        np.less(self._low, self._limited_state, self._low_mask)
+        np.less(self._limited_state, self._high, self._high_mask)
+        if np.count_nonzero(self._range_masks) == self._range_masks.size:
             np.add(rewards, self._healthy_rewards, rewards)
             return None
-        healthy = np.logical_and.reduce(self._above & self._below, axis=1)
+        healthy = np.logical_and.reduce(self._low_mask & self._high_mask, axis=1)
         np.add(rewards, healthy * self._healthy_rewards, rewards)
         return ~healthy if self._is_terminal else None
 
@@ -268,9 +268,9 @@ class InvertedPendulum(MujocoTask):
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
-        ended: Array = ~np.isfinite(self._state).all(axis=1) | (np.abs(self._state[:, 1]) > 0.2)
-        np.logical_not(ended, out=rewards)
-        return ended if np.count_nonzero(ended) else None
+        ends: Array = ~np.isfinite(self._state).all(axis=1) | (np.abs(self._state[:, 1]) > 0.2)
+        np.logical_not(ends, out=rewards)
+        return ends if np.count_nonzero(ends) else None
 
 
 class InvertedDoublePendulum(MujocoTask):
@@ -287,13 +287,13 @@ class InvertedDoublePendulum(MujocoTask):
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
-        ended: Array = self._tip[:, 2] <= 1
+        ends: Array = self._tip[:, 2] <= 1
         for row, ((x, _, y), speeds) in enumerate(zip(self._tip, self._speeds, strict=True)):
             v1, v2 = speeds[1:3]
-            alive = self._reward * int(not ended[row])
+            alive = self._reward * int(not ends[row])
             distance = 0.01 * x**2 + (y - 2) ** 2
             rewards[row] = alive - distance - (1e-3 * v1**2 + 5e-3 * v2**2)
-        return ended if np.count_nonzero(ended) else None
+        return ends if np.count_nonzero(ends) else None
 
     def observe(self, out: Array) -> None:
         n = self._angles.shape[1]
@@ -376,8 +376,8 @@ class Pusher(_ReachTask):
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
         """The arm at rest, and an object that is drawn until it is off its goal."""
         while True:
-            across, along = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
-            position = np.concatenate([across, along])
+            x, y = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
+            position = np.concatenate([x, y])
             if np.linalg.norm(position) > 0.17:
                 break
         qpos = self._start_qpos.copy()

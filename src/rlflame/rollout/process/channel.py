@@ -41,7 +41,7 @@ class MessageKind(IntEnum):
     ORDER = 9  # what this child is for
     STOP = 10  # end as after SIGTERM
     EVENT = 11  # something that happened meanwhile
-    FAILED = 12  # an RlflameError as values
+    FAILURE = 12  # an RlflameError as values
     CANCEL = 13  # {"number"} of tasks that are not wanted any more
     PROBE = 14  # what does the other end run on?
 

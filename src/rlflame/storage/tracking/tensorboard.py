@@ -110,8 +110,8 @@ class TensorBoard:
         start_time = clock() - measured_s
         name = f"events.out.tfevents.{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
         self._file, self._session = (
-            EventFile(_prepare_folder(folder / inside) / name, start_time)
-            for inside in (FOLDER, SESSION)
+            EventFile(_prepare_folder(folder / subfolder) / name, start_time)
+            for subfolder in (FOLDER, SESSION)
         )
         self._session.write_session_start(start_time, collect_hyperparameters(recipe))
         laps = {int(line["steps"]): line for line in run.timing if not line.get("closing")}

@@ -43,26 +43,26 @@ class PeerConnection:
     def __init__(self, channel: Channel, deadline_s: float | None = None) -> None:
         read_fd, write_fd = self._read_fd, self._write_fd = channel.pipes
         self.deadline_ms = None if deadline_s is None else min(1000.0 * deadline_s, _LONGEST_MS)
-        self._sent = self._received = 0
+        self._sends = self._receipts = 0
         for pipe in (read_fd, write_fd):
             os.set_blocking(pipe, False)
         # Not select, which knows no descriptors from 1,024 on.
-        self._arrival, self._either, self._room = select.poll(), select.poll(), select.poll()
-        for poll in (self._arrival, self._either):
+        self._input, self._both, self._output = select.poll(), select.poll(), select.poll()
+        for poll in (self._input, self._both):
             poll.register(read_fd, select.POLLIN)
-        for poll in (self._room, self._either):
+        for poll in (self._output, self._both):
             poll.register(write_fd, select.POLLOUT)
 
     def has_message(self, timeout_s: float = 0.0) -> bool:
         """Whether a message can be received, or the other end is closed."""
-        return bool(self._arrival.poll(1000.0 * timeout_s))
+        return bool(self._input.poll(1000.0 * timeout_s))
 
     def send_message(self, value: Any) -> None:
         self._move(self._add_header(memoryview(wire.encode(value))), [])
 
     def receive_message(self) -> Any:
         """The next message, for which one waits asleep: it comes after a batch."""
-        if not self._arrival.poll(self.deadline_ms):
+        if not self._input.poll(self.deadline_ms):
             raise ConnectionTimeout
         head = bytearray(_HEAD.size)
         self._move([], [memoryview(head)])
@@ -81,48 +81,48 @@ class PeerConnection:
             raise ConnectionLost
 
     def _add_header(self, payload: memoryview) -> list[memoryview]:
-        self._sent += 1
-        return [memoryview(_HEAD.pack(self._sent, len(payload))), payload]
+        self._sends += 1
+        return [memoryview(_HEAD.pack(self._sends, len(payload))), payload]
 
     def _read_length(self, head: bytearray) -> int:
-        self._received += 1
+        self._receipts += 1
         number, length = _HEAD.unpack(head)
-        if number != self._received:
+        if number != self._receipts:
             raise ConnectionLost
         return int(length)
 
-    def _move(self, out: list[memoryview], into: list[memoryview]) -> None:
+    def _move(self, writes: list[memoryview], reads: list[memoryview]) -> None:
         """Write and read as the pipes allow, until both are done."""
         try:
-            while out or into:
-                sent = self._write(out) if out else 0
-                received = self._read(into) if into else 0
-                out, into = _drop_bytes(out, sent), _drop_bytes(into, received)
-                if not received and (into or not sent):
-                    self._wait(into, out)
+            while writes or reads:
+                size = self._write(writes) if writes else 0
+                count = self._read(reads) if reads else 0
+                writes, reads = _drop_bytes(writes, size), _drop_bytes(reads, count)
+                if not count and (reads or not size):
+                    self._wait(reads, writes)
         except OSError as error:
             raise ConnectionLost from error
 
-    def _write(self, out: list[memoryview]) -> int:
+    def _write(self, writes: list[memoryview]) -> int:
         try:
-            return os.writev(self._write_fd, out)
+            return os.writev(self._write_fd, writes)
         except BlockingIOError:
             return 0
 
-    def _read(self, into: list[memoryview]) -> int:
+    def _read(self, reads: list[memoryview]) -> int:
         try:
-            count = os.readv(self._read_fd, into)
+            count = os.readv(self._read_fd, reads)
         except BlockingIOError:
             return 0
         if not count:
             raise ConnectionLost
         return count
 
-    def _wait(self, into: list[memoryview], out: list[memoryview]) -> None:
+    def _wait(self, reads: list[memoryview], writes: list[memoryview]) -> None:
         """Until something can be moved."""
-        poll = (self._either if out else self._arrival) if into else self._room
-        until = time.perf_counter() + _AWAKE_S
-        while time.perf_counter() < until:
+        poll = (self._both if writes else self._input) if reads else self._output
+        deadline = time.perf_counter() + _AWAKE_S
+        while time.perf_counter() < deadline:
             if poll.poll(0):
                 return
             _let_others_run()

@@ -30,7 +30,7 @@ _GRACE_S = 1.0
 
 
 def is_helper_worthwhile(
-    recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, shared: bool
+    recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, is_shared: bool
 ) -> bool:
     """Whether a run that has come so far has a critic helper from there on.
 
@@ -43,7 +43,7 @@ def is_helper_worthwhile(
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
-        and not shared
+        and not is_shared
         and (fleet.capacity > 1 or is_remote(fleet.name))
         and machine.compute_usable_share() >= 2.0
     )
@@ -81,7 +81,7 @@ class CriticHelper:
         self._note = note
         #: Batches that it has learned half of.
         self.batch_count = 0
-        self._joined = False
+        self._has_joined = False
         message = {"learning": learning.model_dump_json(), "policy": policy}
         self._process = WorkerProcess(
             module="rlflame.training.critic_helper.helper_main",
@@ -101,7 +101,7 @@ class CriticHelper:
     @property
     def connection(self) -> PeerConnection | None:
         """To the helper process, if there is one that has joined."""
-        return self._connection if self._joined else None
+        return self._connection if self._has_joined else None
 
     def get_policy(self) -> PolicyArrays:
         return self._algorithm.get_policy()
@@ -119,7 +119,7 @@ class CriticHelper:
             self._send_state()
         if self.connection is None:
             return algorithm.update(batch, progress)
-        before = algorithm.get_state()
+        previous = algorithm.get_state()
         try:
             with self._catch_loss():
                 self.connection.send_message({"update": to_message(batch), "progress": progress})
@@ -132,7 +132,7 @@ class CriticHelper:
             raise
         finally:
             algorithm.stop_split()
-        algorithm.load_state(before)
+        algorithm.load_state(previous)
         return algorithm.update(batch, progress)
 
     def close(self) -> None:
@@ -142,14 +142,14 @@ class CriticHelper:
 
     def _try_join(self) -> bool:
         """Whether the helper process has loaded, and joins now."""
-        if self._joined or self._connection is None or not self._connection.has_message():
+        if self._has_joined or self._connection is None or not self._connection.has_message():
             return False
         with self._catch_loss():
             if self._connection.receive_message() == self._fingerprint:
-                self._joined = True
+                self._has_joined = True
             else:
                 self._report_loss("computes with other kernels than this process")
-        return self._joined
+        return self._has_joined
 
     def _send_state(self) -> None:
         """The helper process stands where this process does."""
@@ -188,11 +188,11 @@ def open_critic_helper(
     fleet: Fleet,
     note: Callable[[str], None],
     *,
-    shared: bool,
+    is_shared: bool,
 ) -> Iterator[CriticHelper | None]:
     """One for a run that has come so far, if it is wanted and can be had."""
     helper = None
-    if is_helper_worthwhile(plan.recipe, runtime, fleet, progress, shared=shared):
+    if is_helper_worthwhile(plan.recipe, runtime, fleet, progress, is_shared=is_shared):
         try:
             if blas.can_set_threads():
                 learning = plan.recipe.learning

@@ -140,7 +140,7 @@ def test_executors_that_have_other_versions_than_this_machine(stub, monkeypatch)
     monkeypatch.setattr("rlflame.fleet.flame.check.cluster_check.describe_host", lambda: here)
     diagnosis = examine(PATIENT)
     assert finding(diagnosis, "packages").status == "warning"
-    assert "(here 0.1)" in finding(diagnosis, "packages").seen
+    assert "(here 0.1)" in finding(diagnosis, "packages").text
     assert diagnosis.exit_code == 0
 
 
@@ -163,7 +163,7 @@ def test_a_session_manager_that_is_down(stub):
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
     assert diagnosis.list_checks("failed") == ["session manager"]
     found = finding(diagnosis, "session manager")
-    assert f"Nobody answers at {stub.environment()['FLAME_ENDPOINT']}, " in found.seen
+    assert f"Nobody answers at {stub.environment()['FLAME_ENDPOINT']}, " in found.text
     assert "up -d" in found.fixes[0]
     assert finding(diagnosis, "object cache").status == "ok"
 
@@ -262,7 +262,7 @@ def test_an_illness_and_its_fix(stub, faults, ill, check, fix):
     assert diagnosis.list_checks("failed") == ill
     assert (diagnosis.verdict, diagnosis.exit_code) == ("degraded", 1)
     assert fix in " ".join(finding(diagnosis, check).fixes)
-    assert faults.get("bind_failure", "") in finding(diagnosis, check).seen
+    assert faults.get("bind_failure", "") in finding(diagnosis, check).text
     assert leaves_nothing(stub)
 
 
@@ -278,7 +278,7 @@ def test_executors_that_fail_their_tasks(stub):
     stub.faults.fail_tasks, stub.faults.fail_text = True, "disk is full"
     diagnosis = examine(PATIENT)
     assert diagnosis.list_checks("failed") == ["probe"]
-    assert "disk is full" in finding(diagnosis, "probe").seen
+    assert "disk is full" in finding(diagnosis, "probe").text
     assert leaves_nothing(stub)
 
 
@@ -323,7 +323,7 @@ def test_a_full_cluster_is_not_ill(stub):
     diagnosis = examine()
     cluster.close()
     assert diagnosis.exit_code == 0
-    assert "others-s (2)" in finding(diagnosis, "capacity").seen
+    assert "others-s (2)" in finding(diagnosis, "capacity").text
     assert "capacity" in finding(diagnosis, "probe").fixes[0]
     assert "others-s" in " ".join(finding(diagnosis, "sessions").notes)
     assert stub.applications() == ["others"]

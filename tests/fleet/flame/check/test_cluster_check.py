@@ -95,7 +95,7 @@ def test_a_warning_leaves_a_cluster_healthy_and_a_failure_does_not():
         ((fine,), False, "unreachable", 3),
         ((bad,), False, "unreachable", 3),
     ):
-        diagnosis = Diagnosis(findings, configured=True, reachable=reachable)
+        diagnosis = Diagnosis(findings, is_configured=True, reachable=reachable)
         assert (diagnosis.verdict, diagnosis.exit_code) == (verdict, code)
 
 
@@ -125,7 +125,7 @@ def test_nodes_that_are_away(states, status, words, fix):
     nodes = [Node(f"n{i}", state, 2, 4 * GIB) for i, state in enumerate(states)]
     found = cluster_snapshot.check_nodes(look(0.0, nodes=nodes))
     assert (found.check, found.status) == ("nodes", status)
-    assert words in found.seen
+    assert words in found.text
     assert fix in " ".join(found.fixes)
     assert bool(found.fixes) == (status != "ok")
 
@@ -143,7 +143,7 @@ def test_a_full_cluster_names_who_holds_it():
     held = [executor(session="mine", id=str(i)) for i in range(3)]
     found = cluster_snapshot.check_capacity(look(0.0, *held, executor(session="yours", id="y")))
     assert found.status == "warning"
-    assert "mine (3), yours (1)" in found.seen
+    assert "mine (3), yours (1)" in found.text
     assert "--clean" in found.fixes[0]
 
 
@@ -169,8 +169,8 @@ OPEN = ClusterSession("s", "app")
         ("Bound", OPEN, OPEN, 60.0, None, ""),  # warm, and waiting for work
         ("Bound", BUSY, replace(BUSY, succeeded=6), 60.0, None, ""),
         ("Bound", BUSY, BUSY, 6.0, False, "do not move"),
-        ("Bound", BUSY, replace(BUSY, failed=40), 6.0, True, "40 tasks failed"),
-        ("Bound", BUSY, replace(BUSY, failed=40, succeeded=6), 6.0, None, ""),
+        ("Bound", BUSY, replace(BUSY, failure_count=40), 6.0, True, "40 tasks failed"),
+        ("Bound", BUSY, replace(BUSY, failure_count=40, succeeded=6), 6.0, None, ""),
         ("Bound", *2 * [replace(BUSY, running=0)], 6.0, True, "do not move"),
     ],
 )
@@ -255,7 +255,7 @@ def test_tasks_that_wait_while_processors_are_free_are_the_policies_fault():
     found = cluster_snapshot.check_scheduling(looks, PACE)
     assert found.status == "failed"
     assert "gang" in found.fixes[0]
-    assert "s" in found.seen
+    assert "s" in found.text
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,12 @@ def test_other_reasons_to_wait_are_not_the_policies_fault(looks):
 
 
 def test_a_session_that_flame_has_given_up_says_why():
-    paused = replace(WAITS, paused=True, problem="No module named 'mine'")
+    paused = replace(WAITS, is_paused=True, problem="No module named 'mine'")
     found = cluster_snapshot.check_scheduling(
         [look(t, sessions=[paused]) for t in (0.0, 7.0)], PACE
     )
     assert found.status == "warning"
-    assert "No module named 'mine'" in found.seen
+    assert "No module named 'mine'" in found.text
 
 
 # Which runs live.
@@ -603,7 +603,7 @@ def answered(*changes, **more) -> dict[str, object]:
 def test_executors_like_this_machine_are_fine():
     found = answered({}, {"host": "there"})
     assert {one.status for one in found.values()} == {"ok"}
-    assert "2 executors on 2 hosts answered, the first after 1.5 s" in found["probe"].seen
+    assert "2 executors on 2 hosts answered, the first after 1.5 s" in found["probe"].text
 
 
 def test_packages_that_differ_and_packages_that_are_absent():
@@ -611,19 +611,19 @@ def test_packages_that_differ_and_packages_that_are_absent():
     bare = {"packages": {"numpy": "2.1.0"}, "host": "bare"}
     found = answered({}, other, bare)["packages"]
     assert found.status == "warning"
-    assert "mujoco 3.2.0 (here 3.3.1) on odd" in found.seen
-    assert "gymnasium, mujoco absent on bare" in found.seen
-    assert "last bits" in found.seen
-    assert "installs" in found.seen
+    assert "mujoco 3.2.0 (here 3.3.1) on odd" in found.text
+    assert "gymnasium, mujoco absent on bare" in found.text
+    assert "last bits" in found.text
+    assert "installs" in found.text
 
 
 @pytest.mark.parametrize("name", ["processor", "libc", "system", "python"])
 def test_machines_that_may_compute_other_last_bits(name):
     found = answered({}, {name: "another", "host": "odd"})["workers"]
     assert found.status == "warning"
-    assert "another (here" in found.seen
-    assert "odd" in found.seen
-    assert "last bits" in found.seen
+    assert "another (here" in found.text
+    assert "odd" in found.text
+    assert "last bits" in found.text
 
 
 @pytest.mark.parametrize(
@@ -645,7 +645,7 @@ def test_slow_tasks_are_said():
 def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
     broken = answered({}, problem="A small task failed (no room on disk).", hint="look")["probe"]
     assert broken.status == "failed"
-    assert "no room on disk" in broken.seen
+    assert "no room on disk" in broken.text
     assert broken.fixes[0] == "look"
     silent = answered(problem="No executor answered.", hint="rlflame cluster-check")
     assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
@@ -730,7 +730,7 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
     assert found.status == ("failed" if fix else "ok")
     assert fix in " ".join(found.fixes)
     wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix else "FLAME_ENDPOINT"
-    assert wrong in found.seen
+    assert wrong in found.text
 
 
 @pytest.mark.parametrize(
@@ -752,8 +752,8 @@ def test_a_file_that_cannot_be_read_is_named(no_flame, monkeypatch, content, wor
         monkeypatch.setenv("FLAME_ENDPOINT", "http://127.0.0.1:8080")
     cluster, found = cluster_check.check_configuration()
     assert cluster is None
-    assert words in found.seen
-    assert found.seen.count(str(path)) == 1
+    assert words in found.text
+    assert found.text.count(str(path)) == 1
     assert f"mv {path}" in found.fixes[0]
 
 
@@ -767,7 +767,7 @@ def test_a_file_that_can_be_read_is_said(no_flame):
     cluster, found = cluster_check.check_configuration()
     assert cluster is not None
     assert found.status == "ok"
-    assert found.seen == f"{path}: http://m:8080, cache grpc://c:9090"
+    assert found.text == f"{path}: http://m:8080, cache grpc://c:9090"
 
 
 # Renderers.

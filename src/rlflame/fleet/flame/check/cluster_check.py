@@ -19,8 +19,8 @@ from ..client import FlameClient
 from ..cluster_config import (
     CACHE,
     EXPORT,
+    START,
     TLS_FIX,
-    UP,
     FlameConnectError,
     find_configuration,
 )
@@ -118,8 +118,8 @@ class ClusterCheck:
 
     def _clean(self) -> Finding:
         if not self._cache_serves:
-            seen = "nothing was removed: only the object cache tells which runs live"
-            return Finding("cleaning", "failed", seen, ("see the check of the object cache",))
+            text = "nothing was removed: only the object cache tells which runs live"
+            return Finding("cleaning", "failed", text, ("see the check of the object cache",))
         runs = self._scan.settle(self._take_snapshot, self.report_progress)
         return stale_runs.remove_dead_runs(self._client, runs, self.timeouts.closing_s)
 
@@ -132,9 +132,9 @@ class ClusterCheck:
 
     def _probe_executors(self) -> Finding:
         room = self._snapshots[-1].room
-        failed = [finding.check for finding in self._findings if finding.status == "failed"]
+        failures = [finding.check for finding in self._findings if finding.status == "failed"]
         needs = ["object cache", "template"]
-        obstacles = [check for check in needs if check in failed]
+        obstacles = [check for check in needs if check in failures]
         if not room:
             obstacles.append("capacity")
         if obstacles:
@@ -191,32 +191,32 @@ def check_machine() -> Finding:
     machine["cores"] = f"{usable} of {os.cpu_count() or 1}"
     names = ("numpy", "gymnasium", "mujoco")
     versions = [f"{name} {machine['packages'].get(name, 'absent')}" for name in names]
-    seen = ", ".join([executor_probe.format_machine(machine), *versions])
-    return Finding("this machine", "ok", seen, facts=facts)
+    text = ", ".join([executor_probe.format_machine(machine), *versions])
+    return Finding("this machine", "ok", text, facts=facts)
 
 
 def check_configuration() -> tuple[FlameClient | None, Finding]:
     """The configured cluster, not yet connected to, or what is wrong with the configuration."""
     source, name = find_configuration(), "configuration"
     if source is None:
-        return None, Finding(name, "failed", _NO_CLUSTER_TEXT, (UP, EXPORT))
+        return None, Finding(name, "failed", _NO_CLUSTER_TEXT, (START, EXPORT))
     try:
         client = FlameClient()
     except ConfigError as error:
         return None, Finding(name, "failed", shorten_error(error.message), (error.hint,))
     facts = {"source": source, "endpoint": client.endpoint, "cache": client.cache_endpoint}
-    seen = f"{source}: {client.endpoint}, cache {client.cache_endpoint}"
-    return client, Finding(name, "ok", seen, facts=facts)
+    text = f"{source}: {client.endpoint}, cache {client.cache_endpoint}"
+    return client, Finding(name, "ok", text, facts=facts)
 
 
 def check_session_manager(client: FlameClient) -> Finding:
     try:
         answer_ms = 1000 * client.connect()
     except FlameConnectError as error:
-        seen = shorten_error(f"{error.message} {error.detail}")
-        return Finding("session manager", "failed", seen, error.fixes)
-    seen = f"answers at {client.endpoint} in {answer_ms:.0f} ms"
-    return Finding("session manager", "ok", seen, facts={"answer_ms": answer_ms})
+        text = shorten_error(f"{error.message} {error.detail}")
+        return Finding("session manager", "failed", text, error.fixes)
+    text = f"answers at {client.endpoint} in {answer_ms:.0f} ms"
+    return Finding("session manager", "ok", text, facts={"answer_ms": answer_ms})
 
 
 def check_object_cache(client: FlameClient) -> Finding:
@@ -232,12 +232,12 @@ def check_object_cache(client: FlameClient) -> Finding:
             is_kept = False
         object_cache.delete(f"{prefix}/*")
     except FlameConnectError as error:
-        seen = shorten_error(error.message)
-        return Finding(name, "failed", seen, error.fixes, (), {"answers": False})
+        text = shorten_error(error.message)
+        return Finding(name, "failed", text, error.fixes, (), {"answers": False})
     except FleetError as error:
-        seen = f"it does not answer as a cache: {shorten_error(error.message)}"
+        text = f"it does not answer as a cache: {shorten_error(error.message)}"
         fixes = (TLS_FIX, "if it hangs, restart it; with cache.storage set, nothing is lost")
-        return Finding(name, "failed", seen, fixes, (), {"answers": False})
+        return Finding(name, "failed", text, fixes, (), {"answers": False})
     if not is_kept:
         fix = (
             "in flame-cluster.yaml give it cache.storage (a folder), so that a full memory "
@@ -246,18 +246,18 @@ def check_object_cache(client: FlameClient) -> Finding:
         return Finding(name, "failed", "it loses an object that it has just taken", (fix,))
     round_trip_ms = 1000 * (time.perf_counter() - started_at)
     facts = {"round_trip_ms": round_trip_ms, "hands_out": reference.endpoint}
-    seen = f"round trip of 1 MB {round_trip_ms:.0f} ms"
+    text = f"round trip of 1 MB {round_trip_ms:.0f} ms"
     try:
         # References carry the address of the cache's own network interface.
         client.check_port(CACHE, reference.endpoint)
     except FleetError:
-        seen += f"; it refers to itself as {reference.endpoint}, which this machine does not reach"
+        text += f"; it refers to itself as {reference.endpoint}, which this machine does not reach"
         fix = (
             "executors fetch weights from there: if none answers, set cache.network_interface in "
             "flame-cluster.yaml to an interface that they reach, and restart the cache"
         )
-        return Finding(name, "warning", seen, (fix,), (), facts)
-    return Finding(name, "ok", seen, facts=facts)
+        return Finding(name, "warning", text, (fix,), (), facts)
+    return Finding(name, "ok", text, facts=facts)
 
 
 def check_template(client: FlameClient) -> Finding:
@@ -269,10 +269,10 @@ def check_template(client: FlameClient) -> Finding:
         if "flamepy.runner.runpy" in command:
             facts = {"name": name, "command": command}
             return Finding("template", "ok", f"{name} runs flamepy's runner", facts=facts)
-    seen = f"no application {name} with the installer python runs flamepy's runner"
+    text = f"no application {name} with the installer python runs flamepy's runner"
     fixes = (
         "restart the session manager, which registers flmrun when it starts; flmctl unregister "
         "removes a wrong one",
         "or let runner.template name another application",
     )
-    return Finding("template", "failed", seen, fixes)
+    return Finding("template", "failed", text, fixes)

@@ -11,7 +11,7 @@ from typing import Any
 from rlflame.terminal_text import format_count
 
 from ..client import BIND_FAILED, EXECUTOR_STATES, OPEN, SESSION_PAUSED, FlameClient
-from ..cluster_config import UP
+from ..cluster_config import START
 from .findings import CheckTimeouts, Finding
 
 NODE_STATES = ("Unknown", "Ready", "NotReady")
@@ -48,15 +48,15 @@ class ClusterSession:
     pending: int = 0
     running: int = 0
     succeeded: int = 0
-    failed: int = 0
+    failure_count: int = 0
     #: Flame gives it no executors any more.
-    paused: bool = False
+    is_paused: bool = False
     #: The message of the last executor that could not take it.
     problem: str = ""
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        return (self.pending, self.running, self.succeeded, self.failed)
+        return (self.pending, self.running, self.succeeded, self.failure_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +126,22 @@ def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
 def check_nodes(snapshot: ClusterSnapshot) -> Finding:
     facts = {"nodes": {node.name: node.state for node in snapshot.nodes}}
     if not snapshot.nodes:
-        seen = "no executor manager has ever reported"
-        return Finding("nodes", "failed", seen, (f"start one; on this machine: {UP}",), (), facts)
+        text = "no executor manager has ever reported"
+        return Finding(
+            "nodes", "failed", text, (f"start one; on this machine: {START}",), (), facts
+        )
     missing = [node.name for node in snapshot.nodes if node.state != "Ready"]
-    seen = f"{len(snapshot.nodes) - len(missing)} of {len(snapshot.nodes)} ready"
+    text = f"{len(snapshot.nodes) - len(missing)} of {len(snapshot.nodes)} ready"
     if not missing:
-        return Finding("nodes", "ok", seen, facts=facts)
+        return Finding("nodes", "ok", text, facts=facts)
     names = _format_names(missing)
-    seen += f"; away: {names}; Flame sends executors there, where they wait for ever"
+    text += f"; away: {names}; Flame sends executors there, where they wait for ever"
     fixes = (
         f"start the executor manager of {names} again, under the same hostname",
         "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "
         "start it again",
     )
-    return Finding("nodes", "failed", seen, fixes, (), facts)
+    return Finding("nodes", "failed", text, fixes, (), facts)
 
 
 def check_capacity(snapshot: ClusterSnapshot) -> Finding:
@@ -149,9 +151,9 @@ def check_capacity(snapshot: ClusterSnapshot) -> Finding:
         return Finding("capacity", "ok", f"room for {format_count(room, 'executor')}", facts=facts)
     holders = Counter(executor.session or "no session" for executor in snapshot.executors)
     names = _format_names([f"{session} ({number})" for session, number in holders.most_common()])
-    seen = f"no room for another executor; those that exist are held by {names or 'nobody'}"
+    text = f"no room for another executor; those that exist are held by {names or 'nobody'}"
     fix = "new runs wait until one of these ends; rlflame cluster-check --clean ends dead ones"
-    return Finding("capacity", "warning", seen, (fix,), (), facts)
+    return Finding("capacity", "warning", text, (fix,), (), facts)
 
 
 def find_stuck(
@@ -161,7 +163,7 @@ def find_stuck(
 
     `certain` is false where a long task or a long installation would look alike.
     """
-    stuck, is_undecided, last = [], False, snapshots[-1]
+    stalls, is_undecided, last = [], False, snapshots[-1]
     for executor in last.executors:
         session = last.find_session(executor.session)
         first = last
@@ -178,8 +180,8 @@ def find_stuck(
         elif reason:
             fact: dict[str, Any] = {"executor": executor.id, "node": executor.node}
             fact |= {"state": executor.state, "reason": reason}
-            stuck.append({**fact, "for_s": round(duration_s, 1), "certain": is_certain})
-    return stuck, is_undecided
+            stalls.append({**fact, "for_s": round(duration_s, 1), "certain": is_certain})
+    return stalls, is_undecided
 
 
 def _diagnose(
@@ -188,42 +190,42 @@ def _diagnose(
     """Why an executor is stuck if this goes on, or nothing; and whether that is certain."""
     if executor.state in _TRANSIENT_STATES:
         return "a state that others leave at once", True
-    before, now = first.find_session(executor.session), last.find_session(executor.session)
+    earlier_session, now = first.find_session(executor.session), last.find_session(executor.session)
     if executor.state not in ("Binding", "Bound"):
         return "", True
-    if before is None or now is None:
+    if earlier_session is None or now is None:
         return "its session is closed", True
     if executor.state == "Binding":
         installs = any(app.name == now.application and app.installs for app in last.applications)
         return "its worker does not come up", not installs
-    failed = now.failed - before.failed
-    if failed and now.succeeded == before.succeeded:
-        return f"{format_count(failed, 'task')} failed at once", True
-    if now.counts != before.counts or not now.pending + now.running:
+    failure_count = now.failure_count - earlier_session.failure_count
+    if failure_count and now.succeeded == earlier_session.succeeded:
+        return f"{format_count(failure_count, 'task')} failed at once", True
+    if now.counts != earlier_session.counts or not now.pending + now.running:
         return "", True
     return "its session's tasks do not move", not now.running
 
 
 def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
     states = Counter(executor.state for executor in snapshots[-1].executors)
-    seen = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none now"
-    stuck, _ = find_stuck(snapshots, timeouts)
-    facts = {"states": dict(states), "stuck": stuck}
-    if not stuck:
-        return Finding("executors", "ok", seen, facts=facts)
+    text = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none now"
+    stalls, _ = find_stuck(snapshots, timeouts)
+    facts = {"states": dict(states), "stuck": stalls}
+    if not stalls:
+        return Finding("executors", "ok", text, facts=facts)
     notes = tuple(
         f"{fact['executor'][:8]} on {fact['node']}: {fact['state']} for at least "
         f"{fact['for_s']:.0f} s, {fact['reason']}"
-        for fact in stuck[: 2 * _MAX_NAMES]
+        for fact in stalls[: 2 * _MAX_NAMES]
     )
-    certain = [fact for fact in stuck if fact["certain"]]
-    fixes = tuple(format_remedy(node) for node in sorted({f["node"] for f in certain or stuck}))
+    certain = [fact for fact in stalls if fact["certain"]]
+    fixes = tuple(format_remedy(node) for node in sorted({f["node"] for f in certain or stalls}))
     if certain:
-        seen = f"{len(certain)} stuck, and in the way of every run ({seen})"
-        return Finding("executors", "failed", seen, fixes, notes, facts)
-    seen = f"{len(stuck)} did not move ({seen}); long tasks and installations look alike"
-    again = "rlflame cluster-check again in a minute; if it still says so:"
-    return Finding("executors", "warning", seen, (again, *fixes), notes, facts)
+        text = f"{len(certain)} stuck, and in the way of every run ({text})"
+        return Finding("executors", "failed", text, fixes, notes, facts)
+    text = f"{len(stalls)} did not move ({text}); long tasks and installations look alike"
+    retry = "rlflame cluster-check again in a minute; if it still says so:"
+    return Finding("executors", "warning", text, (retry, *fixes), notes, facts)
 
 
 def format_remedy(node: str) -> str:
@@ -237,30 +239,30 @@ def format_remedy(node: str) -> str:
 def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
     """Whether waiting tasks are going to get an executor."""
     last = snapshots[-1]
-    paused = [session for session in last.sessions if session.paused]
+    paused_sessions = [session for session in last.sessions if session.is_paused]
     running = sum(session.running for session in last.sessions)
     pending = sum(session.pending for session in last.sessions)
     facts = {"pending": pending, "running": running}
-    starved = [
+    ids = [
         session.id
         for session in last.sessions
-        if not session.paused and _is_starved(session.id, snapshots, timeouts)
+        if not session.is_paused and _is_starved(session.id, snapshots, timeouts)
     ]
-    if starved and last.room:
-        seen = f"tasks wait in {_format_names(starved)}, and no executor is started"
+    if ids and last.room:
+        text = f"tasks wait in {_format_names(ids)}, and no executor is started"
         fixes = (
             "put gang into cluster.policies of flame-cluster.yaml (v0.6.0 starts no executor "
             "without it; later versions must not have it) and restart the session manager",
             "or cluster.resreq asks for more than any node has: make it smaller",
         )
-        return Finding("scheduling", "failed", seen, fixes, (), facts)
-    if paused:
-        reason = paused[0].problem[:200]
-        seen = f"{paused[0].id} gets no more executors, because none could start: {reason}"
+        return Finding("scheduling", "failed", text, fixes, (), facts)
+    if paused_sessions:
+        reason = paused_sessions[0].problem[:200]
+        text = f"{paused_sessions[0].id} gets no more executors, because none could start: {reason}"
         fix = "end that run and begin it again; the executor's log is under FLAME_HOME/logs"
-        return Finding("scheduling", "warning", seen, (fix,), (), facts)
-    seen = f"{running} tasks running, {pending} waiting"
-    return Finding("scheduling", "ok", seen, facts=facts)
+        return Finding("scheduling", "warning", text, (fix,), (), facts)
+    text = f"{running} tasks running, {pending} waiting"
+    return Finding("scheduling", "ok", text, facts=facts)
 
 
 def _is_starved(
@@ -277,5 +279,5 @@ def _is_starved(
 
 
 def _format_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
+    suffix = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + suffix

@@ -111,7 +111,7 @@ def _ask_executors(
                 processes.add(_get_process(greeting))
                 result.greetings.append(greeting)
         executors = client.call("list_executors")
-        has_more = sum(each.status.session_id == session.id for each in executors) > count
+        has_more = sum(executor.status.session_id == session.id for executor in executors) > count
         if len(processes) == count and not has_more:
             return
 
@@ -144,15 +144,15 @@ def _check_answers(result: ProbeResult) -> Finding:
             "under FLAME_HOME/logs; its Python must be of the same minor version as here"
         )
         return Finding("probe", "failed", shorten_error(result.problem), tuple(fixes), (), facts)
-    seen = (
+    text = (
         f"{format_count(number, 'executor')} on {format_count(len(hosts), 'host')} answered, the "
         f"first after {result.cold_start_s or 0.0:.1f} s"
     )
     if result.cleanup_problem:
-        seen += f"; its session could not be removed: {result.cleanup_problem}"
+        text += f"; its session could not be removed: {result.cleanup_problem}"
         fix = f"in half a minute: {CLEAN_COMMAND}"
-        return Finding("probe", "warning", seen, (fix,), (), facts)
-    return Finding("probe", "ok", seen, facts=facts)
+        return Finding("probe", "warning", text, (fix,), (), facts)
+    return Finding("probe", "ok", text, facts=facts)
 
 
 def format_machine(greeting: Mapping[str, Any]) -> str:
@@ -179,40 +179,40 @@ def _check_machines(greetings: Sequence[dict[str, Any]], local: Mapping[str, Any
     }
     if not differing:
         return Finding("workers", "ok", "machines like this one", (), notes, facts)
-    seen = f"differ in {', '.join(sorted(differing))}; results can differ in their last bits"
+    text = f"differ in {', '.join(sorted(differing))}; results can differ in their last bits"
     fix = "none needed where bits may differ; for equal bits use machines of one kind"
-    return Finding("workers", "warning", seen, (fix,), notes, facts)
+    return Finding("workers", "warning", text, (fix,), notes, facts)
 
 
 def _check_packages(greetings: Sequence[dict[str, Any]], local: Mapping[str, str]) -> Finding:
     """The packages that environments use, as a run compares them."""
     hosts: dict[str, list[str]] = {}
-    for host, remote in {each["host"]: each["packages"] for each in greetings}.items():
-        absent, different = compare_packages(remote, local)
-        if absent:
-            hosts.setdefault(f"{', '.join(absent)} absent", []).append(host)
+    for host, remote in {greeting["host"]: greeting["packages"] for greeting in greetings}.items():
+        missing, different = compare_packages(remote, local)
+        if missing:
+            hosts.setdefault(f"{', '.join(missing)} absent", []).append(host)
         if different:
             hosts.setdefault(format_versions(different, remote, local), []).append(host)
     facts = {"differ": hosts}
     if not hosts:
-        seen = "as on this machine: a run installs nothing"
-        return Finding("packages", "ok", seen, facts=facts)
-    seen = "; ".join(f"{text} on {', '.join(names)}" for text, names in hosts.items())
-    seen += ": each run installs them first; used as they are, they can change the last bits"
+        text = "as on this machine: a run installs nothing"
+        return Finding("packages", "ok", text, facts=facts)
+    text = "; ".join(f"{text} on {', '.join(names)}" for text, names in hosts.items())
+    text += ": each run installs them first; used as they are, they can change the last bits"
     fix = (
         "none needed where executors reach a package index; to spare runs the wait, give the "
         "executors an image like compose/executor.Dockerfile"
     )
-    return Finding("packages", "warning", seen, (fix,), (), facts)
+    return Finding("packages", "warning", text, (fix,), (), facts)
 
 
 def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
     ordered_ms = sorted(1000.0 * time_s for time_s in round_trips_s)
     p50_ms, p95_ms = (ordered_ms[-(-len(ordered_ms) * share // 100) - 1] for share in (50, 95))
     facts = {"number": len(round_trips_s), "p50_ms": p50_ms, "p95_ms": p95_ms}
-    seen = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
+    text = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
     if p50_ms <= _SLOW_MS:
-        return Finding("tasks", "ok", seen, facts=facts)
+        return Finding("tasks", "ok", text, facts=facts)
     fix = "bigger tasks hide it: more rollout.steps or rollout.envs_per_slot"
-    seen += ": the cluster is far away, or busy"
-    return Finding("tasks", "warning", seen, (fix,), (), facts)
+    text += ": the cluster is far away, or busy"
+    return Finding("tasks", "warning", text, (fix,), (), facts)

@@ -20,7 +20,7 @@ class Finding:
 
     check: str
     status: Status
-    seen: str
+    text: str
     #: What to type or do; the first is the one to try first.
     fixes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -28,7 +28,8 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "fixes": list(self.fixes), "notes": list(self.notes)}
+        facts = {**asdict(self), "fixes": list(self.fixes), "notes": list(self.notes)}
+        return {"seen" if name == "text" else name: value for name, value in facts.items()}
 
 
 def shorten_error(text: str) -> str:
@@ -41,7 +42,7 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     #: False if no Flame is configured at all, which is no illness.
-    configured: bool
+    is_configured: bool
     #: Whether session manager and object cache both answered to the end.
     reachable: bool
 
@@ -62,7 +63,7 @@ class Diagnosis:
         return {
             "verdict": self.verdict,
             "exit_code": self.exit_code,
-            "configured": self.configured,
+            "configured": self.is_configured,
             "checks": [finding.as_dict() for finding in self.findings],
         }
 

@@ -105,21 +105,21 @@ class RunScan:
     ) -> list[ClusterRun]:
         """Wait until every live run has shown it, or long enough to say that the rest are dead."""
         self._compare_leases()
-        if undecided := self._list_undecided():
-            longest_s = max(run.due_s for run in undecided) - time.monotonic()
+        if unclear_runs := self._list_undecided():
+            longest_s = max(run.due_s for run in unclear_runs) - time.monotonic()
             report_progress(
                 f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
-                f"{format_count(len(undecided), 'run')} of rlflame on the cluster still live; a "
+                f"{format_count(len(unclear_runs), 'run')} of rlflame on the cluster still live; a "
                 "live one mostly shows it within 5 s"
             )
-        while undecided := self._list_undecided():
-            left_s = min(run.due_s for run in undecided) - time.monotonic()
+        while unclear_runs := self._list_undecided():
+            left_s = min(run.due_s for run in unclear_runs) - time.monotonic()
             if left_s > 0.0:
                 time.sleep(min(_POLL_INTERVAL_S, left_s))
                 self._compare_leases()
                 continue
             last = {run.name: run for run in find_runs(take_snapshot())}
-            for run in undecided:
+            for run in unclear_runs:
                 if run.due_s <= time.monotonic():
                     self._conclude(run, last.get(run.name))
         return self._runs
@@ -170,25 +170,25 @@ def check_sessions(runs: Sequence[ClusterRun], snapshot: ClusterSnapshot) -> Fin
     counts = Counter(run.state for run in runs)
     parts = [f"{format_count(number, f'{state} run')}" for state, number in counts.items()]
     parts += [f"{format_count(len(foreign), 'session')} of others"] if foreign else []
-    seen = ", ".join(parts) or "none open"
+    text = ", ".join(parts) or "none open"
     if not counts["dead"]:
-        return Finding("sessions", "ok", seen, (), tuple(notes), facts)
-    seen += "; dead ones take their share from others"
-    return Finding("sessions", "warning", seen, (CLEAN_COMMAND,), tuple(notes), facts)
+        return Finding("sessions", "ok", text, (), tuple(notes), facts)
+    text += "; dead ones take their share from others"
+    return Finding("sessions", "warning", text, (CLEAN_COMMAND,), tuple(notes), facts)
 
 
 def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s: float) -> Finding:
     """Remove dead runs, and say of every other why it was left alone."""
-    removed, spared, failures = [], [], []
+    removed_notes, kept_notes, failure_notes = [], [], []
     for run in runs:
         if run.state != "dead":
-            spared.append(f"left alone: {run.name}, {run.reason}")
+            kept_notes.append(f"left alone: {run.name}, {run.reason}")
             continue
         key = object_cache.make_lease_key(run.name)
         try:
             lease = object_cache.read_lease(key)
             if lease is not None and (run.lease is None or lease["beat"] != run.lease["beat"]):
-                spared.append(f"left alone: {run.name}, its lease moves again")
+                kept_notes.append(f"left alone: {run.name}, its lease moves again")
                 continue
             if lease is not None:
                 # Workers that still compute for it give up; its beat stays as it is.
@@ -197,17 +197,17 @@ def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s:
         except FleetError as error:
             problem = error.message.rstrip(".")
         if problem:
-            failures.append(f"not removed: {run.name}, {problem}")
+            failure_notes.append(f"not removed: {run.name}, {problem}")
         else:
-            removed.append(f"removed: {run.name}; {run.reason}")
-    facts = {"removed": removed, "left_alone": spared, "not_removed": failures}
-    notes = (*removed, *spared, *failures)
-    seen = f"{format_count(len(removed), 'dead run')} removed, {len(spared)} left alone"
-    if not failures:
-        return Finding("cleaning", "ok", seen, (), notes, facts)
-    seen += f", {format_count(len(failures), 'dead run')} could not be removed"
+            removed_notes.append(f"removed: {run.name}; {run.reason}")
+    facts = {"removed": removed_notes, "left_alone": kept_notes, "not_removed": failure_notes}
+    notes = (*removed_notes, *kept_notes, *failure_notes)
+    text = f"{format_count(len(removed_notes), 'dead run')} removed, {len(kept_notes)} left alone"
+    if not failure_notes:
+        return Finding("cleaning", "ok", text, (), notes, facts)
+    text += f", {format_count(len(failure_notes), 'dead run')} could not be removed"
     fix = (
         "an executor that never finishes its task keeps a session open, and an object cache that "
         f"hangs keeps objects: see their checks, free the node or restart it; then {CLEAN_COMMAND}"
     )
-    return Finding("cleaning", "failed", seen, (fix,), notes, facts)
+    return Finding("cleaning", "failed", text, (fix,), notes, facts)
