@@ -8,7 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -203,21 +205,27 @@ def test_no_two_public_classes_have_the_same_name() -> None:
     assert not [name for name, count in counts.items() if count > 1]
 
 
+def is_noun(name: str) -> bool:
+    """Whether the last word of a class or module is no verb, participle, adjective or adverb."""
+    last = words_of(name)[-1]
+    return not (is_empty(last) or last in ADJECTIVES or (last in VERBS and last not in NOUNS))
+
+
 def test_classes_are_nouns() -> None:
-    wrong = [
-        f"{file}:{node.lineno} {node.name}"
-        for file, node in classes()
-        if node.name not in EXEMPTIONS
-        and (
-            words_of(node.name)[-1] in EMPTY_WORDS | ADJECTIVES
-            or re.search(r"(?<!sp)(?<!se)(?<!ne)ed$", node.name)
-        )
+    assert not [
+        f"{file}:{node.lineno} {node.name}" for file, node in classes() if not is_noun(node.name)
     ]
-    assert not wrong
 
 
-#: Last words of class names that are no nouns.
+#: Last words of names that are no nouns.
 ADJECTIVES = {"away", "alone", "apart", "together", "silent", "half", "leading", "again", "overdue"}
+#: Verbs that are nouns too.
+NOUNS = set(
+    """
+    call check get group guard handle interrupt load probe record render report request run slice
+    resume snapshot split start stop store view
+    """.split()
+)
 
 
 def folders() -> dict[Path, list[str]]:
@@ -247,9 +255,51 @@ def test_modules_are_nouns() -> None:
         f"{folder.name}/{name}"
         for folder, names in folders().items()
         for name in names
-        if folder.name != "cli" and words_of(name)[-1] in EMPTY_WORDS | ADJECTIVES
+        if folder.name != "cli" and not is_noun(name) and not has_function(folder / f"{name}.py")
     ]
     assert not wrong
+
+
+def has_function(path: Path) -> bool:
+    """Whether a module is named after its main functions: make.py has `make_env`."""
+    tree = trees().get(str(path.relative_to(SOURCE)), ast.Module([], []))
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return any(words_of(name)[0] == path.stem for name in names)
+
+
+def test_modules_of_the_command_line_are_named_after_commands() -> None:
+    from rlflame.cli.app import COMMANDS, app
+
+    commands = {name.replace("-", "_") for name in COMMANDS}
+    commands |= {group.name for group in app.registered_groups}
+    stems = {path.stem for path in (SOURCE / "cli").glob("*.py")} - {"__init__"}
+    assert stems - commands == {"app", "listings", "options", "sweep"}
+
+
+def test_units_stand_at_the_end() -> None:
+    """Or before what they are divided by: `ms_per_step`."""
+    wrong = [
+        f"{file}:{line} {name}"
+        for file, tree in trees().items()
+        for name, line in identifiers(tree)
+        for word, next_word in pairwise(words_of(name))
+        if word in {"ms", "us", "mb", "gb"} and next_word != "per"
+    ]
+    assert not wrong
+
+
+def test_settings_are_words() -> None:
+    """No Greek, but where the term of the field has it."""
+    from rlflame.config.algorithms import AlgorithmSections
+
+    sections = [field.annotation for field in AlgorithmSections.model_fields.values()]
+    models = [
+        next(m for m in (*get_args(section), section) if hasattr(m, "model_fields"))
+        for section in sections
+    ]
+    names = {name for model in models for name in model.model_fields}
+    greek = {"alpha", "beta", "gamma", "delta", "epsilon", "lambda", "sigma", "tau", "theta"}
+    assert {name for name in names if greek & set(words_of(name))} == {"adam_epsilon", "gae_lambda"}
 
 
 def test_the_exemptions_are_few_and_needed() -> None:

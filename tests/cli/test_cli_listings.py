@@ -11,7 +11,7 @@ from configs import make_config
 
 from rlflame import __version__
 from rlflame.cli.app import app
-from rlflame.config import nested, resolve, validation
+from rlflame.config import nested_dict, resolve, validation
 from rlflame.config.recipe import RunConfig
 
 
@@ -93,7 +93,7 @@ def test_a_range_is_what_the_model_enforces():
         (line,) = [text for text in rlflame("config").lines if text.startswith(f"{path} = ")]
         assert line.endswith(f"(integer >= {low} and <= {high:,})")
         for value in (low, high):
-            assert nested.get_nested(_with(path, value).model_dump(), path) == value
+            assert nested_dict.get_nested(_with(path, value).model_dump(), path) == value
         for value in (low - 1, high + 1):
             with pytest.raises(ConfigError, match=path):
                 _with(path, value)

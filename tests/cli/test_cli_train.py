@@ -16,7 +16,7 @@ import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
 from rlflame.cli.train import train
-from rlflame.config import nested, resolve, toml_io, validation
+from rlflame.config import nested_dict, resolve, toml_io, validation
 from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.experiment import components, preflight, resume
@@ -98,15 +98,15 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     assert shown.code == 0, shown.err
     config = validation.validate_config(toml_io.parse(shown.out)).model_dump(mode="json")
     for path, value in expected.items():
-        assert nested.get_nested(config, path) == value
+        assert nested_dict.get_nested(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
         return  # they bring another preset, or need another algorithm or environment
     before = validation.validate_config(toml_io.parse(rlflame("train", "--dry-run").out))
     changed = {
         path
         for path in validation.list_settings()
-        if nested.get_nested(config, path)
-        != nested.get_nested(before.model_dump(mode="json"), path)
+        if nested_dict.get_nested(config, path)
+        != nested_dict.get_nested(before.model_dump(mode="json"), path)
     }
     assert changed == {path for path, value in expected.items() if value is not None}
 

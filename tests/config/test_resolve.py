@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.config import nested, toml_io, validation
+from rlflame.config import nested_dict, toml_io, validation
 from rlflame.config import resolve as config_resolve
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import RuntimeFlags, TrainFlags
@@ -405,8 +405,8 @@ def test_every_setting_is_written(tmp_path):
     for path in validation.list_settings():
         if ".reinforce." in path or ".sac." in path or path in absent:
             continue
-        assert nested.get_nested(table, path) is not None, path
-    assert isinstance(nested.get_nested(table, "learning.environment.kwargs"), dict)
+        assert nested_dict.get_nested(table, path) is not None, path
+    assert isinstance(nested_dict.get_nested(table, "learning.environment.kwargs"), dict)
     assert RunConfig.model_validate(toml_io.parse(toml_io.to_toml(config))) == config
 
 

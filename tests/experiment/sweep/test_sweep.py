@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from commands import TINY, finished, process, rlflame
 from configs import make_config
-from test_cli_processes import alive, children_of, until
+from test_cli_app import alive, children_of, until
 
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend

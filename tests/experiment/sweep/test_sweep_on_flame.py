@@ -15,7 +15,7 @@ import flames
 import pytest
 from commands import TINY, finished, process, rlflame
 from flame_stub import FlameStub
-from test_cli_processes import alive, children_of, until
+from test_cli_app import alive, children_of, until
 from test_sweep import assert_as_alone, the_one_of
 
 from rlflame.rollout.seeding import Role, make_reset_seed

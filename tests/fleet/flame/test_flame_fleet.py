@@ -20,7 +20,7 @@ import flames
 import pytest
 import rollouts
 from flame_stub import FlameStub
-from test_fleet_contract import alone, eventually, slots
+from test_base_contract import alone, eventually, slots
 
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachableError

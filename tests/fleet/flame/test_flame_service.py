@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rollouts
-from test_fleet_contract import FAKE, alone, slots
+from test_base_contract import FAKE, alone, slots
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import service

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import rollouts
+from test_base_contract import FAKE, slots
 from test_flame_fleet import Bench, bench, expected, run
-from test_fleet_contract import FAKE, slots
 
 from rlflame.fleet.flame.task_statistics import TaskStatistics
 from rlflame.fleet.job_queue import FleetJob, JobQueue

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import rollouts
 from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
-from test_same_bits import Diary, run, saved, scenario
+from test_trainer_same_bits import Diary, run, saved, scenario
 
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire

@@ -10,7 +10,7 @@ from __future__ import annotations
 import flames
 import gloo
 import pytest
-from test_learners import PPO, REINFORCE, SAC, recipe
+from test_replica_main import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
 from rlflame.fleet.local import LocalFleet

@@ -30,7 +30,7 @@ from rlflame.experiment import listings
 from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
-#: tests/storage/test_damaged_records.py` tries all, for an hour.
+#: tests/storage/test_run_reader_damage.py` tries all, for an hour.
 STRIDE = 23
 DAMAGE = {
     "config.toml": damage.of_toml,

@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 import pytest
 from crews import learned_by, together
-from test_learners import PPO, REINFORCE, SAC, recipe
+from test_replica_main import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
 from rlflame.experiment.learners import replica_main

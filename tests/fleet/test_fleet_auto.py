@@ -15,9 +15,9 @@ import pytest
 import rollouts
 from commands import rlflame
 from flame_stub import FlameStub
-from test_fleet_contract import eventually, slots
-from test_same_bits import Diary, outcome, scenario
-from test_same_bits import run as trained
+from test_base_contract import eventually, slots
+from test_trainer_same_bits import Diary, outcome, scenario
+from test_trainer_same_bits import run as trained
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import factory

@@ -23,8 +23,8 @@ from rlflame.rollout.process.channel import Channel
 from rlflame.storage import checkpoint
 from rlflame.training.critic_helper import helper_client
 from rlflame.training.critic_helper.connection import (
-    ConnectionLost,
     ConnectionTimeout,
+    LostConnection,
     PeerConnection,
 )
 from rlflame.training.critic_helper.helper_client import CriticHelper
@@ -134,7 +134,7 @@ def test_a_critic_helper_that_is_killed_costs_no_bit(plain, moment, monkeypatch)
             def lost(mine, theirs):
                 exchange(mine, theirs)
                 if len(asked) == last:  # what the pipe still held counts for nothing
-                    raise ConnectionLost
+                    raise LostConnection
 
             monkeypatch.setattr(link, "exchange", lost)
         else:
@@ -454,7 +454,7 @@ def test_numbers_of_another_length_are_not_taken(ends):
     one, other, _ = ends
     thread = threading.Thread(target=one.exchange, args=(np.arange(3.0), np.empty(0)))
     thread.start()
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(LostConnection):
         other.exchange(np.empty(0), np.zeros(2))
     thread.join()
 
@@ -464,10 +464,10 @@ def test_a_message_is_not_taken_for_numbers_nor_numbers_for_a_message(ends):
     one.send_message({"a": 1})
     thread = threading.Thread(target=one.exchange, args=(np.arange(2.0), np.empty(0)))
     thread.start()
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(LostConnection):
         other.exchange(np.empty(0), np.zeros(2))
     thread.join()
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(LostConnection):
         other.receive_message()
 
 
@@ -477,9 +477,9 @@ def test_an_end_that_is_silent_or_gone_is_told_apart(ends):
     with pytest.raises(ConnectionTimeout):
         other.exchange(np.empty(0), np.zeros(2))
     os.close(pipes[1])
-    with pytest.raises(ConnectionLost) as found:
+    with pytest.raises(LostConnection) as found:
         other.exchange(np.empty(0), np.zeros(2))
     assert not isinstance(found.value, ConnectionTimeout)
     os.close(pipes[2])
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(LostConnection):
         other.exchange(np.zeros(2), np.empty(0))

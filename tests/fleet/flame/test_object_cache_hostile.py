@@ -18,9 +18,9 @@ import flames
 import numpy as np
 import pytest
 from flame_stub import FlameStub
-from test_check_on_stub import PATIENT, examine, finding
+from test_base_contract import slots
+from test_cluster_check_on_stub import PATIENT, examine, finding
 from test_flame_fleet import Bench, expected, run
-from test_fleet_contract import slots
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import object_cache

@@ -19,11 +19,12 @@ from typing import Any
 import cloudpickle
 import flamepy
 import pytest
-from flame_stub import Faults, FlameStub
 from flamepy.core import cache
 from flamepy.core.client import ConnectionInstance
 from flamepy.proto.frontend_pb2 import WatchTaskRequest
 from flamepy.runner import RunnerRequest
+
+from flame_stub import Faults, FlameStub
 
 # Functions of this file go to workers by value, as those of a script do.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import rollouts
 import typer
-from test_fleet_contract import alone, eventually, slots
+from test_base_contract import alone, eventually, slots
 from test_worker_main import gone
 
 from rlflame.__main__ import main as command
