@@ -24,7 +24,7 @@ from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
 from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
 from rlflame.bench.result import BenchResult, has_equal_digests
 from rlflame.bench.runner import BenchSession
-from rlflame.config.nested import flatten
+from rlflame.config.nested_dict import flatten
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import RlflameError
 from rlflame.experiment.learners import launcher

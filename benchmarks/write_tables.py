@@ -17,6 +17,7 @@ from pathlib import Path
 import experiment_tables
 import reference_tables
 import result_tables
+import source_tree
 import speed_tables
 from records import ROOT
 from script import read_block, write_block
@@ -25,6 +26,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 EXPERIMENTS = ROOT / "docs" / "experiments.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REFERENCE = ROOT / "docs" / "reference"
 LEARNERS = ROOT / "docs" / "guides" / "learners.md"
 
@@ -60,6 +62,8 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "experiments-walker2d": (EXPERIMENTS, experiment_tables.make_walker2d_comparison),
     "reference-settings": (REFERENCE / "settings.md", reference_tables.make_settings),
     "reference-commands": (REFERENCE / "commands.md", reference_tables.make_commands),
+    "source-tree": (ARCHITECTURE, source_tree.make_table),
+    "source-tree-before": (ARCHITECTURE, source_tree.make_old_table),
     "card": (LEARNERS, speed_tables.make_card_table),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import nested
+from rlflame.config import nested_dict
 from rlflame.storage.run_reader import RunData
 from rlflame.terminal_text import format_count
 
@@ -91,7 +91,7 @@ def _format_recipe(run: RunData) -> str:
 
 def _list_settings(run: RunData) -> dict[str, Any]:
     """The recipe as full names and values, without the seed and what is set to nothing."""
-    settings = nested.flatten(run.recipe)
+    settings = nested_dict.flatten(run.recipe)
     return {name: value for name, value in settings if name != _SEED and value not in _UNSET}
 
 

@@ -181,10 +181,8 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
         kind = inspect.Parameter.KEYWORD_ONLY
         for name, default in ((item.name, item.default) for item in fields):
             option = RuntimeSets if name == "sets" and flag_type is RuntimeFlags else _OPTIONS[name]
-            annotation = (
-                option if get_origin(option) is Annotated else Annotated[types[name], option]
-            )
-            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=annotation)
+            hint = option if get_origin(option) is Annotated else Annotated[types[name], option]
+            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=hint)
         order = [name for name in parameters if name not in _OPTIONS] + [*_OPTIONS]
         items = [
             parameters[name].replace(kind=kind) for name in sorted(parameters, key=order.index)

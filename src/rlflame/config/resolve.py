@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
-from rlflame.config.nested import get_nested, merge, set_nested
+from rlflame.config.nested_dict import get_nested, merge, set_nested
 from rlflame.config.recipe import (
     DEFAULT_SHARDS,
     EvaluationSettings,

@@ -79,10 +79,8 @@ class LiveDisplay(Display):
         bar = Text(f"  {progress.fraction_done:4.0%}  ", style="bold")
         bar.append(full * num_full, "green").append(empty * (width - num_full), "dim")
         remaining_s = progress.remaining_s
-        remaining_text = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
-        return bar.append(
-            f"  {format_duration(progress.elapsed_s)} gone{remaining_text}", "not bold"
-        )
+        rest = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
+        return bar.append(f"  {format_duration(progress.elapsed_s)} gone{rest}", "not bold")
 
     def _format_seeds(self) -> list[str]:
         """A line for each seed that there is room for; those that run come before others."""

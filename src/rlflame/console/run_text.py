@@ -37,9 +37,8 @@ def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
     lines = start.summary.format_lines(format_seeds(tuple(start.checkpoints)))
     lines += [("rollouts", _format_place(start)), ("folder", str(start.folder))]
     if start.is_resume and start.resources is not None:
-        position = (
-            f"{len(start.finished_seeds)} of {len(start.checkpoints)} seeds were finished before"
-        )
+        count = len(start.finished_seeds)
+        position = f"{count} of {len(start.checkpoints)} seeds were finished before"
         lines.append(("resumed", position))
     elif start.is_resume:
         iterations = format_count(progress.row.iteration, "iteration")

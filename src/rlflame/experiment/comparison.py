@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.config import nested
+from rlflame.config import nested_dict
 from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.learning.buffers.replay_buffer import count_segment_rows
@@ -157,7 +157,7 @@ def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
         ("recipe", a.recipe.model_dump(), b.recipe.model_dump()),
         ("progress", asdict(a.progress), asdict(b.progress)),
     ):
-        difference = nested.find_first_difference(fields_a, fields_b)
+        difference = nested_dict.find_first_difference(fields_a, fields_b)
         if difference is not None:
             return f"{name} {difference[0]}: {difference[1]!r} and {difference[2]!r}"
     return _compare_tensors(collect_tensors(a), collect_tensors(b))
@@ -211,7 +211,7 @@ def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     """Only policies for the same environment can play the same episodes."""
     if a.env != b.env:
-        difference = nested.find_first_difference(asdict(a.env), asdict(b.env))
+        difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
         raise ConfigError(
             f"--vs compares policies of one environment, and these differ in {difference}.",
             "rlflame inspect shows what a file was trained on",

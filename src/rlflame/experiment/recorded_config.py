@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import nested, toml_io
+from rlflame.config import nested_dict, toml_io
 from rlflame.config.flags import RuntimeFlags
 from rlflame.config.resolve import resolve_runtime
 from rlflame.config.runtime import RuntimeSettings
@@ -32,7 +32,7 @@ def read_recorded_config(target: Path) -> dict[str, Any]:
 
 
 def read_recorded_threads(config_layer: Mapping[str, Any]) -> int:
-    threads = nested.get_nested(config_layer, "learning.threads")
+    threads = nested_dict.get_nested(config_layer, "learning.threads")
     return threads if isinstance(threads, int) and threads > 0 else 1
 
 

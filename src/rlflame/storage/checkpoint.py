@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from rlflame.config import nested
+from rlflame.config import nested_dict
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
@@ -330,8 +330,8 @@ def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
     settings = recipe.model_dump(mode="json")
     # A text that was read as a number, or a number as true, would be written otherwise.
-    for name, value in nested.flatten(safetensors_file.check_json(text), leaves=[_KWARGS]):
-        meaning = nested.get_nested(settings, name)
+    for name, value in nested_dict.flatten(safetensors_file.check_json(text), leaves=[_KWARGS]):
+        meaning = nested_dict.get_nested(settings, name)
         if json.dumps(value, sort_keys=True) != json.dumps(meaning, sort_keys=True):
             raise ValueError(f"recipe.{name} is {value!r:.80}, and means {meaning!r:.80}")
     return recipe

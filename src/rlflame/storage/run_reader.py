@@ -25,7 +25,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from rlflame.config import nested, regular_file, toml_io
+from rlflame.config import nested_dict, regular_file, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.recipe import make_defaults
@@ -136,7 +136,7 @@ class RunData:
     def recipe(self) -> dict[str, Any]:
         """All settings but the runtime's: a run from before a setting has it by its default."""
         settings = {key: value for key, value in self.config.items() if key != "runtime"}
-        return nested.merge(make_defaults(self.algorithm), settings)
+        return nested_dict.merge(make_defaults(self.algorithm), settings)
 
     @property
     def runtime(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class RunData:
     @property
     def init_policy(self) -> str | None:
         """The content hash of the policy that its weights started from, if they did."""
-        policy_hash = nested.get_nested(self.config, "learning.init_policy")
+        policy_hash = nested_dict.get_nested(self.config, "learning.init_policy")
         return policy_hash if isinstance(policy_hash, str) else None
 
     @property

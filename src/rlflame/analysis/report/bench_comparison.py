@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from rlflame.analysis.report.document import Section, make_table
 from rlflame.config import regular_file
-from rlflame.config.nested import flatten
+from rlflame.config.nested_dict import flatten
 from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.statistics import Comparison, compare_medians

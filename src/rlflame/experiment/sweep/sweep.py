@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import toml_io
-from rlflame.config.nested import find_first_difference
+from rlflame.config.nested_dict import find_first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command

@@ -231,7 +231,5 @@ def write_lease(key: str, content: dict[str, Any]) -> str:
 
     endpoint = str(cache._get_cached_context().cache_endpoint)
     reference, value = ObjectRef(endpoint, key, 0), make_array(wire.encode(content))
-    new_reference = call_with_timeout(
-        lambda: update_object(reference, value), LEASE_CALL_S, "lease"
-    )
-    return str(new_reference.endpoint)
+    reference = call_with_timeout(lambda: update_object(reference, value), LEASE_CALL_S, "lease")
+    return str(reference.endpoint)

@@ -300,9 +300,7 @@ class Scheduler:
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
         """Give stragglers a second executor, where one is free."""
         free = self._capacity - len(attempts)
-        duplicate_ids = {
-            id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs
-        }
+        twins = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
         for attempt in attempts:
             purpose = attempt.jobs[0].task.purpose
             limit_s = self.statistics.compute_slow_s(purpose, len(attempt.jobs))
@@ -311,7 +309,7 @@ class Scheduler:
             if attempt.task and not attempt.running_at and now - attempt.created_at > limit_s:
                 self.runner.poll(attempt)
             is_slow = attempt.running_at is not None and now - attempt.running_at > limit_s
-            jobs = [job for job in attempt.jobs if not job.is_over and id(job) not in duplicate_ids]
+            jobs = [job for job in attempt.jobs if not job.is_over and id(job) not in twins]
             if is_slow and jobs and not attempt.speculative:
                 free -= 1
                 self._start_second(attempt, jobs)

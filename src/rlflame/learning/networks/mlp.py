@@ -254,11 +254,8 @@ class BatchNormMLP(MLP):
             np.dot(space.inputs[layer], upstream.T, out=self._gradients[layer])
             if layer == 0:
                 return
-            units, delta, scratch = (
-                space.units[layer],
-                space.deltas[layer - 1],
-                space.scratch[layer],
-            )
+            units, scratch = space.units[layer], space.scratch[layer]
+            delta = space.deltas[layer - 1]
             np.dot(self._weights[layer], upstream, out=delta)
             # The gradient of standardising: remove the mean, and the part along the units.
             np.multiply(delta, units, out=scratch)

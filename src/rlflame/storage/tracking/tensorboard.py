@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import nested
+from rlflame.config import nested_dict
 from rlflame.config.recipe import Recipe
 from rlflame.config.regular_file import open_unless_link
 from rlflame.errors import check_extra
@@ -168,7 +168,7 @@ def collect_hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
     """What was set, under full names; what is absent is left out."""
     return {
         name: value if isinstance(value, str | bool | int | float) else str(value)
-        for name, value in nested.flatten(recipe.model_dump(mode="json"))
+        for name, value in nested_dict.flatten(recipe.model_dump(mode="json"))
         if value not in (None, {})
     }
 

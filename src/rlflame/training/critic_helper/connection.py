@@ -29,16 +29,16 @@ _LONGEST_MS = 2.0**31 - 1.0
 _let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
-class ConnectionLost(Exception):
+class LostConnection(Exception):
     """The other process is gone, or sent something else than what was expected."""
 
 
-class ConnectionTimeout(ConnectionLost):
+class ConnectionTimeout(LostConnection):
     """The other process is there and does not answer."""
 
 
 class PeerConnection:
-    """One end. Raises `ConnectionLost`; with a deadline also where nothing moves for so long."""
+    """One end. Raises `LostConnection`; with a deadline also where nothing moves for so long."""
 
     def __init__(self, channel: Channel, deadline_s: float | None = None) -> None:
         read_fd, write_fd = self._read_fd, self._write_fd = channel.pipes
@@ -71,14 +71,14 @@ class PeerConnection:
         try:
             return wire.decode(bytes(payload))
         except wire.WireError as error:
-            raise ConnectionLost from error
+            raise LostConnection from error
 
     def exchange(self, outgoing: Array, incoming: Array) -> None:
         """Send one array and fill the other. The other end does the same at the same time."""
         head, numbers = bytearray(_HEAD.size), _as_bytes(incoming)
         self._move(self._add_header(_as_bytes(outgoing)), [memoryview(head), numbers])
         if self._read_length(head) != len(numbers):
-            raise ConnectionLost
+            raise LostConnection
 
     def _add_header(self, payload: memoryview) -> list[memoryview]:
         self._sends += 1
@@ -88,7 +88,7 @@ class PeerConnection:
         self._receipts += 1
         number, length = _HEAD.unpack(head)
         if number != self._receipts:
-            raise ConnectionLost
+            raise LostConnection
         return int(length)
 
     def _move(self, writes: list[memoryview], reads: list[memoryview]) -> None:
@@ -101,7 +101,7 @@ class PeerConnection:
                 if not count and (reads or not size):
                     self._wait(reads, writes)
         except OSError as error:
-            raise ConnectionLost from error
+            raise LostConnection from error
 
     def _write(self, writes: list[memoryview]) -> int:
         try:
@@ -115,7 +115,7 @@ class PeerConnection:
         except BlockingIOError:
             return 0
         if not count:
-            raise ConnectionLost
+            raise LostConnection
         return count
 
     def _wait(self, reads: list[memoryview], writes: list[memoryview]) -> None:

@@ -17,8 +17,8 @@ from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
 from rlflame.training.critic_helper.connection import (
-    ConnectionLost,
     ConnectionTimeout,
+    LostConnection,
     PeerConnection,
 )
 from rlflame.training.trainer import Plan, Progress
@@ -166,7 +166,7 @@ class CriticHelper:
             self._report_loss(f"did not answer for {self._deadline_s:g} s")
         except wire.WireError:
             self._report_loss("cannot be told of numbers that are not finite")
-        except ConnectionLost:
+        except LostConnection:
             self._report_loss(format_exit_clause(self._process.terminate(_GRACE_S)))
 
     def _report_loss(self, reason: str) -> None:

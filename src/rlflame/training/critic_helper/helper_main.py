@@ -19,7 +19,7 @@ from rlflame.learning.factory import (
 from rlflame.learning.parallel.process_group import from_message
 from rlflame.rollout import blas
 from rlflame.rollout.process.parent_channel import ParentChannel
-from rlflame.training.critic_helper.connection import ConnectionLost, PeerConnection
+from rlflame.training.critic_helper.connection import LostConnection, PeerConnection
 
 
 def run_critic_helper(connection: PeerConnection) -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     channel = ParentChannel.open()
     try:
         run_critic_helper(PeerConnection(channel))
-    except (ConnectionLost, LearningError):
+    except (LostConnection, LearningError):
         os._exit(0)  # the run is over, or meets the same error and says it
 
 
