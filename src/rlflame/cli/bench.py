@@ -43,33 +43,31 @@ Compare = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "-o", "--out", metavar="DIR", help="A folder for JSON, Markdown, tables and pictures."
-    ),
+    typer.Option("-o", "--out", metavar="DIR", help="Folder for JSON, Markdown, CSV and plots."),
 ]
 Env = Annotated[str, typer.Option(metavar="ENV", help="An alias of `rlflame envs`, or an id.")]
 Algo = Annotated[str | None, typer.Option(metavar="ALGO", help=ALGO_HELP)]
 Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A preset, not the environment's own.")
+    str | None, typer.Option(metavar="NAME", help="Another preset than the environment's.")
 ]
 Iterations = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="The length of each repetition.")
+    int | None, typer.Option(metavar="N", min=1, help="Iterations per repetition.")
 ]
-Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each, in turn.")]
+Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each case.")]
 
 
 def bench(
     context: typer.Context,
     diff: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="OLD.json NEW.json", help="Medians of two results, and percent."),
+        typer.Option(metavar="OLD.json NEW.json", help="Compare the medians of two results."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure rollouts, scaling and the replay on this machine and on Flame, warm-up apart.
+    """Measure rollouts, scaling, replay and learners on this machine and on Flame.
 
-    What was measured is kept when it is interrupted.
+    The warm-up does not count. An interrupted benchmark keeps its results.
     """
     limit_threads(1)  # before numpy is loaded
     name = context.invoked_subcommand
@@ -87,17 +85,17 @@ def scaling(
     compare: Compare = None,
     episode_ms: Annotated[
         str | None,
-        typer.Option(metavar="MS,MS,...", help="Sleeping episodes. [default: 1,15,50,100]"),
+        typer.Option(metavar="MS,MS,...", help="Episode lengths. [default: 1,15,50,100]"),
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(metavar="ENV", help="A real environment's preset, not sleeping episodes."),
+        typer.Option(metavar="ENV", help="Use this environment, not sleeping episodes."),
     ] = None,
     algo: Algo = None,
     preset: Preset = None,
     episodes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Episodes an iteration. [default: 5 s of work]"),
+        typer.Option(metavar="N", min=1, help="Episodes per iteration. [default: 5 s of work]"),
     ] = None,
     iterations: Iterations = None,
     repeat: Repeat = 5,
@@ -108,7 +106,7 @@ def scaling(
 ) -> None:
     """Time the same work with several numbers of workers and fleets.
 
-    Theoretical and actual speed-up, what a task costs, where Flame pays, and what to do.
+    Reports the speed-up, the overhead of a task and the break-even of Flame.
     """
     from rlflame.bench.case import make_env_case, make_sleeping_cases
     from rlflame.bench.scaling import ScalingBenchmark
@@ -136,12 +134,12 @@ def rollouts(
         typer.Option(metavar="NAME", help="local, flame, or inline: processes without workers."),
     ] = "local",
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Of each measurement.")
+        float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Seconds per measurement.")
     ] = 2.0,
     repeat: Repeat = 3,
     limit: Annotated[
         bool,
-        typer.Option("--limit/--no-limit", help="Measure bare stepping too; not on flame."),
+        typer.Option("--limit/--no-limit", help="Also measure bare stepping; not on Flame."),
     ] = True,
     algo: Algo = None,
     preset: Preset = None,
@@ -150,9 +148,9 @@ def rollouts(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Environment steps a second, beside what the physics alone could do.
+    """Measure environment steps per second, beside those of the bare environments.
 
-    And the milliseconds of an episode.
+    Reports the time per episode too.
     """
     from rlflame.bench.case import make_env_case
     from rlflame.bench.rollouts import RolloutsBenchmark
@@ -171,10 +169,10 @@ def rollouts(
 def replay(
     transitions: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Added, in whole rounds."),
+        typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Transitions to add."),
     ] = 500_000,
     env: Annotated[
-        str, typer.Option(metavar="ENV", help="One whose actions are numbers.")
+        str, typer.Option(metavar="ENV", help="An environment with continuous actions.")
     ] = "Pendulum-v1",
     workers: Counts = None,
     compare: Compare = None,
@@ -184,7 +182,7 @@ def replay(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Transitions a second into a replay and out of it, random actions, nothing learned."""
+    """Measure transitions per second into and out of the replay. Actions are random."""
     from rlflame.bench.case import make_replay_case
     from rlflame.bench.replay import ReplayBenchmark
 
@@ -194,14 +192,13 @@ def replay(
 
 
 def learners(
-    learners: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Numbers of learners, in turn.")
-    ] = "1,2",
+    learners: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of learners.")] = "1,2",
     env: Env = "hopper",
     algo: Algo = None,
     preset: Preset = None,
     iterations: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of each run, after one to warm up.")
+        int,
+        typer.Option(metavar="N", min=1, help="Iterations per run, after one warm-up iteration."),
     ] = 2,
     repeat: Repeat = 5,
     sets: Sets = None,
@@ -211,8 +208,8 @@ def learners(
 ) -> None:
     """Time the same training with several numbers of learners.
 
-    An update's computing and exchanging apart. PPO is measured where it is most of the work:
-    256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
+    Reports computation and communication separately. By default PPO has 256x256 units and
+    minibatches of 8,192 samples.
     """
     from rlflame.bench.case import make_env_case
     from rlflame.bench.learners import LearnersBenchmark, find_shard_count

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 def cluster_check(
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove what dead runs left; live ones are left alone.")
+        bool,
+        typer.Option("--clean", help="Remove the remains of dead runs, and nothing of live runs."),
     ] = False,
     workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Executors to ask. [default: all there is room for, up to 32]"
+            metavar="N", min=1, help="Executors to test. [default: all that fit, at most 32]"
         ),
     ] = None,
     as_json: Json = False,
@@ -28,7 +29,7 @@ def cluster_check(
 ) -> None:
     """Examine the Flame cluster and this machine.
 
-    Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
+    Reports each problem and its fix. Exit code 0: healthy, 1: degraded, 3: unreachable.
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.rendering.gl_backend import check_graphics

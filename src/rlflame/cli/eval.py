@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from rlflame.training.evaluation import EvaluationRecord
 
 Episodes = Annotated[
-    int | None, typer.Option(metavar="N", help="How many episodes. [default: 100]", min=1)
+    int | None, typer.Option(metavar="N", help="Number of episodes. [default: 100]", min=1)
 ]
 Stochastic = Annotated[
-    bool, typer.Option("--stochastic", help="Sample actions instead of taking the best.")
+    bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Episode seeds are derived from it. [default: 0]", min=0),
+    typer.Option(metavar="N", help="Seed of the episodes. [default: 0]", min=0),
 ]
 MinReturn = Annotated[
     float | None, typer.Option(metavar="X", help="Exit 1 unless the mean return reaches this.")
 ]
 Versus = Annotated[
     Path | None,
-    typer.Option("--vs", metavar="OTHER", help="Another policy over the same episodes."),
+    typer.Option("--vs", metavar="OTHER", help="Compare with this policy on the same episodes."),
 ]
 ExpectRecorded = Annotated[
     bool,
     typer.Option(
         "--expect-recorded",
-        help="Run the file's recorded evaluation again; exit 1 unless it comes out the same.",
+        help="Repeat the recorded evaluation; exit 1 if the result differs.",
     ),
 ]
 
@@ -63,7 +63,7 @@ def evaluate(
     expect_recorded: ExpectRecorded = False,
     as_json: Json = False,
 ) -> None:
-    """Score a policy over episodes that are always the same."""
+    """Evaluate a policy over a fixed set of episodes."""
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):

@@ -21,11 +21,11 @@ from rlflame.errors import ConfigError, RlflameError
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="FILE", help="What to write. [default: ENV-ALGO.safetensors]"
+        "--out", "-o", metavar="FILE", help="The file to write. [default: ENV-ALGO.safetensors]"
     ),
 ]
 Onnx = Annotated[
-    bool, typer.Option("--onnx", help="An ONNX model, the normaliser and the bounds inside.")
+    bool, typer.Option("--onnx", help="Write an ONNX model with normaliser and bounds.")
 ]
 Check = Annotated[
     bool,
@@ -45,7 +45,7 @@ def export(
     check: Check = False,
     as_json: Json = False,
 ) -> None:
-    """Write the policy alone, without what only training needs."""
+    """Export the policy without the training state."""
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")

@@ -19,9 +19,7 @@ Files = Annotated[
     list[Path],
     typer.Argument(metavar="CKPT...", help="Checkpoints, policies, run folders, folders of seeds."),
 ]
-PrintRecipe = Annotated[
-    bool, typer.Option("--recipe", help="The whole recipe as TOML, and nothing else.")
-]
+PrintRecipe = Annotated[bool, typer.Option("--recipe", help="Print only the recipe, as TOML.")]
 #: The paths of two files, and where they differ first; None where they are equal.
 Difference = tuple[Path, Path, str | None]
 
@@ -29,9 +27,9 @@ Difference = tuple[Path, Path, str | None]
 def inspect(
     files: Files, recipe: PrintRecipe = False, as_json: Json = False, debug: Debug = False
 ) -> None:
-    """Show what a file holds, or where files differ.
+    """Show the contents of a file, or the differences of files.
 
-    Of several files, the first recipe field or tensor that differs; exit 1 if any does.
+    For several files, print the first difference in recipe and tensors; exit 1 if there is one.
     """
     from rlflame.config import toml_io
     from rlflame.experiment import resume

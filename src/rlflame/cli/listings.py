@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Where the run folders are.")
+        Path, typer.Argument(metavar="[DIR]", help="The folder of run folders.")
     ] = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List run folders, how far and how good.
+    """List run folders with their progress and best return.
 
-    A run is training, finished, stopped, or damaged.
+    The state of a run is training, finished, stopped or damaged.
     """
     from rlflame.experiment.listings import list_runs
 
@@ -73,7 +73,7 @@ def _print_json(value: Any) -> None:
 
 
 def envs(as_json: Json = False, debug: Debug = False) -> None:
-    """List environments, their sizes and presets."""
+    """List environments with their sizes and presets."""
     from rlflame.config import resolve
     from rlflame.experiment.listings import list_environments
 
@@ -97,11 +97,11 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
 
 
 def config(
-    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List all settings: meaning, default, range."""
+    """List all settings with meaning, default and range."""
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
     from rlflame.experiment.listings import list_settings
@@ -120,7 +120,7 @@ Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names o
 
 
 def add(modules: Modules) -> None:
-    """Trust modules in every command: importing them runs their code."""
+    """Trust modules in every command. Their code then runs when a file names them."""
     from rlflame.config import module_trust
 
     module_trust.add_trusted(modules)
@@ -134,7 +134,7 @@ def remove(modules: Modules) -> None:
 
 
 def show() -> None:
-    """List the trusted modules, one a line."""
+    """List the trusted modules, one per line."""
     from rlflame.config import module_trust
 
     for module in module_trust.read_trusted_modules():

@@ -26,52 +26,48 @@ CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")
 ]
 ExistingRun = Annotated[
-    Path, typer.Argument(help="A run folder, a checkpoint in one, or a folder of --seeds.")
+    Path, typer.Argument(metavar="RUN", help="A run folder, a checkpoint, or a job of --seeds.")
 ]
 TotalSteps = Annotated[
-    int | None, typer.Option(metavar="N", help="Train on to this many steps in all.")
+    int | None, typer.Option(metavar="N", help="Train to this total number of steps.")
 ]
 FreshReplay = Annotated[
     bool,
     typer.Option(
         "--fresh-replay",
-        help="Keep the weights and begin with an empty replay; where its files are lost.",
+        help="Keep the weights and start with an empty replay, if its files are lost.",
     ),
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option(metavar="LIST", help="Several seeds as one job, such as 0-9 or 0,3,7."),
+    typer.Option(metavar="LIST", help="Train several seeds as one job: 0-9 or 0,3,7."),
 ]
 InitFrom = Annotated[
     Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
 ]
-PlotReturns = Annotated[
-    bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
-]
+PlotReturns = Annotated[bool, typer.Option("--plot", help="Plot the returns into the run folder.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the resolved config as TOML and stop.")
+    bool, typer.Option("--dry-run", help="Print the resolved config as TOML and exit.")
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", help="Worker processes, or executors. [default: all there is room for]"
-    ),
+    typer.Option(metavar="N", help="Worker processes, or executors. [default: all that fit]"),
 ]
 Fleet = Annotated[
     str | None,
     typer.Option(
-        help="Where rollouts run: local, flame, inline, or auto; where a Flame is configured, auto "
-        "times training on both sides and takes the faster.",
+        help="Where rollouts run: local, flame, inline or auto. auto uses the faster of local and "
+        "a configured Flame cluster.",
         metavar="NAME",
     ),
 ]
 Local = Annotated[
-    bool, typer.Option("--local", help="Stay on this machine, where a Flame cluster is configured.")
+    bool, typer.Option("--local", help="Use this machine even if a Flame cluster is configured.")
 ]
 EnvFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.py", help="A file with an environment of yours, shipped to all workers."
+        metavar="FILE.py", help="A Python file with your environment, sent to all workers."
     ),
 ]
 AllowModules = Annotated[
@@ -79,16 +75,18 @@ AllowModules = Annotated[
     typer.Option(
         "--allow-module",
         metavar="MODULE",
-        help="Let the file's environment import this module, which runs its code; repeatable.",
+        help="Allow the file to import this module, which runs its code; repeatable.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and what environments print.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and the output of environments.")
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any setting of `rlflame config`, such as ppo.clip_range=0.1; repeatable.",
+        help="Any setting of `rlflame config`: ppo.clip_range=0.1; repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -96,7 +94,7 @@ RuntimeSets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any runtime setting of `rlflame config`, such as runtime.max_retries=5; repeatable.",
+        help="Any runtime setting of `rlflame config`: runtime.max_retries=5; repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -112,15 +110,15 @@ _OPTIONS: dict[str, Any] = {
     "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
     "iterations": typer.Option(
         metavar="N",
-        help="Stop after this many iterations, of algorithms that count them.",
+        help="Stop after this many iterations (REINFORCE).",
     ),
-    "episodes_per_iter": typer.Option(metavar="N", help="Episodes in such an iteration."),
-    "seed": typer.Option(metavar="N", help="All randomness follows from it. [default: 0]"),
+    "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
+    "seed": typer.Option(metavar="N", help="Seed of all random numbers. [default: 0]"),
     "seeds": Seeds,
     "preset": typer.Option(
-        metavar="NAME", help="A preset of `rlflame envs`, not the environment's own."
+        metavar="NAME", help="A preset of `rlflame envs`. [default: the environment's]"
     ),
-    "config": typer.Option(metavar="FILE", help="A TOML file of settings, over the preset."),
+    "config": typer.Option(metavar="FILE", help="TOML settings that override the preset."),
     "sets": Sets,
     "env_kwargs": Annotated[
         list[str] | None,
@@ -128,15 +126,15 @@ _OPTIONS: dict[str, Any] = {
     ],
     "init_from": InitFrom,
     "until_return": typer.Option(
-        metavar="X", help="Stop once an evaluation's 95% interval lies above this return."
+        metavar="X", help="Stop when an evaluation's 95% interval is above this return."
     ),
     "out": typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
     "workers": Workers,
     "learners": typer.Option(
-        metavar="N", help="Processes here that compute gradients together, with equal bits.", min=1
+        metavar="N", help="Processes that share the gradient computation; equal bits.", min=1
     ),
     "device": typer.Option(
-        metavar="NAME", help="Where torch makes gradients: cpu, cuda, or auto. [default: cpu]"
+        metavar="NAME", help="Device of torch's gradients: cpu, cuda or auto. [default: cpu]"
     ),
     "scale_batch": typer.Option(
         "--scale-batch", help="Multiply the batch size by the number of learners."
@@ -149,16 +147,16 @@ _OPTIONS: dict[str, Any] = {
     "env_file": EnvFile,
     "allow_modules": AllowModules,
     "video_every": typer.Option(
-        "--video-every", metavar="N", help="A short film in videos/ every N steps.", min=1
+        "--video-every", metavar="N", help="Record a short video every N steps.", min=1
     ),
     "plot": PlotReturns,
     "dry_run": DryRun,
     "tensorboard": typer.Option(
         "--tensorboard", help="Write curves for TensorBoard into the run folder."
     ),
-    "json_lines": typer.Option("--json", help="One JSON object a line, for programs."),
-    "quiet": typer.Option("--quiet", "-q", help="Only the run folder, at the end."),
-    "plain": typer.Option("--plain", help="Lines, also on a terminal."),
+    "json_lines": typer.Option("--json", help="Print one JSON object per line."),
+    "quiet": typer.Option("--quiet", "-q", help="Print only the run folder, at the end."),
+    "plain": typer.Option("--plain", help="Print plain lines, also on a terminal."),
     "debug": Debug,
     "fresh_replay": FreshReplay,
 }

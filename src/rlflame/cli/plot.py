@@ -47,10 +47,10 @@ def plot(
     out: Out = None,
     debug: Debug = False,
 ) -> None:
-    """Draw runs; those that differ in the seed alone become one line with its interval.
+    """Plot the returns of runs. Runs that differ only in the seed share a line and an interval.
 
-    Each environment has a panel of its own.
-    Without matplotlib they are drawn in the terminal.
+    Each environment has its own panel. Without matplotlib, the plot is drawn in the
+    terminal.
     """
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart

@@ -33,14 +33,14 @@ FilmFile = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
+        help="A .gif or .mp4 video, or a .png strip of pictures. [default: ENV.gif]",
     ),
 ]
 FrameRate = Annotated[
     float | None,
     typer.Option(
         metavar="N",
-        help="Frames a second, about; time stays real. [default: 25, .mp4: 50]",
+        help="Frames per second, in real time. [default: 25, .mp4: 50]",
         min=1,
         max=1000,
     ),
@@ -51,35 +51,35 @@ def render(
     file: CheckpointFile,
     out: FilmFile = None,
     episodes: Annotated[
-        int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
+        int, typer.Option(metavar="N", help="Number of episodes.", min=1, max=1000)
     ] = 1,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
+        int, typer.Option(metavar="N", help="Seed of the episodes, as for eval.", min=0)
     ] = 0,
     best_of: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
+        typer.Option(metavar="N", help="Use the best of the first N episodes.", min=1, max=100_000),
     ] = None,
     vs_untrained: Annotated[
         bool,
-        typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
+        typer.Option("--vs-untrained", help="Show the untrained policy on the left."),
     ] = False,
     width: Annotated[
-        int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
+        int | None,
+        typer.Option(metavar="N", help="Width of a picture in pixels.", min=32, max=4096),
     ] = None,
     height: Annotated[
-        int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
+        int | None,
+        typer.Option(metavar="N", help="Height of a picture in pixels.", min=32, max=4096),
     ] = None,
     fps: FrameRate = None,
-    human: Annotated[
-        bool, typer.Option("--human", help="In a window, where there is a display.")
-    ] = False,
+    human: Annotated[bool, typer.Option("--human", help="Show it in a window.")] = False,
     env_file: EnvFile = None,
     allow_modules: AllowModules = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Draw what a policy does: the very episodes that eval scores, also without a display."""
+    """Render episodes of a policy, the same that eval plays. Needs no display."""
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")
     flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)

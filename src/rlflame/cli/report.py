@@ -34,12 +34,12 @@ Require = Annotated[
     str | None,
     typer.Option(
         metavar="CLAIM",
-        help="better, equivalent or not-worse than what is behind --vs; exit 1 unless shown.",
+        help="better, equivalent or not-worse than the runs after --vs; exit 1 if it is not.",
     ),
 ]
 Margin = Annotated[
     float,
-    typer.Option(metavar="PERCENT", help="A difference within it counts as equivalent."),
+    typer.Option(metavar="PERCENT", help="Differences within this count as equivalent."),
 ]
 Out = Annotated[
     Path | None,
@@ -60,9 +60,9 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what ran on what, how fast and how good, seeds taken together.
+    """Report machines, settings, speed and returns of runs, with all seeds together.
 
-    With --vs, whether it is better, equivalent or not worse.
+    With --vs, compare them with other runs: better, equivalent or not worse.
     """
     from rlflame.analysis.report import build
     from rlflame.storage import safetensors_file

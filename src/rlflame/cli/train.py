@@ -77,9 +77,9 @@ def resume(
     steps: TotalSteps = None,
     fresh_replay: FreshReplay = False,
 ) -> None:
-    """Continue a run exactly where it stands.
+    """Continue a run from its newest checkpoint, to the same bits.
 
-    Workers, fleet and other runtime settings (--set runtime...) may differ from before.
+    Workers, fleet and other runtime settings (--set runtime...) may change.
     """
     _run_replica_if_launched()
     from rlflame.cli import sweep

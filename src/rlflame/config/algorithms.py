@@ -48,31 +48,31 @@ class AlgorithmSection(SettingsModel):
 
 class PpoSettings(AlgorithmSection):
     learning_rate: Rate = Field(3e-4, description="Adam's step size.")
-    anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
+    anneal_learning_rate: bool = Field(True, description="Decrease it to 0 at the horizon.")
     adam_epsilon: Epsilon = Field(1e-5, description="Adam's epsilon.")
-    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    discount: Fraction = Field(0.99, description="Discount factor.")
     final_discount: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
         None,
-        description="The discount at the horizon; the steps that it looks ahead, "
-        "1 / (1 - discount), move there in a straight line; absent: it stays.",
+        description="The discount at the horizon. 1 / (1 - discount) changes linearly. Absent: the "
+        "discount is constant.",
     )
     discount_moves_from: float = Field(
         0.0,
         ge=0.0,
         lt=1.0,
-        description="The share of the way to the horizon before which the discount does not move "
-        "to final_discount.",
+        description="The fraction of the horizon after which the discount begins to move to "
+        "final_discount.",
     )
-    gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
-    clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
-    anneal_clip_range: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
+    gae_lambda: Fraction = Field(0.95, description="Lambda of generalised advantage estimation.")
+    clip_range: float = Field(0.2, gt=0.0, le=100.0, description="Clip range of the ratio.")
+    anneal_clip_range: bool = Field(False, description="Decrease it to 0 at the horizon.")
     clip_range_value: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
-        None, description="How far a value may move in one update; absent: as far as it likes."
+        None, description="Clip range of the value function; absent: no clipping."
     )
     normalise_advantages: Literal["off", "batch", "minibatch"] = Field(
         "off", description="Standardise advantages over the batch or over each minibatch."
     )
-    recompute_advantages: bool = Field(True, description="Estimate advantages anew in every epoch.")
+    recompute_advantages: bool = Field(True, description="Recompute advantages in every epoch.")
     scale_rewards: bool = Field(
         True, description="Divide rewards by the running deviation of the discounted return."
     )
@@ -80,7 +80,7 @@ class PpoSettings(AlgorithmSection):
     minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
     value_weight: float = Field(0.25, ge=0.0, le=100.0, description="Weight of the value loss.")
-    max_gradient_norm: MaxNorm = Field(0.5, description="Gradients are scaled down to this norm.")
+    max_gradient_norm: MaxNorm = Field(0.5, description="Clip the gradient to this norm.")
     target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
         None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
     )
@@ -103,9 +103,9 @@ class PpoSettings(AlgorithmSection):
 
 class ReinforceSettings(AlgorithmSection):
     learning_rate: Rate = Field(1e-3, description="Adam's step size.")
-    anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
+    anneal_learning_rate: bool = Field(False, description="Decrease it to 0 at the horizon.")
     adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
-    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    discount: Fraction = Field(0.99, description="Discount factor.")
     normalise_returns: Literal["off", "episode", "batch"] = Field(
         "batch", description="Standardise reward-to-go within each episode or over the batch."
     )
@@ -118,7 +118,7 @@ class ReinforceSettings(AlgorithmSection):
         "discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
-    max_gradient_norm: MaxNorm = Field(None, description="Gradients are scaled down to this norm.")
+    max_gradient_norm: MaxNorm = Field(None, description="Clip the gradient to this norm.")
 
     @model_validator(mode="after")
     def _check_coherent(self) -> ReinforceSettings:
@@ -135,24 +135,29 @@ class SacSettings(AlgorithmSection):
     entropy_learning_rate: Rate | None = Field(
         None, description="Adam's step size for the entropy coefficient; absent: the actor's."
     )
-    anneal_learning_rate: bool = Field(False, description="Lower them linearly to 0.")
+    anneal_learning_rate: bool = Field(False, description="Decrease the rates linearly to 0.")
     adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
-    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    discount: Fraction = Field(0.99, description="Discount factor.")
     batch_size: Positive = Field(256, le=1_000_000, description="Transitions per update.")
     buffer_size: Positive = Field(
-        1_000_000, le=1_000_000_000, description="Transitions kept for replay, the newest."
+        1_000_000, le=1_000_000_000, description="Size of the replay buffer, in transitions."
     )
     learning_starts: int = Field(
-        10_000, ge=0, le=1_000_000_000, description="Steps of random actions before any update."
+        10_000,
+        ge=0,
+        le=1_000_000_000,
+        description="Random steps before the first update.",
     )
     updates_per_step: float = Field(
-        1.0, gt=0.0, le=1000.0, description="Updates per step after that."
+        1.0, gt=0.0, le=1000.0, description="Gradient updates per step."
     )
-    n_step: Positive = Field(1, le=1000, description="Rewards summed before the critics take over.")
+    n_step: Positive = Field(1, le=1000, description="Steps of the n-step return.")
     target_update_rate: float = Field(
-        0.005, gt=0.0, le=1.0, description="How far the target critics move to the critics."
+        0.005, gt=0.0, le=1.0, description="Rate of the target critics' moving average."
     )
-    target_update_interval: Positive = Field(1, le=1_000_000, description="Updates between moves.")
+    target_update_interval: Positive = Field(
+        1, le=1_000_000, description="Updates per target move."
+    )
     policy_delay: Positive = Field(
         1, le=1_000_000, description="Critic updates per update of actor and entropy coefficient."
     )
@@ -160,31 +165,31 @@ class SacSettings(AlgorithmSection):
         "auto", description="Weight of the entropy; auto adapts it to the target entropy."
     )
     initial_entropy_coefficient: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
-        1.0, description="Where auto begins."
+        1.0, description="Initial coefficient for auto."
     )
     target_entropy: Literal["auto"] | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
-        "auto", description="The entropy that auto aims at; auto is minus the size of an action."
+        "auto", description="Target entropy; auto is minus the number of action dimensions."
     )
     critic_norm: CriticNorm = Field(
         "none",
-        description="batch standardises the inputs of each layer of the critics over both sides "
-        "of the critics' equation, without target critics.",
+        description="batch applies batch normalisation in the critics, over current and next "
+        "observations together, and uses no target critics.",
     )
     quantiles: Positive = Field(
         1,
         le=100,
-        description="Quantiles of the return that each critic tells; 1: the expected return, and "
-        "the lower of two counts.",
+        description="Quantiles of the return that each critic estimates. With 1, it estimates the "
+        "expected return, and the target is the minimum of two critics.",
     )
     dropped_quantiles: int = Field(
         0,
         ge=0,
         le=99,
-        description="Of both target critics' quantiles together, twice so many of the highest are "
-        "left out of what is learned from.",
+        description="The target leaves out the highest quantiles of both target critics: this "
+        "number for each critic.",
     )
     max_gradient_norm: MaxNorm = Field(
-        None, description="Longer gradients, of the actor or of one critic, are scaled to this."
+        None, description="Clip the gradient of actor and critics to this norm."
     )
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ class EnvironmentSettings(SettingsModel):
         pattern=r"^([A-Za-z_][\w.]*:)?([\w.-]+/)?[\w.:-]+$",
         description="A Gymnasium id, or `module:Id` to import the module that registers it.",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="The environment's arguments.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Environment arguments.")
     max_episode_steps: Positive | None = Field(
         None, description="Time limit in steps; by default the one the environment registers."
     )
@@ -58,13 +58,13 @@ class RolloutSettings(SettingsModel):
         description="A fragment is a fixed number of steps, or one whole episode per environment.",
     )
     num_slots: Positive = Field(
-        8, le=100_000, description="Fragments per iteration, and the most workers that help."
+        8, le=100_000, description="Slots per iteration, and the most workers."
     )
-    envs_per_slot: Positive = Field(8, le=4096, description="Environments stepped in a slot.")
+    envs_per_slot: Positive = Field(8, le=4096, description="Environments in a slot.")
     steps: Positive = Field(
-        32, le=10_000_000, description="Steps per fragment and environment; the cap of an episode."
+        32, le=10_000_000, description="Steps per environment and iteration; or an episode's limit."
     )
-    staleness: Literal[0, 1] = Field(0, description="1 collects the next iteration while learning.")
+    staleness: Literal[0, 1] = Field(0, description="1: collect the next batch while learning.")
 
     @property
     def width(self) -> int:
@@ -85,27 +85,27 @@ class NetworkSettings(SettingsModel):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         (64, 64), max_length=16, description="Units of each hidden layer, in actor and critic."
     )
-    activation: Literal["tanh", "relu"] = Field("tanh", description="After each hidden layer.")
-    orthogonal_init: bool = Field(True, description="Orthogonal weights, zero biases; or uniform.")
+    activation: Literal["tanh", "relu"] = Field("tanh", description="Activation function.")
+    orthogonal_init: bool = Field(True, description="Orthogonal initial weights; else uniform.")
     last_layer_scale: float = Field(
-        0.01, gt=0.0, le=100.0, description="Scale of the actor's last layer at the start."
+        0.01, gt=0.0, le=100.0, description="Initial scale of the actor's last layer."
     )
     log_std_init: float = Field(
         -0.5, ge=-10.0, le=5.0, description="Initial log standard deviation of Gaussian actions."
     )
     exploration: Literal["independent", "gsde"] = Field(
         "independent",
-        description="How sampled Gaussian actions leave their mean: by new noise at every step, or "
-        "by a function of the state that is drawn and then held (gsde).",
+        description="Exploration noise: drawn at every step (independent), or a function of the "
+        "state that is kept for some steps (gsde).",
     )
     exploration_interval: Positive | None = Field(
-        None, le=1_000_000_000, description="Steps for which gsde holds one; absent: the episode."
+        None, le=1_000_000_000, description="Steps that gsde keeps a function; absent: the episode."
     )
     normalise_observations: bool = Field(
         True, description="Standardise observations by running statistics, part of the policy."
     )
     observation_clip: float = Field(
-        10.0, gt=0.0, le=1e6, description="Bound of standardised values."
+        10.0, gt=0.0, le=1e6, description="Clip standardised observations to this."
     )
 
     @model_validator(mode="after")
@@ -120,8 +120,8 @@ class NetworkSettings(SettingsModel):
 class _CommonLearningSettings(SettingsModel):
     """The settings that every algorithm has."""
 
-    algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="How to learn.")
-    seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by this number.")
+    algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="The algorithm.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random numbers.")
     horizon_steps: Positive | None = Field(
         None, description="Where schedules end; by default stop_at_steps as it was at the start."
     )
@@ -132,7 +132,7 @@ class _CommonLearningSettings(SettingsModel):
         "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
     )
     device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Where torch makes gradients; environments and policies stay on CPUs."
+        "cpu", description="Device of torch's gradients; environments and policies stay on CPUs."
     )
     threads: Positive = Field(
         1, le=256, description="Threads of the learner: inside BLAS, or for SAC at most two lanes."
@@ -140,13 +140,13 @@ class _CommonLearningSettings(SettingsModel):
     gradient_shards: Positive = Field(
         1,
         le=4096,
-        description="Parts of each minibatch whose gradients are computed apart and then added in "
-        "order; the most learners that can share the work. 8 where a run begins with several.",
+        description="Parts of each minibatch. Their gradients are added in order. It limits the "
+        "number of learners. The default is 8 if a run starts with several learners.",
     )
     policy_average: Positive | None = Field(
         None,
-        description="Score and keep the average of the policies of about so many iterations, but "
-        "of no more than some last twentieth, which never acts in training; by default the newest.",
+        description="Evaluate and save the average of the policies of about this many iterations, "
+        "at most of the last twentieth. It never acts in training. By default the newest policy.",
     )
     init_policy: str | None = Field(
         None,
@@ -229,10 +229,10 @@ class EvaluationSettings(SettingsModel):
     every_steps: Positive | None = Field(
         None, description="Steps between evaluations during training; absent: only at the end."
     )
-    episodes: Positive = Field(8, le=100_000, description="Episodes of each of these.")
-    final_episodes: Positive = Field(20, le=100_000, description="Episodes of the last evaluation.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seeds of its episodes, the same each time.")
-    max_episode_steps: Positive = Field(10_000, description="Longer episodes are cut here.")
+    episodes: Positive = Field(8, le=100_000, description="Episodes per evaluation.")
+    final_episodes: Positive = Field(20, le=100_000, description="Episodes of the final one.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the evaluation episodes.")
+    max_episode_steps: Positive = Field(10_000, description="Truncate longer evaluation episodes.")
     until_return: float | None = Field(
         None, description="Stop once an evaluation's 95% interval lies above this return."
     )
@@ -241,8 +241,8 @@ class EvaluationSettings(SettingsModel):
 class Recipe(SettingsModel):
     """What decides the bits: equal recipes end in equal weights."""
 
-    stop_at_steps: Positive | None = Field(None, description="Steps after which training ends.")
-    stop_at_iterations: Positive | None = Field(None, description="Iterations until training ends.")
+    stop_at_steps: Positive | None = Field(None, description="Train for this many steps.")
+    stop_at_iterations: Positive | None = Field(None, description="Train for this many iterations.")
     learning: LearningSettings = LearningSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
 

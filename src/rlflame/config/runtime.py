@@ -43,28 +43,28 @@ class FlameSettings(SettingsModel):
         pattern=r"^[0-9]+[kmgtKMGT]?$",
         description="Memory per executor, such as 2g; by default the cluster's own.",
     )
-    min_executors: int = Field(0, ge=0, le=4096, description="Executors started at once.")
+    min_executors: int = Field(0, ge=0, le=4096, description="Executors to start at once.")
     python_version: str | None = Field(
         None,
         pattern=r"^3\.[0-9]+$",
-        description="The executors' Python, such as 3.12; by default this machine's if packages "
-        "are installed, else the executors' own.",
+        description="The executors' Python, such as 3.12. The default is this machine's version "
+        "if packages are installed, and the executors' own version otherwise.",
     )
     dependencies: Literal["auto", "prepared", "install"] = Field(
         "auto",
         description="Whether executors have numpy and Gymnasium (prepared) or install them for "
-        "each run (install); auto asks them first.",
+        "each run (install). auto asks the executors.",
     )
     extra_dependencies: tuple[str, ...] = Field(
-        (), description="More packages to install, for an environment of yours."
+        (), description="Packages to install for your environment."
     )
-    template: str | None = Field(None, description="Model of our application; by default flmrun.")
+    template: str | None = Field(None, description="Application template; by default flmrun.")
     start_deadline_s: float = Field(300.0, gt=0.0, description="Longest wait for an executor.")
     task_deadline_s: float = Field(
         600.0, gt=0.0, description="A slower fragment goes to another executor, max_retries times."
     )
     reconnect_s: float = Field(
-        120.0, ge=0.0, description="How long session manager and cache may be away during a run."
+        120.0, ge=0.0, description="Longest outage of session manager or cache during a run."
     )
     delay_release_s: int = Field(120, ge=1, le=86_400, description="How long idle executors stay.")
 
@@ -74,15 +74,15 @@ class RuntimeSettings(SettingsModel):
 
     fleet: Literal["auto", "local", "flame", "inline"] = Field(
         "auto",
-        description="Where rollouts run: worker processes here (local), a Flame cluster (flame), "
-        "inside this process (inline); auto is local, and where a Flame is configured training "
-        "times both in its first iterations and goes on with the faster.",
+        description="Where rollouts run: worker processes (local), a Flame cluster (flame) or this "
+        "process (inline). auto is local. If a cluster is configured, auto times both in the first "
+        "iterations and continues with the faster.",
     )
     workers: Positive | None = Field(
         None,
         le=4096,
-        description="Worker processes, by default one per usable core; on Flame the most "
-        "executors, by default as many as there is room for.",
+        description="Worker processes; by default one per usable core. On Flame, the maximum "
+        "number of executors; by default all that fit.",
     )
     learners: Positive = Field(
         1, le=1024, description="Processes for gradients; a divisor of learning.gradient_shards."
@@ -91,22 +91,22 @@ class RuntimeSettings(SettingsModel):
         60.0, gt=0.0, description="A learner or critic helper that takes longer counts as hung."
     )
     compare_learners_every: Positive | None = Field(
-        None, description="Updates between comparisons of all that the learners hold; absent: none."
+        None, description="Updates between comparisons of the learners' states; absent: none."
     )
     critic_helper: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="A second process for the critic's half of PPO's gradients, which are numpy's; "
-        "auto has one where several workers leave processors idle meanwhile and it pays.",
+        description="A second process that trains PPO's critic, with numpy gradients. auto uses it "
+        "if several workers leave cores idle during the update.",
     )
     env_file: str | None = Field(
         None,
-        description="A Python file with an environment of yours, shipped to every worker; in a "
-        "config file, beside that.",
+        description="A Python file with your environment, sent to every worker. In a config file, "
+        "a path relative to that file.",
     )
     out: str | None = Field(
         None,
-        description="The run folder, by default runs/ENVIRONMENT-ALGORITHM-SEED; where there is "
-        "something already, a number is added to its name.",
+        description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED, with a number "
+        "added if that folder exists.",
     )
     checkpoint_every_steps: Positive = Field(
         100_000, description="Steps between checkpoints; one is always written at the end."

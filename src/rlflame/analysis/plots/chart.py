@@ -49,7 +49,7 @@ class Chart:
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    #: What a line and its band are, and what is not there.
+    #: Sentences that explain lines and bands, and name missing values.
     notes: tuple[str, ...] = ()
 
     def compute_bounds(self) -> tuple[float, float, float, float]:
@@ -82,9 +82,9 @@ class Panels:
     title: str = ""
 
     def number_lines(self) -> list[list[int]]:
-        """Of each chart's lines: what has the same label looks the same in all panels.
+        """The numbers of each chart's lines. Equal labels have equal numbers in all panels.
 
-        A label that a panel has twice is two lines all the same.
+        A panel that has a label twice still has two lines.
         """
         line_numbers: dict[tuple[str, int], int] = {}
         part_numbers = []
