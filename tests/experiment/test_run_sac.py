@@ -219,8 +219,9 @@ def test_what_crosses_the_wire_does_not_grow_with_the_replay(id, numbers, iterat
             return fleet.read_traffic()
 
     short, long = traffic(iterations), traffic(2 * iterations)
-    assert long.bytes_in == pytest.approx(2 * short.bytes_in, rel=0.05)
-    assert long.bytes_out == pytest.approx(2 * short.bytes_out, rel=0.05)
+    # Less what comes once, and a message about a policy that is let go after the last task or not.
+    assert long.bytes_in == pytest.approx(2 * short.bytes_in, rel=0.1)
+    assert long.bytes_out == pytest.approx(2 * short.bytes_out, rel=0.1)
     # What a step brings back: its numbers, a reward of 8 bytes, and how it ended.
     assert short.bytes_in > iterations * 32 * (4 * numbers + 8 + 2)
 
