@@ -15,7 +15,7 @@ from hostile import SHIPPED, Forgery
 from rlflame.config import resolve as config_resolve
 from rlflame.config import toml_io, validation
 from rlflame.config.flags import RuntimeFlags, TrainFlags
-from rlflame.config.recipe import RunConfig
+from rlflame.config.recipe import EnvironmentSettings, RunConfig
 from rlflame.errors import ConfigError, LearningError
 from rlflame.experiment.recorded_config import resolve_resumed_runtime
 from rlflame.learning.base import restore_count
@@ -75,6 +75,12 @@ def test_a_number_that_no_checkpoint_holds_is_no_setting(setting: str) -> None:
     with pytest.raises(ConfigError):
         config_resolve.resolve(TrainFlags(sets=[f"{setting}={2**63}"]), lambda config: False)
     assert 2**62 in validation.parse_set(f"{setting}={2**62}")
+
+
+def test_arguments_of_an_environment_are_bounded() -> None:
+    EnvironmentSettings(kwargs={"desc": ["F" * 100] * 100})
+    with pytest.raises(ValueError, match="65,536 characters"):
+        EnvironmentSettings(kwargs={"desc": ["F" * 300] * 300})
 
 
 def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None:

@@ -124,10 +124,11 @@ def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
     assert unnamed.returncode == 2
     assert "--env-file FILE.py" in " ".join(unnamed.stderr.split())
     changed = tmp_path / "my_env.py"
-    changed.write_text(MINE + "# another file")
+    changed.write_text(MINE + "import pathlib; pathlib.Path('ran').touch()")
     other = rlflame("resume", "run", "--steps", "384", "--env-file", "my_env.py")
     assert other.returncode == 2
     assert hashlib.sha256(changed.read_bytes()).hexdigest()[:12] in other.stderr
+    assert not (tmp_path / "ran").exists()
     changed.unlink()
     again = ("resume", "run", "--steps", "384", "--quiet", "--env-file", "lib/my_env.py")
     resumed = rlflame(*again)

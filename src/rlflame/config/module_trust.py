@@ -166,8 +166,8 @@ def _check_name(module: str) -> None:
         raise ConfigError(f"{module!r} is not the name of a Python module.", "my_package.my_module")
 
 
-def load_env_file(path: str) -> str:
-    """Run a file that the user named in this command, here and in workers; return its SHA-256."""
+def load_env_file(path: str, expected: str | None = None) -> str:
+    """Run a file that this command names, if it has the expected SHA-256; return its SHA-256."""
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
@@ -179,6 +179,13 @@ def load_env_file(path: str) -> str:
             f"--env-file {path!r} has a name that is taken, or that Python cannot import.",
             f"rename it: {format_shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
+    digest = _hash_file(path)
+    if expected is not None and digest != expected:
+        raise ConfigError(
+            f"The environment file {path} has the SHA-256 {digest[:12]}, and this run was begun "
+            f"with {expected[:12]}.",
+            "put its code back, or start a new run",
+        )
     try:
         user_code.load(path)
     except (Exception, SystemExit) as error:
@@ -188,7 +195,7 @@ def load_env_file(path: str) -> str:
         ) from error
     os.environ[user_code.FILE_VARIABLE] = path
     allow_modules([module])
-    return _hash_file(path)
+    return digest
 
 
 def get_loaded_digest() -> str | None:
@@ -216,13 +223,7 @@ def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:
             "names none.",
             "add --env-file FILE.py, which runs the file; config.toml says where it was",
         )
-    digest = load_env_file(path)
-    if expected is not None and digest != expected:
-        raise ConfigError(
-            f"The environment file {path} has the SHA-256 {digest[:12]}, and this run was begun "
-            f"with {expected[:12]}.",
-            "put its code back, or start a new run",
-        )
+    digest = load_env_file(path, expected)
     environment = recipe.learning.environment.model_copy(update={"file_digest": digest})
     learning = recipe.learning.model_copy(update={"environment": environment})
     return recipe.model_copy(update={"learning": learning})

@@ -42,13 +42,15 @@ class EnvironmentSettings(SettingsModel):
     )
 
     @model_validator(mode="after")
-    def _check_render_mode(self) -> EnvironmentSettings:
+    def _check_kwargs(self) -> EnvironmentSettings:
         # Any value: an environment's own mode may open a window as well as "human" does.
         if "render_mode" in self.kwargs:
             raise ValueError(
                 "with a render_mode every copy of the environment would draw, or would open a "
                 "window: leave it out, and watch the policy with rlflame render --human"
             )
+        if len(str(self.kwargs)) > 65_536:  # a map in a stranger's file could fill the memory
+            raise ValueError("kwargs have more than 65,536 characters")
         return self
 
 

@@ -155,7 +155,8 @@ def resolve_runtime(
         raise ConfigError(f"{file}: {error.message}", error.hint) from error
     runtime = validate_config(merge(layers, typed_layer)).runtime
     if runtime.env_file is not None:
-        module_trust.load_env_file(runtime.env_file)
+        expected = get_nested(run_layer or {}, "learning.environment.file_digest")
+        module_trust.load_env_file(runtime.env_file, expected and str(expected))
     return runtime
 
 
