@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import crews
 import pytest
 from commands import rlflame
 from crews import learned_by
 from tiny_runs import run
 
+from rlflame.experiment.learners import replica_main
+from rlflame.experiment.learners.launcher import LOST_EXIT_CODE
 from rlflame.learning.networks import mlp
 
 _ROLLOUT = {"num_slots": 2, "envs_per_slot": 3, "steps": 32}
@@ -131,3 +135,12 @@ def test_no_minibatch_is_scaled_beyond_what_is_collected():
 def test_one_learner_scales_nothing():
     words = ("--env", "cartpole", "--learners", "1")
     assert resolved(*words, "--scale-batch", "--scale-lr") == resolved(*words)
+
+
+def test_a_learner_whose_others_are_lost_ends_after_a_moment_as_one_of_the_lost(monkeypatch):
+    """Its own thread may hang, and could not end it."""
+    done = []
+    monkeypatch.setattr(replica_main, "time", SimpleNamespace(sleep=lambda _: done.append("pause")))
+    monkeypatch.setattr(replica_main, "_exit", done.append)
+    replica_main._exit_soon()
+    assert done == ["pause", LOST_EXIT_CODE]

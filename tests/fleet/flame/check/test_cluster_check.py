@@ -636,6 +636,14 @@ def test_percentiles_of_round_trips(round_trips_ms, p50_ms, p95_ms):
     assert (found.facts["p50_ms"], found.facts["p95_ms"]) == pytest.approx((p50_ms, p95_ms))
 
 
+def test_how_soon_the_session_manager_answers_is_said_in_milliseconds():
+    found = cluster_check.check_session_manager(
+        SimpleNamespace(endpoint="http://here:1", connect=lambda: 0.25)
+    )
+    assert found.text == "answers at http://here:1 in 250 ms"
+    assert found.facts == {"answer_ms": 250.0}
+
+
 def test_slow_tasks_are_said():
     answers = ProbeResult(1, 1.0, [], [0.5] * 20)
     (found,) = [one for one in executor_probe.make_findings(answers, HERE) if one.check == "tasks"]
