@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -113,7 +112,7 @@ def test_the_screen_line_by_line(monkeypatch):
         "verdict": "degraded",
         "exit_code": 1,
         "configured": True,
-        "checks": json.loads(json.dumps([dataclasses.asdict(found) for found in findings])),
+        "checks": json.loads(json.dumps([found.as_dict() for found in findings])),
     }
 
 

@@ -236,7 +236,7 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"sets": ["discount=0.5"]}, "learning.ppo.discount, learning.reinforce.discount", "one"),
         ({"sets": ["seed"]}, "'seed' is not NAME=VALUE", "--set"),
         ({"sets": ["=3"]}, "'=3' is not NAME=VALUE", "--set"),
-        ({"sets": ["ppo.discount=2"]}, "learning.ppo.discount (Weight of", "rlflame config"),
+        ({"sets": ["ppo.discount=2"]}, "learning.ppo.discount (Discount factor)", "rlflame config"),
         ({"sets": ["ppo.discount=nan"]}, "seen nan", "rlflame config"),
         ({"sets": ["num_slots=many"]}, "seen 'many'", "rlflame config"),
         ({"sets": ["environment.id=[1]"]}, "[1] is no environment", "--env"),
