@@ -275,7 +275,7 @@ def checkpoints() -> Iterator[Attempt]:
         string, path = chance.choice(paths)
         value, reader = chance.choice(values), chance.choice(("eval", "inspect", "recipe", "json"))
         yield Attempt("signed checkpoints", f"{string}.{path}={value!r:.20} {reader}",
-                      READERS[reader], changed(string, path, value), quick=number < 25,
+                      READERS[reader], changed(string, path, value), quick=number < 12,
                       endless=reader == "eval")  # fmt: skip
     for text in ("0", "2", "-1", "1e0", "٣", "9" * 5000, "1\x1b", ""):
         yield Attempt("signed checkpoints", f"format {text[:9]!r}", READERS["inspect"],
@@ -321,7 +321,7 @@ def damaged() -> Iterator[Attempt]:
                 content[chance.randrange(min(len(content), 6000))] = chance.randrange(256)
         reader = chance.choice(("eval", "inspect", "init"))
         yield Attempt("damaged checkpoints", f"bytes {number} {reader}", READERS[reader],
-                      written(bytes(content)), quick=number < 15)  # fmt: skip
+                      written(bytes(content)), quick=number < 8)  # fmt: skip
     length = struct.pack("<Q", 8)
     for name, content in {
         "pickle": b"\x80\x04cos\nsystem\n", "zip": b"PK\x03\x04" + bytes(30), "empty": b"",

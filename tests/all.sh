@@ -6,4 +6,6 @@ bin="${RLFLAME_BIN:-$PWD/.venv/bin}"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"
-exec "$bin/python" -m pytest -n auto --dist worksteal "$@"
+# Many tests wait for other processes, so a small machine runs two tests per core.
+cores=$(getconf _NPROCESSORS_ONLN)
+exec "$bin/python" -m pytest -n "$((cores < 8 ? 2 * cores : cores))" --dist worksteal "$@"

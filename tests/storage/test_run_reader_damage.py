@@ -31,7 +31,7 @@ from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
 #: tests/storage/test_run_reader_damage.py` tries all, for an hour.
-STRIDE = 23
+STRIDE = 41
 DAMAGE = {
     "config.toml": damage.of_toml,
     "metrics.jsonl": damage.of_json_lines,

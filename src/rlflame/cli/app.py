@@ -1,8 +1,8 @@
-"""The command line: which commands there are, and how they end.
+"""The Typer application: its commands and their exit codes.
 
-Every error becomes a sentence and a fixed exit code: 0 good, 1 failed, 2 usage or config, 3 fleet
-unreachable, 129, 130 and 143 interrupted. Imports nothing heavy, so that help comes at once; each
-command imports its parts when it runs.
+Every error becomes a sentence and a fixed exit code: 0 success, 1 failure, 2 usage or config, 3
+fleet unreachable, 129, 130 and 143 interrupted. Help must appear at once, so a command imports
+its dependencies only when it runs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rlflame.cli.cluster_check import cluster_check
 from rlflame.cli.eval import evaluate
 from rlflame.cli.export import export
 from rlflame.cli.inspect import inspect
+from rlflame.cli.options import HelpCommand, PanelCommand
 from rlflame.cli.plot import plot
 from rlflame.cli.render import render
 from rlflame.cli.report import report
@@ -48,7 +49,7 @@ app = typer.Typer(
     epilog="Begin with: rlflame train --env hopper",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # Rich takes longer to load than the whole help may take
+    rich_markup_mode=None,  # importing Rich takes longer than all of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -71,16 +72,16 @@ def _parse_root_options(
 
 
 def _check_folder() -> None:
-    """In a folder that is gone, no name is found and no file can be made."""
+    """Refuse to run in a deleted folder, where no file can be opened or created."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        message = "The current folder is gone: removed, or renamed."
-        raise RlflameError(message, "cd to another one") from None
+        message = "The current folder was removed or renamed."
+        raise RlflameError(message, "cd to another folder") from None
 
 
 def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, with every way it can end turned into a sentence and an exit code."""
+    """Wrap a command so that every error ends in a sentence and an exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> None:
@@ -122,30 +123,31 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cluster-check": cluster_check,
 }
 for name, command in COMMANDS.items():
-    # Whatever looks like an option and is none, such as --vs, stays among report's arguments.
+    # `report` finds --vs among its arguments, because each --vs takes several runs.
     settings = {"ignore_unknown_options": True} if name == "report" else {}
-    app.command(name, context_settings=settings)(handle_errors(command))
+    kind = PanelCommand if name in ("train", "resume") else HelpCommand
+    app.command(name, cls=kind, context_settings=settings)(handle_errors(command))
 bench_group = typer.Typer(invoke_without_command=True, **GROUP_SETTINGS)
 bench_group.callback()(handle_errors(bench.bench))
 for command in (bench.rollouts, bench.scaling, bench.replay, bench.learners):
-    bench_group.command()(handle_errors(command))
+    bench_group.command(cls=HelpCommand)(handle_errors(command))
 app.add_typer(bench_group, name="bench")
 trust_group = typer.Typer(
     help="Manage the modules that checkpoints, configs and run folders may import.",
     **GROUP_SETTINGS,
 )
-trust_group.command("add")(handle_errors(listings.add))
-trust_group.command("remove")(handle_errors(listings.remove))
-trust_group.command("list")(handle_errors(listings.show))
+trust_group.command("add", cls=HelpCommand)(handle_errors(listings.add))
+trust_group.command("remove", cls=HelpCommand)(handle_errors(listings.remove))
+trust_group.command("list", cls=HelpCommand)(handle_errors(listings.show))
 app.add_typer(trust_group, name="trust")
 
 
 def main(head_start: PrestartPool | None = None) -> None:
-    """With the workers that have begun before anything was read, if any have."""
+    """Run the command line; `head_start` holds workers that started before the imports."""
     try:
         _prepare_streams()
         code = app(prog_name="rlflame", standalone_mode=False, obj=head_start)
-    except KeyboardInterrupt:  # before any command has begun
+    except KeyboardInterrupt:  # before a command runs
         code = 130
     except OSError as error:  # from --help and --version, which run no command
         if not isinstance(error, BrokenPipeError):
@@ -153,7 +155,7 @@ def main(head_start: PrestartPool | None = None) -> None:
         discard_unwritten_results()
         code = 1
     except Exception as error:
-        # A word on the command line that means nothing; the class has no public name.
+        # A usage error of Typer, whose class has no public name.
         if not hasattr(error, "format_message"):
             raise
         code = _print_usage_error(error)
@@ -161,8 +163,7 @@ def main(head_start: PrestartPool | None = None) -> None:
 
 
 def _exit_process(code: int) -> None:
-    """End the process. Threads of gRPC and Arrow would go on while the interpreter takes itself
-    apart, and now and then crash in what is left of it, long after all was said and closed."""
+    """End the process; at once if threads of gRPC or Arrow run, which can crash at shutdown."""
     if "grpc" in sys.modules or "pyarrow" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -172,7 +173,7 @@ def _exit_process(code: int) -> None:
 
 
 def _print_usage_error(error: Any) -> int:
-    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
         print_note_lines(str(error.format_message()))
         return int(error.exit_code)
     message = str(error.format_message())
@@ -183,7 +184,7 @@ def _print_usage_error(error: Any) -> int:
 
 
 def _prepare_streams() -> None:
-    """No text is worth an error about its encoding, and none may drive the terminal."""
+    """Escape what the streams cannot encode, and control characters for the terminal."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

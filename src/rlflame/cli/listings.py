@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="The folder of run folders.")
+        Path, typer.Argument(metavar="DIR", help="The folder of run folders.")
     ] = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,

@@ -1,15 +1,16 @@
-"""Options and steps that commands share, and the options of `train` and `resume`."""
+"""Options that commands share, the options of `train` and `resume`, and the layout of help."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from rlflame.config.flags import ALGORITHM_NAMES, DEFAULT_ALGORITHM, RuntimeFlags
 from rlflame.console.output import format_pairs, print_note, print_result
@@ -26,7 +27,7 @@ CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")
 ]
 ExistingRun = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder, a checkpoint, or a job of --seeds.")
+    Path, typer.Argument(metavar="RUN", help="A run folder, a checkpoint, or a folder of --seeds.")
 ]
 TotalSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Train to this total number of steps.")
@@ -35,7 +36,7 @@ FreshReplay = Annotated[
     bool,
     typer.Option(
         "--fresh-replay",
-        help="Keep the weights and start with an empty replay, if its files are lost.",
+        help="Keep the weights and start with an empty replay if its files are lost.",
     ),
 ]
 Seeds = Annotated[
@@ -51,13 +52,15 @@ DryRun = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Worker processes, or executors. [default: all that fit]"),
+    typer.Option(
+        metavar="N", help="Number of worker processes or executors. [default: all that fit]"
+    ),
 ]
 Fleet = Annotated[
     str | None,
     typer.Option(
-        help="Where rollouts run: local, flame, inline or auto. auto uses the faster of local and "
-        "a configured Flame cluster.",
+        help="Where rollouts run: local, flame, inline or auto. auto uses the faster one of local "
+        "and a configured Flame cluster.",
         metavar="NAME",
     ),
 ]
@@ -67,7 +70,7 @@ Local = Annotated[
 EnvFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.py", help="A Python file with your environment, sent to all workers."
+        metavar="FILE.py", help="A Python file with your environment. It is sent to all workers."
     ),
 ]
 AllowModules = Annotated[
@@ -75,7 +78,7 @@ AllowModules = Annotated[
     typer.Option(
         "--allow-module",
         metavar="MODULE",
-        help="Allow the file to import this module, which runs its code; repeatable.",
+        help="Allow the file to import this module, which runs its code. Repeatable.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -86,7 +89,7 @@ Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any setting of `rlflame config`: ppo.clip_range=0.1; repeatable.",
+        help="Any setting of `rlflame config`, such as ppo.clip_range=0.1. Repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -94,76 +97,118 @@ RuntimeSets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any runtime setting of `rlflame config`: runtime.max_retries=5; repeatable.",
+        help="Any runtime setting of `rlflame config`, such as runtime.max_retries=5. Repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
 
-#: The options of `train` and `resume` by the names of their parameters, in the order of the help.
+#: The options of `train` and `resume` by panel and parameter name, in the order of the help.
 #: An option without a type has the type of its field in the flags.
-_OPTIONS: dict[str, Any] = {
-    "env": typer.Option(
-        metavar="ENV",
-        help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
-    ),
-    "algo": typer.Option(metavar="ALGO", help=ALGO_HELP),
-    "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
-    "iterations": typer.Option(
-        metavar="N",
-        help="Stop after this many iterations (REINFORCE).",
-    ),
-    "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
-    "seed": typer.Option(metavar="N", help="Seed of all random numbers. [default: 0]"),
-    "seeds": Seeds,
-    "preset": typer.Option(
-        metavar="NAME", help="A preset of `rlflame envs`. [default: the environment's]"
-    ),
-    "config": typer.Option(metavar="FILE", help="TOML settings that override the preset."),
-    "sets": Sets,
-    "env_kwargs": Annotated[
-        list[str] | None,
-        typer.Option(help="An argument of the environment; repeatable.", metavar="KEY=VALUE"),
-    ],
-    "init_from": InitFrom,
-    "until_return": typer.Option(
-        metavar="X", help="Stop when an evaluation's 95% interval is above this return."
-    ),
-    "out": typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
-    "workers": Workers,
-    "learners": typer.Option(
-        metavar="N", help="Processes that share the gradient computation; equal bits.", min=1
-    ),
-    "device": typer.Option(
-        metavar="NAME", help="Device of torch's gradients: cpu, cuda or auto. [default: cpu]"
-    ),
-    "scale_batch": typer.Option(
-        "--scale-batch", help="Multiply the batch size by the number of learners."
-    ),
-    "scale_lr": typer.Option(
-        "--scale-lr", help="Multiply the learning rate by the number of learners."
-    ),
-    "fleet": Fleet,
-    "local": Local,
-    "env_file": EnvFile,
-    "allow_modules": AllowModules,
-    "video_every": typer.Option(
-        "--video-every", metavar="N", help="Record a short video every N steps.", min=1
-    ),
-    "plot": PlotReturns,
-    "dry_run": DryRun,
-    "tensorboard": typer.Option(
-        "--tensorboard", help="Write curves for TensorBoard into the run folder."
-    ),
-    "json_lines": typer.Option("--json", help="Print one JSON object per line."),
-    "quiet": typer.Option("--quiet", "-q", help="Print only the run folder, at the end."),
-    "plain": typer.Option("--plain", help="Print plain lines, also on a terminal."),
-    "debug": Debug,
-    "fresh_replay": FreshReplay,
+_PANELS: dict[str, dict[str, Any]] = {
+    "Environment": {
+        "env": typer.Option(
+            metavar="ENV",
+            help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
+        ),
+        "env_kwargs": Annotated[
+            list[str] | None,
+            typer.Option(help="An argument of the environment. Repeatable.", metavar="KEY=VALUE"),
+        ],
+        "env_file": EnvFile,
+        "allow_modules": AllowModules,
+    },
+    "Algorithm": {
+        "algo": typer.Option(metavar="ALGO", help=ALGO_HELP),
+        "preset": typer.Option(
+            metavar="NAME", help="A preset of `rlflame envs`. [default: the environment's]"
+        ),
+        "config": typer.Option(metavar="FILE", help="TOML settings that override the preset."),
+        "sets": Sets,
+        "seed": typer.Option(metavar="N", help="Seed of all random numbers. [default: 0]"),
+        "seeds": Seeds,
+        "init_from": InitFrom,
+        "scale_batch": typer.Option(
+            "--scale-batch", help="Multiply the batch size by the number of learners."
+        ),
+        "scale_lr": typer.Option(
+            "--scale-lr", help="Multiply the learning rate by the number of learners."
+        ),
+        "fresh_replay": FreshReplay,
+    },
+    "Budget": {
+        "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
+        "iterations": typer.Option(
+            metavar="N",
+            help="Stop after this many iterations (REINFORCE).",
+        ),
+        "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
+        "until_return": typer.Option(
+            metavar="X", help="Stop when an evaluation's 95% interval is above this return."
+        ),
+    },
+    "Where it runs": {
+        "workers": Workers,
+        "learners": typer.Option(
+            metavar="N", help="Number of processes that share the gradient computation.", min=1
+        ),
+        "device": typer.Option(
+            metavar="NAME", help="Device that computes gradients: cpu, cuda or auto. [default: cpu]"
+        ),
+        "fleet": Fleet,
+        "local": Local,
+    },
+    "Output": {
+        "out": typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
+        "plot": PlotReturns,
+        "video_every": typer.Option(
+            "--video-every", metavar="N", help="Record a short video every N steps.", min=1
+        ),
+        "tensorboard": typer.Option(
+            "--tensorboard", help="Write curves for TensorBoard into the run folder."
+        ),
+        "dry_run": DryRun,
+        "json_lines": typer.Option("--json", help="Print one JSON object per line."),
+        "quiet": typer.Option("--quiet", "-q", help="Print only the run folder, at the end."),
+        "plain": typer.Option("--plain", help="Print plain lines even on a terminal."),
+        "debug": Debug,
+    },
 }
+_OPTIONS = {name: option for options in _PANELS.values() for name, option in options.items()}
+_PANEL_NAMES = {name: panel for panel, options in _PANELS.items() for name in options}
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help lists arguments by their names alone."""
+
+    panels: Mapping[str, str] = {}
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [item for item in self.get_params(ctx) if isinstance(item, TyperArgument)]
+        names = (item.metavar if item.required else f"[{item.metavar}]" for item in arguments)
+        return ["[OPTIONS]", *map(str, names)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for item in self.get_params(ctx):
+            title, record = self.panels.get(str(item.name), "Options"), item.get_help_record(ctx)
+            if isinstance(item, TyperArgument) and record is not None:
+                title, record = "Arguments", (str(item.metavar), record[1].split("  [required")[0])
+            if record is not None:
+                sections.setdefault(title, []).append(record)
+        width = min(28, max(len(name) for rows in sections.values() for name, _ in rows))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+
+class PanelCommand(HelpCommand):
+    """A command whose help groups the options by panel."""
+
+    panels = _PANEL_NAMES
 
 
 def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for these fields of its parameter `flags`, or for all of them."""
+    """Add options to a command for these fields of its parameter `flags`, or for all fields."""
 
     def add_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)
@@ -193,7 +238,7 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:
-    """The policy in a file, and the runtime of the options."""
+    """Return the policy in a file and the runtime that the options ask for."""
     from rlflame.config.resolve import resolve_runtime
 
     runtime = resolve_runtime(flags)
@@ -204,12 +249,15 @@ def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSet
 
 
 def print_machine_differences(source: Checkpoint) -> list[str]:
-    """What this machine has in another way than the one that made the file."""
+    """Note how this machine differs from the one that wrote the file."""
     from rlflame.experiment import resume
 
     differences = resume.find_machine_differences(source)
     for difference in differences:
-        print_note(f"This machine differs from the file's in {difference}; bits may too.")
+        print_note(
+            f"This machine differs from the one that wrote the file ({difference}); "
+            "results may not be bit-identical."
+        )
     return differences
 
 

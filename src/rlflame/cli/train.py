@@ -47,7 +47,7 @@ def train(
 ) -> None:
     """Train a policy in a new run folder.
 
-    Settings come from, strongest first: these options, --set, --config, the preset.
+    These options override --set, which overrides --config, which overrides the preset.
     """
     _run_replica_if_launched(dry_run=dry_run)
     from rlflame.cli import sweep
