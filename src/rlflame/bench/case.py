@@ -20,7 +20,7 @@ from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.experiment.preflight import check_memory
 from rlflame.fleet.base import Fleet, make_policy_id
-from rlflame.learning.parallel.process_group import ProcessGroup
+from rlflame.learning.base import Algorithm
 from rlflame.rollout.task import EnvSpec, Fragment
 from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
@@ -183,16 +183,14 @@ def run_case(
     fleet: Fleet,
     stop: StopRequest,
     watch: Stopwatch,
-    group: ProcessGroup | None = None,
+    learner: Algorithm[Any] | None = None,
 ) -> dict[str, Any]:
     """Train from the beginning of the case to its end; `weights` names the learned weights.
 
     Raises StopInterrupt where the user asks to stop before the end.
     """
     initial = components.make_initial_checkpoint(case.recipe, case.env)
-    trainer = components.make_trainer(
-        initial, fleet, watch, stop, "bench", components.make_learner(initial, group=group)
-    )
+    trainer = components.make_trainer(initial, fleet, watch, stop, "bench", learner)
     watch.spent_s.clear()
     with watch.time_phase("run"):
         complete = trainer.run()

@@ -17,10 +17,12 @@ from rlflame.bench.result import (
     has_equal_digests,
 )
 from rlflame.bench.runner import Benchmark, BenchSession
-from rlflame.config.resolve import check_learners
-from rlflame.experiment.learners import launcher
+from rlflame.config.recipe import count_units, count_useful_learners
+from rlflame.errors import ConfigError, LearnerFailure
+from rlflame.experiment import components
+from rlflame.experiment.learners.learner_group import LearnerGroup
 from rlflame.fleet.base import Fleet
-from rlflame.learning.factory import count_blas_threads
+from rlflame.learning.factory import make_algorithm
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.task import Float32
 from rlflame.statistics import compute_median_interval
@@ -28,6 +30,7 @@ from rlflame.terminal_text import format_count
 
 #: What to do when a learner was lost.
 RETRY_HINT = "the same command measures anew"
+_JOIN_TIMEOUT_S = 180.0
 _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
 #: The parts of a run that are timed, as the table names them.
 _PARTS = {"learning": "learn_s", "whole run": "seconds"}
@@ -70,8 +73,13 @@ class LearnersBenchmark(Benchmark):
     name = "learners"
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        units = count_units(self.case.recipe.learning)
         for count in self.workers:
-            check_learners(self.case.recipe.learning, count)
+            if count != count_useful_learners(units, count):
+                raise ConfigError(
+                    f"{count} learners cannot share {format_count(units, 'unit')} of work evenly.",
+                    f"--set learning.gradient_shards={count}",
+                )
         self.sides += [
             Side(f"{self.case.name}, {format_count(count, 'learner')}", {"learners": count})
             for count in self.workers
@@ -84,11 +92,24 @@ class LearnersBenchmark(Benchmark):
     def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
         """Train, and count without the first iteration, in which everything warms up."""
         runtime = session.runtime.model_copy(update={"learners": learners})
-        threads = count_blas_threads(self.case.recipe.learning)
-        with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
-            watch = Stopwatch(session.clock)
-            timed_group = TimedProcessGroup(group, watch)
-            weights = run_case(self.case, fleet, session.stop, watch, timed_group)["weights"]
+        watch = Stopwatch(session.clock)
+        learning, env = self.case.recipe.learning, self.case.env
+        algorithm = make_algorithm(learning, components.make_policy_spec(learning, env))
+        group = LearnerGroup(
+            algorithm,
+            learning,
+            components.make_policy_spec(learning, env),
+            runtime,
+            learners,
+            session.show_note,
+            wrap=lambda group: TimedProcessGroup(group, watch),
+        )
+        try:
+            if learners > 1 and not group.wait_for_others(_JOIN_TIMEOUT_S):
+                raise LearnerFailure("The other learners have not started.", RETRY_HINT)
+            weights = run_case(self.case, fleet, session.stop, watch, group)["weights"]
+        finally:
+            group.close()
         first, last = watch.marks[0], watch.marks[-1]
         counts = {name: last.get(name, 0) - first.get(name, 0) for name in (*last, "exchange")}
         return {

@@ -22,6 +22,8 @@ FLEETS = ("local", "flame", "inline")
 _MAX_COUNT, _MAX_TRANSITIONS, _MAX_EPISODE_MS = 4096, 1_000_000_000, 600_000
 #: The difference of two results that still counts as none.
 MARGIN = 0.1
+#: The least number of shards of an update.
+_BENCH_SHARDS = 8
 #: PPO's updates where they are large enough to be worth sharing among learners.
 LARGE_UPDATES = (
     "network.hidden=[256,256]",
@@ -213,10 +215,9 @@ def learners(
     """
     from rlflame.bench.case import make_env_case
     from rlflame.bench.learners import LearnersBenchmark, find_shard_count
-    from rlflame.config.recipe import DEFAULT_SHARDS
 
     counts = parse_counts(learners, "--learners")
-    shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
+    shards = f"learning.gradient_shards={find_shard_count(counts, _BENCH_SHARDS)}"
     settings = [shards, *(LARGE_UPDATES if algo in (None, "ppo") else ()), *(sets or ())]
     case, runtime = make_env_case(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=settings

@@ -149,7 +149,8 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Where it runs": {
         "workers": Workers,
         "learners": typer.Option(
-            metavar="N", help="Number of processes that share the gradient computation.", min=1
+            metavar="N",
+            help="Number of processes that share the gradients, or auto. [default: auto]",
         ),
         "device": typer.Option(
             metavar="NAME", help="Device that computes gradients: cpu, cuda or auto. [default: cpu]"

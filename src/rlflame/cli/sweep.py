@@ -32,9 +32,9 @@ def parse_seeds(
     return sweep_folder.parse_seeds(seeds)
 
 
-def check_learners(learners: int) -> None:
-    """Seeds need no help: each is one process, and as many run side by side as there are cores."""
-    if learners > 1 or read_rank() is not None:
+def check_learners(learners: int | str) -> None:
+    """Refuse several learners: seeds already run side by side on all cores."""
+    if learners not in (1, "auto") or read_rank() is not None:
         raise ConfigError(
             "--seeds trains several seeds at once, each with one learner.",
             "leave out --learners and torchrun; or --seed N for one run",

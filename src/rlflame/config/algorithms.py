@@ -240,15 +240,15 @@ class AlgorithmTraits:
     uses_replay: bool = False
     #: Budgets and progress are counted in iterations of whole episodes, none of which is stale.
     counts_iterations: bool = False
-    #: Actor and critic can be updated by two processes.
-    splits_update: bool = False
+    #: Networks whose gradients do not depend on each other, so that two processes can compute them.
+    independent_networks: int = 1
     #: `learning.threads` run inside BLAS, and not in a thread pair.
     uses_blas_threads: bool = True
 
 
 #: Each algorithm has one row here, and a preset `default-NAME`.
 TRAITS: dict[str, AlgorithmTraits] = {
-    "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, splits_update=True),
+    "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, independent_networks=2),
     "reinforce": AlgorithmTraits(
         ReinforceSettings, None, critics=0, units=("episodes",), counts_iterations=True
     ),

@@ -27,7 +27,8 @@ class RuntimeFlags:
 
     sets: Sequence[str] | None = None
     workers: int | None = None
-    learners: int | None = None
+    #: A number, or auto.
+    learners: str | None = None
     fleet: str | None = None
     local: bool = False
     env_file: Path | None = None

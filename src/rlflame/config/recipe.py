@@ -20,8 +20,6 @@ from rlflame.config.algorithms import (
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
-#: Parts of a minibatch where a run begins with several learners.
-DEFAULT_SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
 WIDTH_UNIT = 8
 
@@ -142,8 +140,8 @@ class _CommonLearningSettings(SettingsModel):
     gradient_shards: Positive = Field(
         1,
         le=4096,
-        description="Parts of each minibatch. Their gradients are added in order. It limits the "
-        "number of learners. The default is 8 if a run starts with several learners.",
+        description="Parts of each minibatch. Their gradients are added in order. More parts "
+        "give work to more learners.",
     )
     policy_average: Positive | None = Field(
         None,
@@ -299,22 +297,6 @@ class RunConfig(Recipe):
 
     runtime: RuntimeSettings = RuntimeSettings()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _add_gradient_shards(cls, data: Any) -> Any:
-        """Cut minibatches for several learners, unless the recipe says how many parts."""
-        if not isinstance(data, dict):
-            return data
-        runtime, learning = data.get("runtime"), data.get("learning", {})
-        learners = (
-            runtime.get("learners")
-            if isinstance(runtime, dict)
-            else getattr(runtime, "learners", 1)
-        )
-        if isinstance(learners, int) and learners > 1 and isinstance(learning, dict):
-            return {**data, "learning": {"gradient_shards": DEFAULT_SHARDS, **learning}}
-        return data
-
     @classmethod
     def from_recipe(cls, recipe: Recipe, runtime: RuntimeSettings) -> RunConfig:
         fields = {name: getattr(recipe, name) for name in Recipe.model_fields}
@@ -325,10 +307,11 @@ class RunConfig(Recipe):
         return Recipe(**{name: getattr(self, name) for name in Recipe.model_fields})
 
 
-def can_split_update(learning: LearningSettings, runtime: RuntimeSettings) -> bool:
-    """Whether a second process can update the critic: the two halves are independent."""
-    return (
-        learning.traits.splits_update
-        and learning.provider == "numpy"
-        and max(runtime.learners, learning.gradient_shards, learning.threads) == 1
-    )
+def count_units(learning: LearningSettings) -> int:
+    """The parts of an update that separate learners can compute: a network and a shard each."""
+    return learning.gradient_shards * learning.traits.independent_networks
+
+
+def count_useful_learners(units: int, learners: int) -> int:
+    """The learners that have a unit when each computes the same number of them."""
+    return -(-units // -(-units // learners))

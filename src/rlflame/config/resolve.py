@@ -17,16 +17,13 @@ from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested_dict import get_nested, merge, set_nested
 from rlflame.config.recipe import (
-    DEFAULT_SHARDS,
     EvaluationSettings,
-    LearningSettings,
     RunConfig,
 )
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import format_seen_value, parse_set, validate_config
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
-from rlflame.terminal_text import format_count
 
 _PACKAGES = "runtime.flame.extra_dependencies"
 _PRESETS = resources.files("rlflame.config") / "presets"
@@ -179,6 +176,17 @@ def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
     return layer
 
 
+def _parse_learners(text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--learners {text!r} is not a number.", "--learners 2, or auto"
+        ) from None
+
+
 def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     displays = {"json": flags.json_lines, "quiet": flags.quiet, "plain": flags.plain}
     names = [name for name, is_set in displays.items() if is_set]
@@ -190,7 +198,7 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     rank = read_rank()
     settings = {setting: getattr(flags, name, None) for name, setting in _FLAG_SETTINGS.items()}
     settings |= {
-        "runtime.learners": flags.learners or (rank.size if rank else None),
+        "runtime.learners": _parse_learners(flags.learners) or (rank.size if rank else None),
         "runtime.fleet": flags.fleet or ("local" if flags.local else None),
         "runtime.env_file": str(flags.env_file.resolve()) if flags.env_file else None,
         "runtime.progress": names[0] if names else None,
@@ -353,7 +361,9 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
     learning, learners = config.learning, config.runtime.learners
     if learners == 1 or not (batch or learning_rate):
         return config
-    check_learners(learning, learners)
+    if learners == "auto":
+        option = "--scale-batch" if batch else "--scale-lr"
+        raise ConfigError(f"{option} needs the number of learners.", f"{option} --learners 2")
     data, steps = config.model_dump(), learning.rollout.steps_per_iteration
     settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
     if batch and field is None:
@@ -374,17 +384,3 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
             if settings.get(name) is not None:
                 settings[name] *= learners
     return validate_config(data)
-
-
-def check_learners(learning: LearningSettings, learners: int) -> None:
-    """Every learner computes the same number of the recipe's shards."""
-    shards = learning.gradient_shards
-    if shards % learners == 0:
-        return
-    fitting = learners * -(-DEFAULT_SHARDS // learners)
-    largest = max(n for n in range(1, min(learners, shards) + 1) if shards % n == 0)
-    hint = f"--learners {largest}"
-    if not learning.settings.needs_whole_batches:
-        hint += f", or in a new run --set learning.gradient_shards={fitting}"
-    shards_text = format_count(shards, "shard")
-    raise ConfigError(f"{learners} learners cannot share {shards_text} evenly.", hint)

@@ -84,19 +84,16 @@ class RuntimeSettings(SettingsModel):
         description="Worker processes; by default one per usable core. On Flame, the maximum "
         "number of executors; by default all that fit.",
     )
-    learners: Positive = Field(
-        1, le=1024, description="Processes for gradients; a divisor of learning.gradient_shards."
+    learners: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        "auto",
+        description="Processes that share the gradient computation. auto times one and several "
+        "learners at the start and continues with the faster.",
     )
     learner_deadline_s: float = Field(
-        60.0, gt=0.0, description="A learner or critic helper that takes longer counts as hung."
+        60.0, gt=0.0, description="A learner that takes longer counts as hung."
     )
     compare_learners_every: Positive | None = Field(
         None, description="Updates between comparisons of the learners' states; absent: none."
-    )
-    critic_helper: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="A second process that trains PPO's critic, with numpy gradients. auto uses it "
-        "if several workers leave cores idle during the update.",
     )
     env_file: str | None = Field(
         None,

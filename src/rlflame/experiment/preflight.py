@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlflame.config.flags import read_rank
 from rlflame.config.module_trust import pin_env_file
-from rlflame.config.recipe import LearningSettings, Recipe, can_split_update
-from rlflame.config.resolve import check_learners
+from rlflame.config.recipe import LearningSettings, Recipe, count_units, count_useful_learners
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, format_command
 from rlflame.storage.available_memory import measure_usable_bytes
@@ -83,12 +83,14 @@ def run_preflight(
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
     """The checks of settings alone, which a command makes before it opens a fleet."""
-    check_learners(recipe.learning, runtime.learners)
-    if runtime.critic_helper == "on" and not can_split_update(recipe.learning, runtime):
+    rank, units = read_rank(), count_units(recipe.learning)
+    useful = units if rank is None else count_useful_learners(units, rank.size)
+    if rank is not None and rank.size > useful:
         raise ConfigError(
-            "This recipe does not go with a critic helper, which needs PPO with numpy's gradients, "
-            "one thread, one learner and learning.gradient_shards = 1.",
-            "--set runtime.critic_helper=auto, which has one where it can",
+            f"torchrun has started {rank.size} learners, and {useful} can share the "
+            f"{format_count(units, 'unit')} of work (networks x shards) of this recipe.",
+            f"start {format_count(useful, 'process')}, or in a new run "
+            f"--set learning.gradient_shards={rank.size}",
         )
     if runtime.tensorboard:
         from rlflame.storage.tracking.tensorboard import check_available

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
 from rlflame.experiment.learners import launcher
+from rlflame.experiment.learners.learner_group import (
+    LearnerGroup,
+    choose_size,
+    open_learner_group,
+)
 from rlflame.experiment.preflight import run_preflight
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
-from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
+from rlflame.learning.base import Algorithm
+from rlflame.learning.factory import compute_environment_fingerprint, make_algorithm
 from rlflame.rendering.clip_recorder import ClipRecorder
 from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import checkpoint, safetensors_file
@@ -37,10 +44,9 @@ from rlflame.storage.run_folder import (
 )
 from rlflame.storage.run_recorder import FileRecorder, MachineLog
 from rlflame.storage.tracking import tensorboard
-from rlflame.training.critic_helper.helper_client import open_critic_helper
 from rlflame.training.evaluation import make_evaluation_plan
 from rlflame.training.stop_signal import NullStop
-from rlflame.training.trainer import Plan, StopInterrupt, StopRequest, Trainer
+from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,34 +219,34 @@ class Run:
             factory.is_local_fallback(runtime),
             factory.list_candidates(fleet),
         )
-        threads = count_blas_threads(source.recipe.learning)
-        with (
-            host.view.open(run_start),
-            launcher.start_learners(
-                runtime, threads, lambda: format_resume_hint(self.folder.path), host.stop
-            ) as group,
-        ):
-            learner = components.make_learner(
-                source, self.start, group, runtime.compare_learners_every
+        with host.view.open(run_start), self._open_learners(fleet) as (learner, group):
+            trainer = components.make_trainer(
+                source, fleet, clip_recorder, host.stop, self.folder.path.name, learner
             )
-            plan = Plan(self.folder.path.name, source.recipe, source.env, source.policy_spec)
-            with open_critic_helper(
-                learner,
-                plan,
-                source.progress,
-                runtime,
-                fleet,
-                host.view.show_note,
-                is_shared=host.is_shared,
-            ) as helper:
-                trainer = components.make_trainer(
-                    source, fleet, clip_recorder, host.stop, plan.run, helper or learner
-                )
-                complete = trainer.run()
-                # A stop while waiting for workers leaves no work to record.
-                if trainer.progress.iteration > source.progress.iteration:
-                    machine_log.record_work(helper.batch_count if helper is not None else 0)
-                return complete and _score(trainer, source.recipe, recorder, host.stop)
+            complete = trainer.run()
+            # A stop while waiting for workers leaves no work to record.
+            if trainer.progress.iteration > source.progress.iteration:
+                machine_log.record_work(group.batch_count if group is not None else 0)
+            return complete and _score(trainer, source.recipe, recorder, host.stop)
+
+    @contextmanager
+    def _open_learners(self, fleet: Fleet) -> Iterator[tuple[Algorithm[Any], LearnerGroup | None]]:
+        """The algorithm of the run, and the group of learners on this machine if it has one."""
+        source, runtime, host = self.source, self.runtime, self.host
+        learning, compare_every = source.recipe.learning, runtime.compare_learners_every
+        hint = partial(format_resume_hint, self.folder.path)
+        with launcher.start_learners(runtime, hint, host.stop) as group:
+            if group.size > 1:
+                yield components.make_learner(source, self.start, group, compare_every), None
+                return
+            algorithm = make_algorithm(learning, source.policy_spec, self.start)
+            size = choose_size(
+                source.recipe, runtime, fleet, source.progress, is_shared=host.is_shared
+            )
+            with open_learner_group(
+                algorithm, learning, source.policy_spec, runtime, size, host.view.show_note
+            ) as learners:
+                yield learners or algorithm, learners
 
     def _write_config(self) -> None:
         config = RunConfig.from_recipe(self.source.recipe, self.runtime)

@@ -15,11 +15,11 @@ import numpy as np
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
-from rlflame.learning.base import Algorithm, Buffer, GradientProvider
+from rlflame.learning.base import Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_vector import FlatVector, build_network
-from rlflame.learning.parallel.process_group import Shards
+from rlflame.learning.parallel.process_group import ShardedAlgorithm, Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
 from rlflame.learning.ppo.loss import NumpyPpo, PpoProvider
 from rlflame.learning.ppo.ppo import Ppo
@@ -36,7 +36,7 @@ def make_algorithm(
     spec: PolicySpec,
     start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
-) -> Algorithm[Any]:
+) -> ShardedAlgorithm:
     """The algorithm of a recipe before its first update, with `start_policy` from its weights.
 
     `shards` are those of a group of learners; by default this learner computes all of them.
@@ -46,12 +46,6 @@ def make_algorithm(
     if start_policy is not None and "normaliser.mean" in start_policy:
         result.load_state({**result.get_state(), **make_normaliser_state(start_policy)})
     return result
-
-
-def as_split_algorithm(learner: Algorithm[Any]) -> Ppo:
-    """The same learner, as one whose critic another process can update."""
-    assert isinstance(learner, Ppo)
-    return learner
 
 
 def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
@@ -124,7 +118,7 @@ def _make_ppo(
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchPpo
 
-        device = resolve_device(learning, shards.rank)
+        device = resolve_device(learning, shards.group.rank)
         provider = TorchPpo(parameters, spec, learning.threads, device)
     else:
         provider = NumpyPpo(parameters, spec)
@@ -143,7 +137,7 @@ def _make_reinforce(
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchReinforce
 
-        device = resolve_device(learning, shards.rank)
+        device = resolve_device(learning, shards.group.rank)
         provider = TorchReinforce(parameters, spec, learning.threads, device)
     else:
         provider = NumpyReinforce(parameters, spec)
@@ -163,7 +157,7 @@ def _make_sac(
     if learning.provider == "torch":
         from rlflame.learning.sac.loss_torch import TorchSac
 
-        device = resolve_device(learning, shards.rank)
+        device = resolve_device(learning, shards.group.rank)
         providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
     else:
         providers = [NumpySac(networks, thread_pair) for _ in range(shards.count)]
@@ -171,7 +165,7 @@ def _make_sac(
 
 
 ALGORITHMS: dict[
-    str, Callable[[LearningSettings, PolicySpec, PolicyArrays, Shards], Algorithm[Any]]
+    str, Callable[[LearningSettings, PolicySpec, PolicyArrays, Shards], ShardedAlgorithm]
 ] = {"ppo": _make_ppo, "reinforce": _make_reinforce, "sac": _make_sac}
 
 

@@ -9,6 +9,7 @@ fetched after it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from .base import Metrics
 from .networks.flat_vector import FlatVector
-from .ppo.loss import PpoMinibatch
+from .ppo.loss import NETWORKS, PpoMinibatch
 from .reinforce.reinforce import ReinforceMinibatch
 
 
@@ -159,29 +160,39 @@ def _evaluate_gsde(
 class TorchPpo(_TorchProvider):
     """The counterpart of `NumpyPpo`."""
 
-    def compute_gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self._networks.make_tensor
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)
+    ) -> tuple[Float32, Metrics]:
         self._networks.refresh()
-        observations = tensor(batch.observations)
+        observations = self._networks.make_tensor(minibatch.observations)
+        losses: list[Tensor] = []
+        sums: Metrics = {}
+        if "actor" in networks:
+            loss, policy_sums = self._compute_policy_loss(minibatch, observations)
+            losses.append(loss)
+            sums |= policy_sums
+        if "critic" in networks:
+            value_loss = self._compute_value_losses(minibatch, observations).sum()
+            losses.append(minibatch.value_weight * value_loss)
+            sums["value_loss"] = float(value_loss.detach())
+        return self._networks.compute_gradient(sum(losses[1:], losses[0]) / count), sums
+
+    def _compute_policy_loss(
+        self, batch: PpoMinibatch, observations: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        tensor = self._networks.make_tensor
         log_probs, entropies = self._evaluate_actions(observations, batch.actions)
         log_ratio = log_probs - tensor(batch.log_probs)
         ratio, advantages = log_ratio.exp(), tensor(batch.advantages)
         clipped_ratio = ratio.clamp(1.0 - batch.clip_range, 1.0 + batch.clip_range)
         objectives = torch.minimum(ratio * advantages, clipped_ratio * advantages)
-        value_losses = self._compute_value_losses(batch, observations)
-        total = (
-            batch.value_weight * value_losses.sum()
-            - objectives.sum()
-            - batch.entropy_weight * entropies.sum()
-        )
-        gradient = self._networks.compute_gradient(total / count)
+        loss = -objectives.sum() - batch.entropy_weight * entropies.sum()
         with torch.no_grad():
-            return gradient, {
+            return loss, {
                 "policy_gradient_loss": -float(objectives.sum()),
                 "entropy_loss": -float(entropies.sum()),
                 "approx_kl": float((ratio - 1.0 - log_ratio).sum()),
                 "clip_fraction": float((clipped_ratio != ratio).sum()),
-                "value_loss": float(value_losses.sum()),
             }
 
     def compute_values(self, observations: Float32) -> Float32:

@@ -360,14 +360,13 @@ class MachineLog:
             "capacity": fleet.capacity,
             "machine": describe_machine(),
             "workers": [],
-            "critic_helper_batches": None,
+            "shared_batches": None,
         }
         self._write()
 
-    def record_work(self, helper_batches: int) -> None:
-        """Once there was some: before, workers may not have come yet. Of so many batches a
-        critic helper has learned half."""
-        self._entry["critic_helper_batches"] = helper_batches
+    def record_work(self, shared_batches: int) -> None:
+        """Record the workers, and the number of batches that several learners computed."""
+        self._entry["shared_batches"] = shared_batches
         # Which fleet it is may have been decided on the way.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
         with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run

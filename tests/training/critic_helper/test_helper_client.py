@@ -15,12 +15,6 @@ import numpy as np
 import pytest
 from commands import finished, process, rlflame
 from halves import assert_same, batches, learner, settings, spec_of
-
-from rlflame.config.recipe import Recipe
-from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import LearningError
-from rlflame.rollout.process.channel import Channel
-from rlflame.storage import checkpoint
 from rlflame.training.critic_helper import helper_client
 from rlflame.training.critic_helper.connection import (
     ConnectionTimeout,
@@ -28,6 +22,12 @@ from rlflame.training.critic_helper.connection import (
     PeerConnection,
 )
 from rlflame.training.critic_helper.helper_client import CriticHelper
+
+from rlflame.config.recipe import Recipe
+from rlflame.config.runtime import RuntimeSettings
+from rlflame.errors import LearningError
+from rlflame.rollout.process.channel import Channel
+from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
 
 #: CartPole in batches of 128 steps, with a minibatch small enough that a helper has much to do.

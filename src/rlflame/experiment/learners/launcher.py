@@ -1,32 +1,25 @@
-"""The other learners of a run: started on this machine, or joined where torchrun started them."""
+"""Joins the learners that torchrun started, which may run on several machines."""
 
 from __future__ import annotations
 
 import atexit
-import fcntl
-import itertools
 import os
 import signal
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from rlflame.config.flags import LearnerRank, has_agent_store, read_rank
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
-from rlflame.rollout import blas
-from rlflame.rollout.process.channel import MessageKind
-from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.training.stop_signal import NullStop, abort_on_stop
 from rlflame.training.trainer import StopRequest
 
 if TYPE_CHECKING:
-    from rlflame.experiment.learners.liveness import LearnerProcess, Rendezvous
+    from rlflame.experiment.learners.liveness import LearnerProcess, TcpRendezvous
 
 
 #: Until all learners have loaded Python and torch, and met.
@@ -35,20 +28,15 @@ JOIN_TIMEOUT_S = 180.0
 LOST_EXIT_CODE = 70
 _GRACE_S = 3.0
 _POLL_S = 0.2
-#: Learners on one machine need no network, and no other machine may reach their ports. A
-#: GLOO_SOCKET_IFNAME that the user has set is for torchrun.
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-#: Descriptors that no other file of this process gets: the lowest free ones are given out first.
-_numbers = itertools.cycle(range(512, 960))
 
 
 @contextmanager
 def start_learners(
-    runtime: RuntimeSettings, threads: int, hint: Callable[[], str], stop: StopRequest
+    runtime: RuntimeSettings, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """The learners that the runtime asks for, this process among them as rank 0.
+    """The learners that torchrun started, or this process alone.
 
-    `hint` says what to do when one was lost.
+    `hint` returns what to do when a learner is lost.
     """
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:
@@ -59,8 +47,6 @@ def start_learners(
     group_context: AbstractContextManager[ProcessGroup] = nullcontext(SingleProcessGroup())
     if learner_rank is not None:
         group_context = _join_torchrun(runtime, learner_rank, stop)
-    elif runtime.learners > 1:
-        group_context = _start_replicas(runtime, threads)
     try:
         with group_context as group:
             yield group
@@ -122,51 +108,12 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 
 
 @contextmanager
-def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessGroup]:
-    size = runtime.learners
-    with ExitStack() as stack:
-        path, descriptors = stack.enter_context(make_shared_file())
-        processes: dict[int, WorkerProcess] = {}
-        for rank in range(1, size):
-            processes[rank] = WorkerProcess(
-                module="rlflame.experiment.learners.replica_main",
-                show_output=runtime.debug,
-                environment={**blas.make_child_environment(threads), **_LOOPBACK},
-                inherited_fds=descriptors,
-            )
-            stack.callback(processes[rank].terminate)
-            order = {"rank": rank, "size": size, "meeting": path}
-            processes[rank].channel.send(MessageKind.ORDER, order)
-        os.environ.update(_LOOPBACK)
-        # Loads torch, which the other learners do meanwhile.
-        from rlflame.experiment.learners.liveness import FileRendezvous, await_learners
-
-        rendezvous = FileRendezvous(path)
-        try:
-            await_learners(
-                rendezvous,
-                rank=0,
-                size=size,
-                timeout_s=JOIN_TIMEOUT_S,
-                has_failed=lambda: any(process.has_exited for process in processes.values()),
-            )
-            with _join_group(runtime, LearnerRank(0, size), rendezvous, processes) as group:
-                yield group
-        except LearnerFailure as error:
-            raise _explain_loss(error, processes) from error
-
-
-@contextmanager
 def _join_group(
     runtime: RuntimeSettings,
     learner_rank: LearnerRank,
-    rendezvous: Rendezvous,
-    processes: Mapping[int, WorkerProcess] | None = None,
+    rendezvous: TcpRendezvous,
 ) -> Iterator[ProcessGroup]:
-    """The group of all learners; its failures name the first learner that is late.
-
-    `processes` are the other learners, None where torchrun has started them.
-    """
+    """The group of all learners; its failures name the first learner that is late."""
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import format_timeout
@@ -180,71 +127,11 @@ def _join_group(
             if not late_ranks:
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]
-            if error.is_hung and processes is None:
+            if error.is_hung:
                 # Torchrun ends this process when the others are gone: after the error is shown.
                 atexit.register(_kill_local_learners, learners)
-            name = _format_learner(late_ranks[0], learners[0].pid, learner_rank.size)
+            name = f"Learner {late_ranks[0]} of {learner_rank.size} (process {learners[0].pid})"
             reason = format_timeout(deadline_s) if error.is_hung else "has ended."
             error.message = f"{name} {reason}"
             raise
         release_replicas(group)
-
-
-def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess]) -> LearnerFailure:
-    """Which learner ended first, how, and its last output."""
-    exit_codes = _find_exit_codes(processes)
-    deadline = time.monotonic() + _GRACE_S
-    while not (exit_codes or error.is_hung) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        exit_codes = _find_exit_codes(processes)
-    if not exit_codes:
-        return error
-    rank, code = min(exit_codes.items())
-    name = _format_learner(rank, processes[rank].pid, len(processes) + 1)
-    return LearnerFailure(
-        f"{name} was lost: it {format_exit_clause(code)}.",
-        detail=processes[rank].read_output().strip(),
-    )
-
-
-def _find_exit_codes(processes: Mapping[int, WorkerProcess]) -> dict[int, int]:
-    """The exit codes of learners that did not end because of another one."""
-    codes = {rank: process.terminate() for rank, process in processes.items() if process.has_exited}
-    return {rank: code for rank, code in codes.items() if code != LOST_EXIT_CODE}
-
-
-def _format_learner(rank: int, pid: int, size: int) -> str:
-    return f"Learner {rank} of {size} (process {pid})"
-
-
-def _move_up(descriptor: int) -> int:
-    """The same open file under a number that is not given to another file soon.
-
-    torch's FileStore opens its path again when it is destroyed, which may be long after the file
-    was closed. Under a number in use it would open, and lock, the file of a later run.
-    """
-    try:
-        duplicate = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
-    except OSError:  # fewer descriptors are allowed
-        return descriptor
-    os.close(descriptor)
-    return duplicate
-
-
-@contextmanager
-def make_shared_file() -> Iterator[tuple[str, Sequence[int]]]:
-    """The path of the file where the learners of one machine meet, and what they inherit for it.
-
-    Other users can reach a port of this machine, but not this file. On Linux it has no name: the
-    learners inherit it, and it is gone with the last of them.
-    """
-    if sys.platform == "linux":
-        descriptor = _move_up(os.memfd_create("rlflame-learners"))
-        try:
-            os.fchmod(descriptor, 0o600)
-            yield f"/proc/self/fd/{descriptor}", [descriptor]
-        finally:
-            os.close(descriptor)
-    else:
-        with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # for its owner alone
-            yield os.path.join(folder, "learners"), []

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from torch.distributed import (  # type: ignore[attr-defined]
-    FileStore,
     PrefixStore,
     Store,
     TCPStore,
@@ -49,33 +48,6 @@ class TcpRendezvous(NamedTuple):
         store.wait([key], _ENDLESS)
 
 
-class FileRendezvous(NamedTuple):
-    """A file that all learners on one machine can open, and no other user."""
-
-    path: str
-    attempt: str = "0"
-
-    def open_store(self, timeout_s: float) -> Store:
-        store = FileStore(self.path)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        return store
-
-    def wait_for(self, key: str, store: Store) -> None:
-        """Look only when the file has grown: a look locks it, and a learner that is stopped during
-        one keeps all others from writing."""
-        size = -1
-        while True:
-            current_size = os.stat(self.path).st_size
-            if current_size != size and store.check([key]):
-                return
-            size = current_size
-            time.sleep(_POLL_S)
-
-
-#: Where learners find each other, and one asks the others.
-Rendezvous = TcpRendezvous | FileRendezvous
-
-
 def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> TcpRendezvous:
     return TcpRendezvous(
         environment["MASTER_ADDR"],
@@ -85,7 +57,7 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
 
 
 def await_learners(
-    rendezvous: Rendezvous,
+    rendezvous: TcpRendezvous,
     rank: int,
     size: int,
     timeout_s: float,
@@ -116,16 +88,14 @@ def await_learners(
 
 @contextlib.contextmanager
 def join_group(
-    learner_rank: LearnerRank, rendezvous: Rendezvous, deadline_s: float, timeout_s: float
+    learner_rank: LearnerRank, rendezvous: TcpRendezvous, deadline_s: float, timeout_s: float
 ) -> Iterator[tuple[TorchProcessGroup, LivenessMonitor]]:
     """The group of all learners, and the monitor beside it."""
-    is_torchrun = isinstance(rendezvous, TcpRendezvous)  # whose variables torch reads itself
     group = TorchProcessGroup(
         *learner_rank,
         deadline_s=deadline_s,
         join_timeout_s=timeout_s,
         clock=time.monotonic,
-        store=None if is_torchrun else rendezvous.open_store(timeout_s),
     )
     try:
         yield (
@@ -156,7 +126,7 @@ class LivenessMonitor:
 
     def __init__(
         self,
-        rendezvous: Rendezvous,
+        rendezvous: TcpRendezvous,
         rank: int,
         size: int,
         timeout_s: float,

@@ -1,7 +1,4 @@
-"""A learner that is not the first: joins, does as rank 0 does, and ends with it.
-
-The first learner starts this module; under torchrun every other process of `rlflame train` runs it.
-"""
+"""A learner that torchrun started and that is not the first: repeats every call of rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from rlflame.config.flags import LearnerRank, has_agent_store
@@ -17,7 +13,6 @@ from rlflame.errors import LearnerFailure, LearningError
 from rlflame.experiment.learners.launcher import JOIN_TIMEOUT_S, LOST_EXIT_CODE
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout import blas
-from rlflame.rollout.process.parent_channel import ParentChannel
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import LearningSettings
@@ -27,20 +22,16 @@ if TYPE_CHECKING:
 _GRACE_S = 1.0
 
 
-def run_replica(learner_rank: LearnerRank, meeting: str | None = None) -> None:
-    """Join the other learners, at torchrun's place by default, and learn until the first lets go.
-
-    `meeting` is the path of the file where the learners of one machine meet.
-    """
+def run_replica(learner_rank: LearnerRank) -> None:
+    """Join the other learners and learn until the first one releases this one."""
     from rlflame.experiment.learners.liveness import (
-        FileRendezvous,
         await_learners,
         join_group,
         make_torchrun_rendezvous,
     )
 
-    rendezvous = FileRendezvous(meeting) if meeting is not None else make_torchrun_rendezvous()
-    if meeting is not None or has_agent_store():
+    rendezvous = make_torchrun_rendezvous()
+    if has_agent_store():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
         await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -107,30 +98,8 @@ def _exit_soon() -> None:
     _exit(LOST_EXIT_CODE)
 
 
-def main() -> None:
-    """`python -m rlflame.experiment.learners.replica_main ANSWERS PARENT`.
-
-    The end of the parent's pipe is the end of this process.
-    """
-    channel = ParentChannel.open()
-    order = channel.receive_order()
-    channel.start_listening()
-    try:
-        run_replica(LearnerRank(order["rank"], order["size"]), order["meeting"])
-    except LearnerFailure:
-        _exit(LOST_EXIT_CODE)
-    except BaseException:
-        traceback.print_exc()
-        _exit(1)
-    _exit(0)
-
-
 def _exit(code: int) -> None:
     """End at once, without waiting for torch's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

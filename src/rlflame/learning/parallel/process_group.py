@@ -72,10 +72,8 @@ class Shards:
 
     def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
         self.count = count
-        self._group: ProcessGroup = SingleProcessGroup() if group is None else group
-        #: Of this learner.
-        self.rank = self._group.rank
-        self._shards_per_learner = count // self._group.size
+        #: The learners among which the shards are divided; it may be replaced between updates.
+        self.group: ProcessGroup = SingleProcessGroup() if group is None else group
         self._parts: Float32 = np.empty((0, 0), np.float32)
         self._state: Callable[[], State] | None = None
         self._compared_updates = 1
@@ -85,14 +83,23 @@ class Shards:
         """From now on check after every so many updates that all learners hold the same bytes."""
         self._state, self._compared_updates = state, updates
 
-    def compare_states(self) -> None:
-        """Count an update, and compare the learners if a comparison is due."""
+    def use_group(self, group: ProcessGroup) -> None:
+        """Divide the shards between the learners of another group, whose states are equal."""
+        self.group, self._update_count = group, 0
+
+    @property
+    def _per_learner(self) -> int:
+        return -(-self.count // self.group.size)
+
+    def compare_states(self, updates: int = 1) -> None:
+        """Count updates, and compare the learners if a comparison is due."""
         if self._state is None:
             return
-        self._update_count += 1
-        if self._update_count % self._compared_updates:
+        comparisons = self._update_count // self._compared_updates
+        self._update_count += updates
+        if self._update_count // self._compared_updates == comparisons:
             return
-        different = find_deviating_ranks(self._group, self._state())
+        different = find_deviating_ranks(self.group, self._state())
         if different:
             raise LearningError(
                 f"Learners {', '.join(map(str, different))} hold other weights than learner 0.",
@@ -122,13 +129,14 @@ class Shards:
             return compute_part(shards[0])
         for place, shard in enumerate(self._select_local(shards)):
             gradient, sums = compute_part(shard)
-            size, shape = len(gradient), (self._shards_per_learner, len(gradient) + 2 * len(sums))
+            size, shape = len(gradient), (self._per_learner, len(gradient) + 2 * len(sums))
             if self._parts.shape != shape:
                 self._parts = np.empty(shape, np.float32)
             # The doubles of the sums stand behind the gradient, bit for bit.
             self._parts[place, :size] = gradient
             self._parts[place, size:] = np.array(list(sums.values())).view(np.float32)
-        all_rows = self._group.gather(self._parts).reshape(self.count, -1)
+        parts = self.group.gather(self._parts)
+        all_rows = parts.reshape(-1, self._parts.shape[1])[: self.count]
         total: Float32 = all_rows[0, :size].copy()
         for row in all_rows[1:]:
             total += row[:size]
@@ -138,24 +146,15 @@ class Shards:
                 totals[name] += value
         return total, totals
 
-    def compute_values(self, rows: int, compute_part: Callable[[slice], Float32]) -> Float32:
-        """A number for each row, the rows cut in the same way."""
-        shards = self.split(rows)
-        if len(shards) == 1:
-            return compute_part(shards[0].rows)
-        sizes = [shard.rows.stop - shard.rows.start for shard in shards]
-        part: Float32 = np.zeros((self._shards_per_learner, max(sizes)), np.float32)
-        for place, shard in enumerate(self._select_local(shards)):
-            part[place, : sizes[shard.number]] = compute_part(shard.rows)
-        all_rows = self._group.gather(part).reshape(self.count, -1)
-        result: Float32 = np.concatenate(
-            [row[:size] for row, size in zip(all_rows, sizes, strict=True)]
-        )
-        return result
-
     def _select_local(self, shards: list[Shard]) -> list[Shard]:
-        first = self.rank * self._shards_per_learner
-        return shards[first : first + self._shards_per_learner]
+        first = self.group.rank * self._per_learner
+        return shards[first : first + self._per_learner]
+
+
+class ShardedAlgorithm(Algorithm[Any], Protocol):
+    """An algorithm whose gradients a group of learners can share."""
+
+    shards: Shards
 
 
 class ReplicatedAlgorithm:
@@ -164,7 +163,7 @@ class ReplicatedAlgorithm:
     def __init__(self, algorithm: Algorithm[Any], group: ProcessGroup) -> None:
         self._algorithm = algorithm
         self._group = group
-        self._broadcast_state()
+        self.broadcast_state()
 
     def get_policy(self) -> PolicyArrays:
         return self._algorithm.get_policy()
@@ -190,9 +189,10 @@ class ReplicatedAlgorithm:
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._algorithm.load_state(state)
-        self._broadcast_state()
+        self.broadcast_state()
 
-    def _broadcast_state(self) -> None:
+    def broadcast_state(self) -> None:
+        """Give the other learners the state of this one."""
         self._group.broadcast({"state": self._algorithm.get_state()})
 
 

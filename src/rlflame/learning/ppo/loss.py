@@ -1,13 +1,13 @@
 """The clipped loss of PPO over a minibatch, and its gradient, derived by hand.
 
-The loss is written out in `ppo.py`. One process computes the gradients of both networks, or two
-processes compute one each.
+The loss is written out in `ppo.py`. The gradients of the two networks are independent, so that
+two processes can compute one each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,14 +19,12 @@ from ..base import GradientProvider, Metrics
 from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
-from ..optim import compute_square_norm
 
 #: The networks, and the sums that come with the gradient of each.
-HALVES = {
+NETWORKS = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),
 }
-_EMPTY = np.empty(0, np.float32)
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -65,6 +63,11 @@ class PpoMinibatch:
 class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
     """Gradients of both networks, and the critic's estimates."""
 
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = ...
+    ) -> tuple[Float32, Metrics]:
+        """The gradient of these networks; the rest of the vector is undefined."""
+
     def compute_values(self, observations: Float32) -> Float32:
         """The critic's estimate for each normalised observation."""
 
@@ -80,14 +83,13 @@ class NumpyPpo:
         self._head = make_head(parameters, self._gradients, self._actor)
 
     def compute_gradient(
-        self, batch: PpoMinibatch, count: int, networks: Iterable[str] = HALVES
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)
     ) -> tuple[Float32, Metrics]:
-        """Of these networks; the other one's part of the vector is anything."""
         sums: Metrics = {}
         if "actor" in networks:
-            sums |= self._compute_policy_gradient(batch, count)
+            sums |= self._compute_policy_gradient(minibatch, count)
         if "critic" in networks:
-            sums["value_loss"] = self._compute_value_gradient(batch, count)
+            sums["value_loss"] = self._compute_value_gradient(minibatch, count)
         return self._gradients.data, sums
 
     def compute_values(self, observations: Float32) -> Float32:
@@ -139,61 +141,11 @@ class NumpyPpo:
         return float(np.add.reduce(loss))
 
 
-class Peer(Protocol):
-    """The process that updates the other network. Its methods raise when that process is gone."""
-
-    def exchange(self, outgoing: Array, incoming: Array) -> None:
-        """Send one array and fill the other, while the peer does the same."""
-
-
-class ActorCriticSplit:
-    """The update of one network, while a peer process updates the other one.
-
-    After every minibatch the two exchange the square of their gradient, because the norm of the
-    whole clips it, and the sums that decide whether a minibatch is refused. The actor's process
-    also receives the critic's estimates, and the critic itself at the end of a batch. The bits are
-    those of one process.
-    """
-
-    def __init__(self, name: str, peer: Peer, provider: NumpyPpo, spans: dict[str, slice]) -> None:
-        self.has_actor = name == "actor"
-        self.span = spans[name]
-        self._name = name
-        self._peer = peer
-        self._provider = provider
-        self._numbers = {half: np.empty(1 + len(names)) for half, names in HALVES.items()}
-        self._peer_numbers = self._numbers["critic" if self.has_actor else "actor"]
-
-    def compute_gradient(
-        self, minibatch: PpoMinibatch, count: int
-    ) -> tuple[Float32, float, Metrics]:
-        """The gradient, valid in `span`; the norm of the whole; the sums of both networks."""
-        gradient, sums = self._provider.compute_gradient(minibatch, count, (self._name,))
-        assert tuple(sums) == HALVES[self._name], "the peer would lose a sum"
-        numbers = self._numbers[self._name]
-        numbers[:] = (compute_square_norm(gradient[self.span]), *sums.values())
-        self._peer.exchange(numbers, self._peer_numbers)
-        squares: list[float] = []
-        all_sums: Metrics = {}
-        for half, names in HALVES.items():
-            square, *values = self._numbers[half].tolist()
-            squares.append(square)
-            all_sums |= dict(zip(names, values, strict=True))
-        return gradient, compute_norm(squares), all_sums
-
-    def fill_from_critic(self, numbers: Float32) -> None:
-        """Fill an array of the actor's process with that of the critic's process."""
-        if self.has_actor:
-            self._peer.exchange(_EMPTY, numbers)
-        else:
-            self._peer.exchange(numbers, _EMPTY)
-
-
 def find_spans(parameters: FlatVector) -> dict[str, slice]:
     """Where each network stands in the flat vector."""
-    return {name: parameters.find_span(f"{name}.") for name in HALVES}
+    return {name: parameters.find_span(f"{name}.") for name in NETWORKS}
 
 
 def compute_norm(squares: Sequence[float]) -> float:
-    """Of a gradient of which the networks' squares are given, in the order of `HALVES`."""
+    """The norm of a gradient from the squared norms of the networks, in the order of `NETWORKS`."""
     return math.sqrt(squares[0] + squares[1])

@@ -8,7 +8,7 @@ Minimised over minibatches, with ratio r = pi(a|s) / behaviour(a|s) and advantag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -24,17 +24,10 @@ from ..networks.flat_vector import (
     normalise_batch,
 )
 from ..normalization import RewardScaler, make_normaliser, make_policy
-from ..optim import Adam, GradientGuard, apply_schedule, clip, compute_square_norm
+from ..optim import Adam, GradientGuard, apply_schedule, clip
 from ..parallel.process_group import Shard, Shards
-from .loss import (
-    ActorCriticSplit,
-    NumpyPpo,
-    Peer,
-    PpoMinibatch,
-    PpoProvider,
-    compute_norm,
-    find_spans,
-)
+from ..parallel.units import Units
+from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5
@@ -55,7 +48,7 @@ class Ppo:
         columns: int,
     ) -> None:
         self._settings = settings
-        self._shards = shards or Shards()
+        self.shards = shards or Shards()
         self._spec = spec
         self._parameters = parameters
         self._provider = provider
@@ -74,17 +67,7 @@ class Ppo:
             normaliser=None if self._normaliser is None else self._normaliser.state,
             reward_scaler=None if self._scaler is None else self._scaler.state,
         )
-        self._spans = find_spans(parameters)
-        self._split: ActorCriticSplit | None = None
-
-    def start_split(self, name: str, peer: Peer) -> None:
-        """From now on update this network only, while the peer updates the other one."""
-        assert isinstance(self._provider, NumpyPpo)
-        self._split = ActorCriticSplit(name, peer, self._provider, self._spans)
-
-    def stop_split(self) -> None:
-        """From now on update both networks."""
-        self._split = None
+        self._units = Units(self.shards, find_spans(parameters), NETWORKS)
 
     def get_policy(self) -> PolicyArrays:
         return make_policy(self._parameters, self._normaliser)
@@ -102,12 +85,12 @@ class Ppo:
             ends = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ends, batch.valid)
         normalised = normalise_batch(batch, self._spec)
-        split = self._split
-        if self._normaliser is not None and (split is None or split.has_actor):
-            # At this point a critic helper computes its estimates meanwhile.
-            self._normaliser.merge(batch.observations[batch.valid])
         samples = _Samples(normalised, rewards, discount)
+        self._units.divide()
         self._estimate(samples)
+        if self._normaliser is not None:
+            self._normaliser.merge(batch.observations[batch.valid])
+        first_update = self._updates.value
         metrics = {
             "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
@@ -116,13 +99,12 @@ class Ppo:
             **make_training_metrics(self._parameters, learning_rate, self._updates.value),
             "refused_minibatches": float(self._guard.counts[0]),
         }
-        if split is not None:
-            for vector in (self._parameters.data, self._adam.first, self._adam.second):
-                split.fill_from_critic(vector[self._spans["critic"]])
+        for vector in (self._parameters.data, self._adam.first, self._adam.second):
+            self._units.share(vector)
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations.value += 1
-        self._shards.compare_states()
+        self.shards.compare_states(self._updates.value - first_update)
         return metrics
 
     def get_state(self) -> State:
@@ -133,19 +115,15 @@ class Ppo:
 
     def _estimate(self, samples: _Samples) -> None:
         """Values, advantages and returns with the critic as it is now."""
-        if self._split is not None and self._split.has_actor:
-            estimates = np.empty((3, len(samples.log_probs)), np.float32)
-        else:
-            estimates = self._compute_estimates(samples)
-        if self._split is not None:
-            self._split.fill_from_critic(estimates)
-        samples.values, samples.advantages, samples.returns = estimates
+        samples.values, samples.advantages, samples.returns = self._units.share_result(
+            "critic", (3, len(samples.log_probs)), lambda: self._compute_estimates(samples)
+        )
 
     def _compute_estimates(self, samples: _Samples) -> Float32:
         batch, settings = samples.batch, self._settings
         steps, columns, size = batch.observations.shape
         observations = batch.observations.reshape(steps * columns, size)
-        values = self._shards.compute_values(
+        values = self._units.compute_values(
             len(observations), lambda rows: self._provider.compute_values(observations[rows])
         ).reshape(steps, columns)
         last = self._provider.compute_values(batch.last_observations)
@@ -172,8 +150,7 @@ class Ppo:
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
         settings, totals = self._settings, _Totals(self._settings)
-        span = slice(None) if self._split is None else self._split.span
-        target = settings.target_kl
+        target, parameters = settings.target_kl, self._parameters.data
         kl_limit = None if target is None else KL_STOP_FACTOR * target
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
@@ -186,8 +163,11 @@ class Ppo:
                 totals.add(count, sums, norm)
                 if kl_limit is not None and sums["approx_kl"] / count > kl_limit:
                     return totals.make_metrics(epoch)
-                clip(gradient[span], norm, settings.max_gradient_norm)
-                self._adam.step(self._parameters.data, gradient, learning_rate, span)
+                self._adam.count.value += 1
+                for span in self._units.owned_spans:
+                    clip(gradient[span], norm, settings.max_gradient_norm)
+                    self._adam.apply(parameters, gradient, learning_rate, span)
+                self._units.share_step(parameters)
                 self._updates.value += 1
         return totals.make_metrics(settings.epochs)
 
@@ -195,14 +175,12 @@ class Ppo:
         self, minibatch: PpoMinibatch, count: int
     ) -> tuple[Float32, float, Metrics]:
         """The gradient, its norm, and the sums of the losses."""
-        if self._split is not None:
-            return self._split.compute_gradient(minibatch, count)
 
-        def compute_shard(shard: Shard) -> tuple[Float32, Metrics]:
-            return self._provider.compute_gradient(minibatch.select_rows(shard.rows), count)
+        def compute_part(shard: Shard, networks: Sequence[str]) -> tuple[Float32, Metrics]:
+            rows = minibatch.select_rows(shard.rows)
+            return self._provider.compute_gradient(rows, count, networks)
 
-        gradient, sums = self._shards.compute_gradient(count, compute_shard)
-        squares = [compute_square_norm(gradient[span]) for span in self._spans.values()]
+        gradient, squares, sums = self._units.compute_gradient(count, compute_part)
         return gradient, compute_norm(squares), sums
 
     def _make_minibatches(

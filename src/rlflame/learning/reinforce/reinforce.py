@@ -75,7 +75,7 @@ class Reinforce:
         shards: Shards | None = None,
     ) -> None:
         self._settings = settings
-        self._shards = shards or Shards()
+        self.shards = shards or Shards()
         self._spec = spec
         self._parameters = parameters
         self._provider = provider
@@ -125,7 +125,7 @@ class Reinforce:
             }
         if self._normaliser is not None:
             self._normaliser.merge(batch.observations[batch.valid])
-        self._shards.compare_states()
+        self.shards.compare_states()
         return {
             **metrics,
             **make_training_metrics(self._parameters, learning_rate, self._updates.value),
@@ -160,7 +160,7 @@ class Reinforce:
                     totals[name] = totals.get(name, 0.0) + value
             return self._gradient, totals
 
-        return self._shards.compute_gradient(len(shares), compute_part)
+        return self.shards.compute_gradient(len(shares), compute_part)
 
 
 def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:

@@ -46,7 +46,7 @@ class Sac:
     ) -> None:
         self._settings = settings
         self._networks = networks
-        self._shards = shards or Shards()
+        self.shards = shards or Shards()
         # One for each shard: what it keeps of its minibatch is needed again for the actor.
         self._providers = providers
         self._thread_pair = thread_pair
@@ -97,7 +97,7 @@ class Sac:
         for number, transitions in batch:
             minibatch = self._make_minibatch(number, transitions, statistics)
             totals.add(self._update_once(number, minibatch, rates))
-        self._shards.compare_states()
+        self.shards.compare_states()
         return {
             **totals.make_metrics(),
             "ent_coef": self._compute_entropy_weight(),
@@ -141,7 +141,7 @@ class Sac:
             gradient, sums = provider.compute_critic_gradient(shard_batch, weight, count)
             return gradient, {**sums, "log_prob": float(log_probs.sum(dtype=np.float64))}
 
-        return self._shards.compute_gradient(count, compute_part)
+        return self.shards.compute_gradient(count, compute_part)
 
     def _compute_actor_gradient(
         self, batch: SacMinibatch, weight: float, count: int
@@ -150,7 +150,7 @@ class Sac:
             shard_batch = batch.select_rows(shard.rows)
             return self._providers[shard.number].compute_actor_gradient(shard_batch, weight, count)
 
-        return self._shards.compute_gradient(count, compute_part)
+        return self.shards.compute_gradient(count, compute_part)
 
     def _make_minibatch(
         self, number: int, transitions: Transitions, statistics: PolicyArrays

@@ -1,0 +1,212 @@
+"""A group of learner processes on one machine, which exchange arrays through shared memory.
+
+The memory has no name: the first learner creates it and the others inherit its descriptor, so
+nothing is left behind when all of them are killed. At a barrier, each learner writes one byte into
+the inbox pipe of every other learner. The system calls on a pipe also order the memory accesses
+before and after them, on every processor architecture.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlflame.errors import LearnerFailure
+from rlflame.rollout import wire
+from rlflame.rollout.task import Float32
+
+#: Longer than the work of the learners differs in a small minibatch. After it, a learner sleeps.
+_SPIN_S = 0.002
+#: The longest wait that `poll` can count, about 24 days.
+_LONGEST_MS = 2.0**31 - 1.0
+_MIN_REGION = 256
+#: The bytes that announce an arrival. They alternate: a fast learner may arrive at the next
+#: barrier before a slow one has counted the arrivals at this one.
+_TOKENS = (b"\0", b"\1")
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+class LostLearner(LearnerFailure):
+    """Another learner has ended, or has not answered within the deadline (`is_hung`)."""
+
+
+class GroupDescriptors(NamedTuple):
+    """The open files of a group: its memory, and both ends of each learner's inbox by rank."""
+
+    memory: int
+    inboxes: tuple[int, ...]
+    outboxes: tuple[int, ...]
+
+    @classmethod
+    def create(cls, size: int) -> GroupDescriptors:
+        if sys.platform == "linux":
+            memory = os.memfd_create("rlflame-learners")
+        else:
+            with tempfile.TemporaryFile() as file:
+                memory = os.dup(file.fileno())
+        pipes = [os.pipe() for _ in range(size)]
+        return cls(memory, *(tuple(ends) for ends in zip(*pipes, strict=True)))
+
+    def list_all(self) -> list[int]:
+        return [self.memory, *self.inboxes, *self.outboxes]
+
+    def close_foreign(self, rank: int) -> None:
+        """Close the ends that only other learners use, so that a write to a dead learner fails."""
+        for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
+            os.close(outbox if number == rank else inbox)
+
+    def close_own(self, rank: int) -> None:
+        """Close the rest."""
+        os.close(self.memory)
+        for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
+            os.close(inbox if number == rank else outbox)
+
+
+class _Region:
+    """Memory for arrays of one size class: two rows per learner, used in turn.
+
+    While a learner still reads the rows of one exchange, a faster one may write those of the next.
+    """
+
+    def __init__(self, memory: int, offset: int, size: int, capacity: int) -> None:
+        self.end = offset + -(-2 * size * capacity // mmap.PAGESIZE) * mmap.PAGESIZE
+        # All learners are at the same exchange, so none shortens what another one has extended.
+        if os.fstat(memory).st_size < self.end:
+            os.ftruncate(memory, self.end)
+        mapping = mmap.mmap(memory, self.end - offset, offset=offset)
+        count = 2 * size * capacity
+        rows = np.frombuffer(mapping, np.uint8, count).reshape(2, size, capacity)
+        self.rows: NDArray[np.uint8] = rows
+        self.turn = 0
+
+
+class SharedMemoryGroup:
+    """This process among the learners of one machine.
+
+    A learner that waits polls for a moment and then sleeps. It stops waiting at the deadline, or
+    when something can be read from one of the `watched` descriptors: a pipe whose other end is
+    closed when a learner dies.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        descriptors: GroupDescriptors,
+        *,
+        deadline_s: float | None = None,
+        watched: Sequence[int] = (),
+    ) -> None:
+        self.rank, self.size = rank, len(descriptors.inboxes)
+        self._descriptors = descriptors
+        self._inbox = descriptors.inboxes[rank]
+        self._outboxes = [fd for n, fd in enumerate(descriptors.outboxes) if n != rank]
+        self._deadline_s = deadline_s
+        self._regions: dict[int, _Region] = {}
+        self._views: dict[tuple[int, ...], list[tuple[Float32, Float32]]] = {}
+        self._end = 0
+        self._turn = 0
+        #: Arrivals that were counted so far, at this barrier and at the next one.
+        self._arrivals = [0, 0]
+        descriptors.close_foreign(rank)
+        os.set_blocking(self._inbox, False)
+        # Not `select`, which takes no descriptors from 1,024 on.
+        self._spin_poll, self._sleep_poll = select.poll(), select.poll()
+        for fd in (self._inbox, *watched):
+            self._sleep_poll.register(fd, select.POLLIN)
+        self._spin_poll.register(self._inbox, select.POLLIN)
+
+    def gather(self, values: Float32) -> Float32:
+        region = self._find_region(values.nbytes)
+        views = self._views.get(values.shape)
+        if views is None:
+            views = self._views[values.shape] = self._make_views(region, values.shape)
+        own, rows = views[region.turn]
+        np.copyto(own, values)
+        region.turn ^= 1
+        self._wait_for_all()
+        return rows
+
+    def use_device(self, device: str) -> None:
+        """Gradients of any device are exchanged through the memory of the machine."""
+
+    def broadcast(self, value: Any) -> Any:
+        payload = wire.encode(value) if self.rank == 0 else b""
+        sizes = self.gather(np.array([len(payload)], np.int64).view(np.float32))
+        size = int(sizes[0].view(np.int64)[0])
+        region = self._find_region(size)
+        row = region.rows[region.turn, 0, :size]
+        if self.rank == 0:
+            row[:] = np.frombuffer(payload, np.uint8)
+        region.turn ^= 1
+        self._wait_for_all()
+        return value if self.rank == 0 else wire.decode(row.tobytes())
+
+    def close(self) -> None:
+        """Give up the memory and the pipes."""
+        self._regions.clear()
+        self._views.clear()
+        self._descriptors.close_own(self.rank)
+
+    def _find_region(self, byte_count: int) -> _Region:
+        """The region for arrays of this size; all learners create regions in the same order."""
+        capacity = max(_MIN_REGION, 1 << (byte_count - 1).bit_length())
+        region = self._regions.get(capacity)
+        if region is None:
+            region = _Region(self._descriptors.memory, self._end, self.size, capacity)
+            self._regions[capacity] = region
+            self._end = region.end
+        return region
+
+    def _make_views(self, region: _Region, shape: tuple[int, ...]) -> list[tuple[Float32, Float32]]:
+        """For both turns, this learner's array and those of all learners."""
+        byte_count = 4 * int(np.prod(shape))
+        arrays = [
+            rows[:, :byte_count].view(np.float32).reshape(self.size, *shape) for rows in region.rows
+        ]
+        return [(rows[self.rank], rows) for rows in arrays]
+
+    def _wait_for_all(self) -> None:
+        """Return when every learner has come to this barrier."""
+        self._turn = turn = self._turn ^ 1
+        try:
+            for outbox in self._outboxes:
+                os.write(outbox, _TOKENS[turn])
+        except OSError as error:
+            raise LostLearner("Another learner has ended.") from error
+        while self._arrivals[turn] < self.size - 1:
+            try:
+                tokens = os.read(self._inbox, 4096)
+            except BlockingIOError:
+                self._sleep()
+                continue
+            if not tokens:
+                raise LostLearner("All other learners have ended.")
+            late = tokens.count(1)
+            self._arrivals[1] += late
+            self._arrivals[0] += len(tokens) - late
+        self._arrivals[turn] = 0
+
+    def _sleep(self) -> None:
+        """Wait until the inbox has a byte."""
+        end_s = time.perf_counter() + _SPIN_S
+        while time.perf_counter() < end_s:
+            if self._spin_poll.poll(0):
+                return
+            _let_others_run()
+        deadline_ms = None
+        if self._deadline_s is not None:
+            deadline_ms = min(1000.0 * self._deadline_s, _LONGEST_MS)
+        ready = [fd for fd, _ in self._sleep_poll.poll(deadline_ms)]
+        if self._inbox not in ready:
+            failure = LostLearner("Another learner has ended.")
+            failure.is_hung = not ready
+            raise failure

@@ -1,1 +1,0 @@
-"""A helper process that computes the critic's half of a PPO update."""
