@@ -1,4 +1,4 @@
-"""PPO in two halves for the tests: the learner of a run, batches for it, and what it holds."""
+"""PPO for the tests of several learners: a learner, batches for it, and a comparison of states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from batches import policy_spec, random_batch
 
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Batch, State
-from rlflame.learning.factory import as_split_algorithm, make_algorithm
+from rlflame.learning.factory import make_algorithm
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.rollout.task import PolicySpec
 
@@ -25,7 +25,9 @@ def settings(**ppo: object) -> LearningSettings:
 
 
 def learner(learning: LearningSettings, spec: PolicySpec) -> Ppo:
-    return as_split_algorithm(make_algorithm(learning, spec))
+    result = make_algorithm(learning, spec)
+    assert isinstance(result, Ppo)
+    return result
 
 
 def spec_of(kind: str = "continuous") -> PolicySpec:

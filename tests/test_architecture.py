@@ -537,7 +537,7 @@ PRINTERS = {
     "console.output": "prints, and escapes control characters",
     "console.live": "makes the console of the live display, which escapes text too",
     "rollout.process.worker_process": "relays a worker's output to sys.stderr, which escapes it",
-    "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
+    "experiment.learners.learner_main": "a child process, whose output its parent relays or keeps",
 }
 
 

@@ -53,9 +53,9 @@ BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody"
 VERBS = set(
     """
     abort accumulate acquire act adapt add allow announce answer append apply ask assemble await
-    backward broadcast build call can cancel capture catch check choose classify clean clip
+    backward broadcast build call can cancel capture check choose classify clean clip
     close collect commit compare compute concatenate conclude connect copy count create decode
-    defer delete deliver describe diagnose die discard dispatch dispose draw drop dump encode
+    defer delete deliver describe diagnose die discard dispatch dispose divide draw drop dump encode
     enlarge ensure escape estimate evaluate exchange exclude exit explain extend extract fail
     fetch fill find finish fit flatten flush forget format forward gather generate get give
     greet group guard halve handle has hash ignore import init inspect interrupt invert is
@@ -64,9 +64,9 @@ VERBS = set(
     partition pin ping play poll preload prepare print probe prune put quote read receive record
     refresh refuse register release remove render repeat replace report request requeue resample
     reset resize resolve restore resume rewind round run sample save scale score seal select
-    send separate serve set settle shorten show silence slice smooth snapshot sort speculate
+    send separate serve set settle share shorten show silence slice smooth snapshot sort speculate
     split standardise start step stop store submit suggest sum summarise sync take terminate
-    tidy time track train trim truncate try unpack unwrap update upload use validate verify view
+    tidy time track train trim truncate unpack unwrap update upload use validate verify view
     wait wake walk warm watch wrap write
     """.split()
 )

@@ -75,6 +75,6 @@ def test_learners_are_timed_and_the_files_agree(tmp_path):
 
 
 def test_numbers_of_learners_that_share_no_shards_are_refused():
-    spoken = rlflame("bench", "learners", "--learners", "1,3", "--set", "gradient_shards=8")
+    spoken = rlflame("bench", "learners", "--learners", "1,5", "--set", "gradient_shards=8")
     assert spoken.code == 2
-    assert "3 learners cannot share 8 shards evenly" in spoken.err
+    assert "5 learners cannot share 16 units of work evenly" in spoken.err

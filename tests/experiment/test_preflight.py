@@ -24,11 +24,6 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (("--env", "hoper"), 2, "'hoper'"),
         (("--set", "learning.init_policy=" + "0" * 32), 2, "no file was given"),
         (("--init-from", "absent.safetensors"), 1, "absent.safetensors does not exist"),
-        (
-            ("--set", "runtime.critic_helper=on", "--set", "learning.threads=2"),
-            2,
-            "does not go with a critic helper",
-        ),
         (("--set", "network.exploration=gsde"), 2, "gsde needs actions that are numbers"),
     ],
 )
@@ -39,24 +34,9 @@ def test_the_same_is_refused_in_the_same_words(words, code, text, more):
     assert not list(Path().iterdir())
 
 
-def test_learners_that_cannot_share_the_work_are_refused_at_train_and_resume():
-    words = ("--set", "learning.gradient_shards=4", "--set", "learning.horizon_steps=999",
-             "--steps", "64", "--out", "x")  # fmt: skip
-    for more in ((), ("--dry-run",)):
-        refused = rlflame("train", *TINY, *words, "--learners", "3", *more)
-        assert (refused.code, "3 learners cannot share 4 shards" in refused.err) == (2, True)
-    assert not list(Path().iterdir())
-    assert rlflame("train", *TINY, *words).code == 0
-    before = (Path("x") / "config.toml").read_bytes()
-    refused = rlflame("resume", "x", "--steps", "128", "--learners", "3")
-    assert (refused.code, "3 learners cannot share 4 shards" in refused.err) == (2, True)
-    assert (Path("x") / "config.toml").read_bytes() == before
-
-
-def test_learners_that_cannot_share_are_refused_before_the_batch_is_scaled():
-    words = ("--set", "learning.gradient_shards=8", "--learners", "16", "--scale-batch")
-    refused = rlflame("train", *TINY, *words)
-    assert (refused.code, "16 learners cannot share 8 shards" in refused.err) == (2, True)
+def test_a_batch_is_scaled_by_a_number_of_learners():
+    refused = rlflame("train", *TINY, "--scale-batch")
+    assert (refused.code, "--scale-batch --learners 2" in refused.err) == (2, True)
     assert not list(Path().iterdir())
 
 

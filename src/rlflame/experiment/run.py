@@ -240,8 +240,12 @@ class Run:
                 yield components.make_learner(source, self.start, group, compare_every), None
                 return
             algorithm = make_algorithm(learning, source.policy_spec, self.start)
+            is_parallel = fleet.capacity > 1 or factory.is_remote(fleet.name)
             size = choose_size(
-                source.recipe, runtime, fleet, source.progress, is_shared=host.is_shared
+                source.recipe,
+                runtime,
+                source.progress,
+                has_idle_cores=is_parallel and not host.is_shared,
             )
             with open_learner_group(
                 algorithm, learning, source.policy_spec, runtime, size, host.view.show_note

@@ -13,9 +13,7 @@ from meetings import HERE, hosted
 from rlflame.config.flags import read_rank
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment.learners import liveness
-from rlflame.experiment.learners.launcher import make_shared_file
 from rlflame.experiment.learners.liveness import (
-    FileRendezvous,
     LearnerProcess,
     LivenessMonitor,
     await_learners,
@@ -31,17 +29,14 @@ class Called(LivenessMonitor):
         super().__init__(meeting, rank, size, 10.0, lambda: self.exchanges)
 
 
-@pytest.fixture(params=["port", "file"])
-def calls(request):
-    """The parts of three learners, of which the first has come to five exchanges."""
-    with make_shared_file() as (path, _):
-        meeting, store = FileRendezvous(path), None
-        if request.param == "port":
-            meeting, store = hosted(socket.create_server((HERE, 0)))
-        found = [Called(meeting, rank, 3) for rank in range(3)]
-        found[0].exchanges = 5
-        yield found
-        del store
+@pytest.fixture
+def calls():
+    """The monitors of three learners, of which the first has made five exchanges."""
+    meeting, store = hosted(socket.create_server((HERE, 0)))
+    found = [Called(meeting, rank, 3) for rank in range(3)]
+    found[0].exchanges = 5
+    yield found
+    del store
 
 
 def attended(call, exchanges):

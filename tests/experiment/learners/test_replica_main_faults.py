@@ -18,7 +18,8 @@ from tiny_runs import run
 
 from rlflame.experiment.learners import replica_main
 from rlflame.learning.optim import clip_by_norm
-from rlflame.learning.parallel.process_group import Shards, release_replicas
+from rlflame.learning.parallel.process_group import release_replicas
+from rlflame.learning.parallel.units import Units
 from rlflame.learning.ppo import ppo
 
 #: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.
@@ -78,11 +79,11 @@ def test_advantages_that_each_standardises_alone_would_end_elsewhere(monkeypatch
 
 
 def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere(monkeypatch):
-    whole = Shards.compute_gradient
+    whole = Units.compute_gradient
 
     def gradient(self, rows, part):
-        def clipped(shard):
-            found, sums = part(shard)
+        def clipped(shard, networks):
+            found, sums = part(shard, networks)
             share = (shard.rows.stop - shard.rows.start) / rows
             found /= share
             clip_by_norm(found, 0.1)
@@ -92,24 +93,26 @@ def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere
         return whole(self, rows, clipped)
 
     alone = by_one("ppo")
-    monkeypatch.setattr(Shards, "compute_gradient", gradient)
+    monkeypatch.setattr(Units, "compute_gradient", gradient)
     assert apart(alone, learned_by(4, recipe(STRICT["ppo"]))) > 30 * ROUNDING
 
 
 def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
-    """Each one's estimate on its own samples, beside that of all, at the same updates."""
-    own: dict[int, list[float]] = {rank: [] for rank in range(4)}
-    whole = Shards.compute_gradient
+    """The estimate on the samples of each shard, beside that of all, at the same updates."""
+    own: dict[int, list[float]] = {number: [] for number in range(4)}
+    whole = Units.compute_gradient
 
     def gradient(self, rows, part):
-        def noted(shard):
-            found, sums = part(shard)
-            own[self.rank].append(sums["approx_kl"] / (shard.rows.stop - shard.rows.start))
+        def noted(shard, networks):
+            found, sums = part(shard, networks)
+            if "actor" in networks:
+                samples = shard.rows.stop - shard.rows.start
+                own[shard.number].append(sums["approx_kl"] / samples)
             return found, sums
 
         return whole(self, rows, noted)
 
-    monkeypatch.setattr(Shards, "compute_gradient", gradient)
+    monkeypatch.setattr(Units, "compute_gradient", gradient)
     learned_by(4, recipe(STRICT["ppo"], iterations=1))
     limit = ppo.KL_STOP_FACTOR * STRICT["ppo"]["ppo"]["target_kl"]
     # All came to the same last minibatch, long before the epochs were used up.
@@ -148,5 +151,6 @@ def test_every_learner_makes_the_same_number_of_steps():
 
     gathers = together(4, work)[-1]
     assert len(set(gathers)) == 1
-    # 2 iterations of 2 epochs with 4 minibatches; values once for each epoch; and the greeting.
-    assert gathers[0] == 2 * 2 * 4 + 2 * 2 + 1
+    # 2 iterations of 2 epochs with 4 minibatches, each with gradients, numbers and weights; values
+    # once for each epoch; three vectors at the end of an iteration; and the fingerprints.
+    assert gathers[0] == 2 * (2 * 4 * 3 + 2 + 3) + 1

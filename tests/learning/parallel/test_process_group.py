@@ -97,18 +97,6 @@ def test_the_whole_is_clipped_and_not_its_parts():
     assert not np.allclose(apart, [0.0, 0.5], atol=0.1)
 
 
-@pytest.mark.parametrize("rows", [3, 8, 21])
-@pytest.mark.parametrize("learners", [1, 2, 4])
-def test_numbers_of_rows_come_back_in_their_places(rows, learners):
-    numbers = np.arange(rows, dtype=np.float32) ** 2
-
-    def work(seat):
-        return Shards(4, seat).compute_values(rows, lambda own: numbers[own])
-
-    for found in together(learners, work):
-        np.testing.assert_array_equal(found, numbers)
-
-
 def test_too_few_rows_are_everybodys_own_work():
     def work(seat):
         asked = []

@@ -30,8 +30,8 @@ class Recording(NumpyPpo):
         super().__init__(parameters, network)
         self.asked, self.gradients, self.spoil = [], [], spoil
 
-    def compute_gradient(self, batch, count):
-        gradient, sums = super().compute_gradient(batch, count)
+    def compute_gradient(self, batch, count, networks=("actor", "critic")):
+        gradient, sums = super().compute_gradient(batch, count, networks)
         fault = self.spoil(len(self.asked))
         if fault == "gradient":
             gradient[3] = np.nan

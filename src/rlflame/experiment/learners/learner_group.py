@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 from rlflame.config.recipe import LearningSettings, Recipe, count_units, count_useful_learners
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.fleet.base import Fleet
-from rlflame.fleet.factory import is_remote
 from rlflame.learning.base import Batch, Metrics, ReplayBatch, State
 from rlflame.learning.factory import compute_fingerprint, count_blas_threads
 from rlflame.learning.parallel.process_group import (
@@ -66,7 +64,7 @@ class LearnerGroup:
         self._processes: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
-        self._replicated: ReplicatedAlgorithm | None = None
+        self._replicator: ReplicatedAlgorithm | None = None
         self._trial = _Trial(size) if is_trial else None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
@@ -74,7 +72,7 @@ class LearnerGroup:
 
     @property
     def is_joined(self) -> bool:
-        return self._replicated is not None
+        return self._replicator is not None
 
     def get_policy(self) -> PolicyArrays:
         return self._algorithm.get_policy()
@@ -104,7 +102,7 @@ class LearnerGroup:
     def close(self) -> None:
         """End the other learners. May be called twice."""
         self._algorithm.shards.use_group(SingleProcessGroup())
-        self._replicated = None
+        self._replicator = None
         for process in self._processes:
             process.terminate()
         self._processes, self._waiting = [], []
@@ -145,7 +143,7 @@ class LearnerGroup:
             0,
             descriptors,
             deadline_s=self._runtime.learner_deadline_s,
-            watched=[process.channel.fileno() for process in self._processes],
+            child_pipes=[process.channel.fileno() for process in self._processes],
         )
 
     def _join(self) -> None:
@@ -168,21 +166,21 @@ class LearnerGroup:
         group = self._wrap(self._group)
         self._algorithm.shards.use_group(group)
         try:
-            self._replicated = ReplicatedAlgorithm(self._algorithm, group)
+            self._replicator = ReplicatedAlgorithm(self._algorithm, group)
         except LostLearner as error:
-            self._lose(error)
+            self._handle_loss(error)
 
     def _update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
         """One batch by all learners, or by this one if another one is lost meanwhile."""
-        if self._replicated is None:
+        if self._replicator is None:
             return self._algorithm.update(batch, progress)
         previous = self._algorithm.get_state()
         try:
-            metrics = self._replicated.update(batch, progress)
+            metrics = self._replicator.update(batch, progress)
             self.batch_count += 1
             return metrics
         except LostLearner as error:
-            self._lose(error)
+            self._handle_loss(error)
         except BaseException:
             self.close()  # the others wait for a message that does not come
             raise
@@ -218,21 +216,21 @@ class LearnerGroup:
         return metrics
 
     def _broadcast_state(self) -> None:
-        if self._replicated is not None:
+        if self._replicator is not None:
             try:
-                self._replicated.broadcast_state()
+                self._replicator.broadcast_state()
             except LostLearner as error:
-                self._lose(error)
+                self._handle_loss(error)
 
-    def _lose(self, error: LostLearner) -> None:
+    def _handle_loss(self, error: LostLearner) -> None:
         """End the others, and start those anew that were not lost."""
         if error.is_hung:
             reason = f"did not answer for {self._runtime.learner_deadline_s:g} s"
             self._replace(f"A learner process {reason}.")
             return
-        lost = [process for process in self._processes if process.has_exited]
-        texts = [f"Learner process {p.pid} {p.explain_loss(EOFError())}" for p in lost]
-        self._replace(f"{'; '.join(texts) or 'A learner process ended'}.", max(1, len(lost)))
+        dead = [process for process in self._processes if process.has_exited]
+        texts = [f"Learner process {p.pid} {p.explain_loss(EOFError())}" for p in dead]
+        self._replace(f"{'; '.join(texts) or 'A learner process ended'}.", max(1, len(dead)))
 
     def _replace(self, message: str, lost_count: int = 1) -> None:
         size = 1 + len(self._processes) - lost_count
@@ -268,19 +266,19 @@ class _Trial:
 
     def format_result(self) -> str:
         shared_ms, alone_ms = (1000.0 * min(self._times_s[start::2]) for start in (0, 1))
-        chosen = format_count(1 if self.is_alone_faster else self._size, "learner")
+        count = format_count(1 if self.is_alone_faster else self._size, "learner")
         return (
-            f"Learning with {chosen}: an update of the policy takes {shared_ms:.1f} ms with "
+            f"Learning with {count}: an update of the policy takes {shared_ms:.1f} ms with "
             f"{self._size} and {alone_ms:.1f} ms with 1."
         )
 
 
 def choose_size(
-    recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, is_shared: bool
+    recipe: Recipe, runtime: RuntimeSettings, progress: Progress, *, has_idle_cores: bool
 ) -> int:
     """The number of learners that a run starts at this point.
 
-    On a machine that other runs share, cores that this run leaves idle are not idle.
+    `has_idle_cores` says that workers which wait during an update leave their cores to learners.
     """
     units = count_units(recipe.learning)
     if runtime.learners != "auto":
@@ -293,8 +291,7 @@ def choose_size(
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # Workers that collect during an update leave no core idle.
         and not recipe.learning.rollout.staleness
-        and not is_shared
-        and (fleet.capacity > 1 or is_remote(fleet.name))
+        and has_idle_cores
     )
     return count_useful_learners(units, cores) if is_worthwhile and cores > 1 else 1
 
@@ -322,12 +319,12 @@ def open_learner_group(
 ) -> Iterator[LearnerGroup | None]:
     """A group of this size, or None where one process learns."""
     group = None
-    requested = runtime.learners
-    if requested != "auto" and requested > size:
+    maximum = runtime.learners
+    if maximum != "auto" and maximum > size:
         note(
-            f"{format_count(size, 'learner')} can share this recipe, not {requested}: it has "
+            f"{format_count(size, 'learner')} can share this recipe, not {maximum}: it has "
             f"{format_count(count_units(learning), 'unit')} of work. A new run has more with "
-            f"--set learning.gradient_shards={requested}."
+            f"--set learning.gradient_shards={maximum}."
         )
     if size > 1 and not blas.can_set_threads():
         note("One process learns: numpy's threads cannot be set on this machine.")
@@ -335,7 +332,7 @@ def open_learner_group(
     if size > 1:
         try:
             group = LearnerGroup(
-                algorithm, learning, policy, runtime, size, note, is_trial=requested == "auto"
+                algorithm, learning, policy, runtime, size, note, is_trial=maximum == "auto"
             )
         except OSError as error:
             note(f"One process learns: no other learner could be started ({error}).")

@@ -13,7 +13,6 @@ import os
 import select
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,15 +23,16 @@ from rlflame.errors import LearnerFailure
 from rlflame.rollout import wire
 from rlflame.rollout.task import Float32
 
-#: Longer than the work of the learners differs in a small minibatch. After it, a learner sleeps.
-_SPIN_S = 0.002
+#: About two milliseconds, longer than the work of the learners differs in a small minibatch. A
+#: learner that waits polls so often before it sleeps.
+_SPIN_COUNT = 1500
 #: The longest wait that `poll` can count, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
 _MIN_REGION = 256
 #: The bytes that announce an arrival. They alternate: a fast learner may arrive at the next
 #: barrier before a slow one has counted the arrivals at this one.
 _TOKENS = (b"\0", b"\1")
-_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class LostLearner(LearnerFailure):
@@ -93,8 +93,8 @@ class SharedMemoryGroup:
     """This process among the learners of one machine.
 
     A learner that waits polls for a moment and then sleeps. It stops waiting at the deadline, or
-    when something can be read from one of the `watched` descriptors: a pipe whose other end is
-    closed when a learner dies.
+    when something can be read from one of the `child_pipes`, whose other end is closed when a
+    learner dies.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SharedMemoryGroup:
         descriptors: GroupDescriptors,
         *,
         deadline_s: float | None = None,
-        watched: Sequence[int] = (),
+        child_pipes: Sequence[int] = (),
     ) -> None:
         self.rank, self.size = rank, len(descriptors.inboxes)
         self._descriptors = descriptors
@@ -120,7 +120,7 @@ class SharedMemoryGroup:
         os.set_blocking(self._inbox, False)
         # Not `select`, which takes no descriptors from 1,024 on.
         self._spin_poll, self._sleep_poll = select.poll(), select.poll()
-        for fd in (self._inbox, *watched):
+        for fd in (self._inbox, *child_pipes):
             self._sleep_poll.register(fd, select.POLLIN)
         self._spin_poll.register(self._inbox, select.POLLIN)
 
@@ -129,8 +129,8 @@ class SharedMemoryGroup:
         views = self._views.get(values.shape)
         if views is None:
             views = self._views[values.shape] = self._make_views(region, values.shape)
-        own, rows = views[region.turn]
-        np.copyto(own, values)
+        row, rows = views[region.turn]
+        np.copyto(row, values)
         region.turn ^= 1
         self._wait_for_all()
         return rows
@@ -186,7 +186,7 @@ class SharedMemoryGroup:
             try:
                 tokens = os.read(self._inbox, 4096)
             except BlockingIOError:
-                self._sleep()
+                self._wait_for_token()
                 continue
             if not tokens:
                 raise LostLearner("All other learners have ended.")
@@ -195,13 +195,12 @@ class SharedMemoryGroup:
             self._arrivals[0] += len(tokens) - late
         self._arrivals[turn] = 0
 
-    def _sleep(self) -> None:
+    def _wait_for_token(self) -> None:
         """Wait until the inbox has a byte."""
-        end_s = time.perf_counter() + _SPIN_S
-        while time.perf_counter() < end_s:
+        for _ in range(_SPIN_COUNT):
             if self._spin_poll.poll(0):
                 return
-            _let_others_run()
+            _yield_processor()
         deadline_ms = None
         if self._deadline_s is not None:
             deadline_ms = min(1000.0 * self._deadline_s, _LONGEST_MS)

@@ -34,7 +34,7 @@ class Units:
         self._width = max(span.stop - span.start for span in self._spans)
         self._sum_count = max(map(len, self._sums))
         self._total: Float32 = np.empty(max(span.stop for span in self._spans), np.float32)
-        self._own: Float32 = np.zeros(self._width, np.float32)
+        self._row: Float32 = np.zeros(self._width, np.float32)
         #: By network: the square of its gradient's norm, and its sums.
         self._numbers = np.zeros((len(self._names), 1 + self._sum_count))
         self.divide()
@@ -51,28 +51,27 @@ class Units:
             (start + count - 1) // self._per_learner != owner
             for start, owner in zip(starts, self._owners, strict=True)
         )
-        self._owned = [n for n, owner in enumerate(self._owners) if owner == self._group.rank]
-        self._owned_names = [self._names[number] for number in self._owned]
+        self._own_numbers = [n for n, owner in enumerate(self._owners) if owner == self._group.rank]
+        self._own_names = [self._names[number] for number in self._own_numbers]
         #: Where the networks lie that this learner steps; of a single learner, the whole vector.
-        self.owned_spans = (
-            [slice(None)] if self._is_alone else [self._spans[number] for number in self._owned]
-        )
+        own_spans = [self._spans[number] for number in self._own_numbers]
+        self.own_spans = [slice(None)] if self._is_alone else own_spans
         width = self._width + 2 * self._sum_count
         self._parts: Float32 = np.zeros((self._per_learner, width), np.float32)
 
-    def owns(self, name: str) -> bool:
-        return name in self._owned_names
+    def is_owner(self, name: str) -> bool:
+        return name in self._own_names
 
     def compute_gradient(
         self, rows: int, compute_part: PartialGradient
     ) -> tuple[Float32, list[float], Metrics]:
-        """The gradient, valid in the owned spans until the next call; the squares of the norms of
+        """The gradient, valid in the own spans until the next call; the squares of the norms of
         all networks; the sums of all networks."""
         shards = self._shards.split(rows)
         if len(shards) > 1:
             gradient, sums = self._add_shards(shards, compute_part)
-        elif self._owned:
-            gradient, sums = compute_part(shards[0], self._owned_names)
+        elif self._own_numbers:
+            gradient, sums = compute_part(shards[0], self._own_names)
         else:
             gradient, sums = self._total, {}
         if self._is_alone:
@@ -82,7 +81,7 @@ class Units:
     def _add_shards(
         self, shards: Sequence[Shard], compute_part: PartialGradient
     ) -> tuple[Float32, Metrics]:
-        """The sum over the shards, for the owned networks."""
+        """The sum over the shards, for the own networks."""
         count, per_learner, parts = self._shards.count, self._per_learner, self._parts
         first = self._group.rank * per_learner
         for shard in shards:
@@ -101,7 +100,7 @@ class Units:
         rows = all_parts.reshape(-1, parts.shape[1])
         first_row = 0 if self._is_spread else first
         all_sums: Metrics = {}
-        for number in self._owned:
+        for number in self._own_numbers:
             own_rows = rows[number * count - first_row :][:count]
             total = self._total[self._spans[number]]
             total[:] = own_rows[0, : len(total)]
@@ -116,7 +115,7 @@ class Units:
 
     def _exchange_numbers(self, gradient: Float32, sums: Metrics) -> tuple[list[float], Metrics]:
         """The squares and the sums of all networks, each from its owner."""
-        for number in self._owned:
+        for number in self._own_numbers:
             values = [sums[name] for name in self._sums[number]]
             self._numbers[number, 0] = compute_square_norm(gradient[self._spans[number]])
             self._numbers[number, 1 : 1 + len(values)] = values
@@ -132,18 +131,18 @@ class Units:
     def share_step(self, parameters: Float32) -> None:
         """Take over the weights that their owners have stepped, where this learner needs them."""
         if self._is_spread:
-            self.share(parameters)
+            self.share_vector(parameters)
 
-    def share(self, vector: Float32) -> None:
+    def share_vector(self, vector: Float32) -> None:
         """Fill every network's part of a vector from the owner of the network."""
         if self._is_alone:
             return
-        for number in self._owned:  # at most one, because there are as many learners as networks
+        for number in self._own_numbers:  # at most one
             span = self._spans[number]
-            self._own[: span.stop - span.start] = vector[span]
-        rows = self._group.gather(self._own)
+            self._row[: span.stop - span.start] = vector[span]
+        rows = self._group.gather(self._row)
         for number, span in enumerate(self._spans):
-            if number not in self._owned:
+            if number not in self._own_numbers:
                 vector[span] = rows[self._owners[number], : span.stop - span.start]
 
     def share_result(
@@ -152,7 +151,7 @@ class Units:
         """An array that the owner of a network computes; all learners do where it is spread."""
         if self._is_alone or self._is_spread:
             return compute()
-        values = compute() if self.owns(name) else np.zeros(shape, np.float32)
+        values = compute() if self.is_owner(name) else np.zeros(shape, np.float32)
         owner = self._owners[self._names.index(name)]
         result: Float32 = self._group.gather(values)[owner].copy()
         return result

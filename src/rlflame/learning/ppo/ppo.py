@@ -100,7 +100,7 @@ class Ppo:
             "refused_minibatches": float(self._guard.counts[0]),
         }
         for vector in (self._parameters.data, self._adam.first, self._adam.second):
-            self._units.share(vector)
+            self._units.share_vector(vector)
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations.value += 1
@@ -164,7 +164,7 @@ class Ppo:
                 if kl_limit is not None and sums["approx_kl"] / count > kl_limit:
                     return totals.make_metrics(epoch)
                 self._adam.count.value += 1
-                for span in self._units.owned_spans:
+                for span in self._units.own_spans:
                     clip(gradient[span], norm, settings.max_gradient_norm)
                     self._adam.apply(parameters, gradient, learning_rate, span)
                 self._units.share_step(parameters)

@@ -1,0 +1,353 @@
+"""Learners on one machine as processes: equal bits whatever becomes of the other learners."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process, rlflame
+from halves import assert_same, batches, learner, settings, spec_of
+
+from rlflame.config.recipe import LearningSettings
+from rlflame.config.runtime import RuntimeSettings
+from rlflame.errors import LearningError
+from rlflame.experiment.learners import learner_group
+from rlflame.experiment.learners.learner_group import LearnerGroup, count_useful_learners
+from rlflame.storage import checkpoint
+
+SHARDS = ("--set", "learning.gradient_shards=4")
+ALGORITHMS = {
+    "ppo": (*TINY, *SHARDS, "--steps", "256"),
+    "reinforce": ("--algo", "reinforce", *TINY_REINFORCE, *SHARDS, "--iterations", "3"),
+    "sac": ("--algo", "sac", "--env", "pendulum", *TINY_SAC, *SHARDS),
+}
+ENDLESS = (*TINY, *SHARDS, "--set", "horizon_steps=9999999", "--steps", "9999999")
+
+
+def alive(pid: int) -> bool:
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
+
+
+def until(what, timeout_s: float = 120.0) -> None:
+    """Wait for something to become true, for as long as it may take on a slow machine."""
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.02)
+
+
+def running_learners(pid: int) -> list[int]:
+    """The learner processes that a run has started."""
+    shown = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
+    return [
+        int(row[0])
+        for row in rows
+        if int(row[1]) == pid and "rlflame.experiment.learners.learner_main" in row[2]
+    ]
+
+
+class Group:
+    """A learner alone and a group of learners beside it that has joined."""
+
+    def __init__(self, learning: LearningSettings, size: int, **runtime: object) -> None:
+        self.notes: list[str] = []
+        spec = spec_of()
+        settings = RuntimeSettings(**runtime)
+        self.group = LearnerGroup(
+            learner(learning, spec), learning, spec, settings, size, self.notes.append
+        )
+        assert self.group.wait_for_others(120.0)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.group._processes]
+
+
+@pytest.fixture
+def make_group():
+    """Makes groups that are closed at the end of the test."""
+    made: list[Group] = []
+
+    def make(*words, **runtime) -> Group:
+        made.append(Group(*words, **runtime))
+        return made[-1]
+
+    yield make
+    pids = [pid for group in made for pid in group.pids]
+    for group in made:
+        group.group.close()
+    assert not any(map(alive, pids))
+
+
+class Alone:
+    """Batches, and the metrics and the state of one learner after each of them."""
+
+    def __init__(self, **options: object) -> None:
+        self.learning = LearningSettings.model_validate(
+            settings().model_dump(exclude={"gradient_shards"}) | options
+        )
+        self.data = batches(spec_of(), self.learning, 4)
+        alone = learner(self.learning, spec_of())
+        self.metrics, self.states = [], []
+        for batch in self.data:
+            self.metrics.append(alone.update(batch, 0.1))
+            self.states.append(alone.get_state())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Alone()
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    return Alone(gradient_shards=4)
+
+
+@pytest.mark.parametrize(("shards", "size"), [(1, 2), (4, 2), (4, 3), (4, 4), (4, 8)])
+def test_any_number_of_learners_has_the_metrics_and_the_state_of_one(
+    shards, size, plain, sharded, make_group
+):
+    alone = plain if shards == 1 else sharded
+    made = make_group(alone.learning, size, compare_learners_every=1)
+    for batch, metrics, state in zip(alone.data, alone.metrics, alone.states, strict=True):
+        assert made.group.update(batch, 0.1) == metrics
+        assert_same(made.group.get_state(), state)
+    assert made.group.batch_count == 4
+    assert made.notes == []
+
+
+def test_a_group_continues_from_a_loaded_state(sharded, make_group):
+    made = make_group(sharded.learning, 4)
+    made.group.load_state(sharded.states[1])
+    made.group.update(sharded.data[2], 0.1)
+    made.group.load_state(sharded.states[0])
+    made.group.update(sharded.data[1], 0.1)
+    made.group.update(sharded.data[2], 0.1)
+    assert_same(made.group.get_state(), sharded.states[2])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("exchange", [0, 1, 5, 12])
+def test_a_learner_that_is_lost_at_any_exchange_costs_no_bit(
+    number, exchange, sharded, make_group, monkeypatch
+):
+    """The rest of the group continues, and the next batches are those of one learner too."""
+    made = make_group(sharded.learning, 4, learner_deadline_s=1.0)
+    pid, group = made.pids[1], made.group._group
+    gather, calls = group.gather, []
+
+    def lose(values):
+        if len(calls) == exchange:
+            os.kill(pid, number)
+            if number == signal.SIGKILL:
+                until(lambda: not alive(pid))
+        calls.append(values)
+        return gather(values)
+
+    monkeypatch.setattr(group, "gather", lose)
+    for batch, metrics in zip(sharded.data, sharded.metrics, strict=True):
+        assert made.group.update(batch, 0.1) == metrics
+        until(lambda: not made.group._processes or made.group.wait_for_others(1.0))
+    assert_same(made.group.get_state(), sharded.states[-1])
+    assert len(made.notes) == 1
+    assert len(made.pids) == 2
+    assert made.group.batch_count == 3
+    assert not alive(pid)
+
+
+def test_all_other_learners_may_be_lost_at_once(sharded, make_group):
+    made = make_group(sharded.learning, 3)
+    for pid in made.pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, made.pids)))
+    for batch in sharded.data:
+        made.group.update(batch, 0.1)
+    assert_same(made.group.get_state(), sharded.states[-1])
+    assert made.pids == []
+
+
+def test_a_batch_is_computed_alone_until_the_others_have_loaded(plain, monkeypatch):
+    with monkeypatch.context() as loading:
+        loading.setattr(LearnerGroup, "_join", lambda self: None)
+        group = LearnerGroup(
+            learner(plain.learning, spec_of()),
+            plain.learning,
+            spec_of(),
+            RuntimeSettings(),
+            2,
+            print,
+        )
+        group.update(plain.data[0], 0.1)
+        assert not group.is_joined
+    try:
+        assert group.wait_for_others(120.0)
+        group.update(plain.data[1], 0.1)
+        assert group.batch_count == 1
+        assert_same(group.get_state(), plain.states[1])
+    finally:
+        group.close()
+
+
+def test_an_error_of_the_recipe_ends_the_group(plain, make_group, monkeypatch):
+    made = make_group(plain.learning, 2)
+    monkeypatch.setattr(made.group._algorithm._guard, "limit", 0)
+    monkeypatch.setattr(made.group._algorithm._guard, "is_refused", fail)
+    with pytest.raises(LearningError):
+        made.group.update(plain.data[0], 0.1)
+    assert made.pids == []
+
+
+def fail(*_: object) -> bool:
+    raise LearningError("It is not finite.", "another learning rate")
+
+
+def test_a_trial_keeps_the_faster_side_and_the_bits(sharded, make_group, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(learner_group.time, "perf_counter", lambda: float(next(clock)))
+    made = make_group(sharded.learning, 2)
+    made.group._trial = learner_group._Trial(2)
+    for batch in (*sharded.data, *sharded.data):
+        made.group.update(batch, 0.1)
+    # Both sides take one tick, and one process is enough then.
+    assert made.pids == []
+    assert len(made.notes) == 1
+    alone = learner(sharded.learning, spec_of())
+    for batch in (*sharded.data, *sharded.data):
+        alone.update(batch, 0.1)
+    assert_same(made.group.get_state(), alone.get_state())
+
+
+@pytest.mark.parametrize(
+    ("units", "learners", "useful"),
+    [(2, 1, 1), (2, 2, 2), (2, 9, 2), (8, 3, 3), (8, 5, 4), (4, 3, 2)],
+)
+def test_learners_without_a_unit_are_not_started(units, learners, useful):
+    assert count_useful_learners(units, learners) == useful
+
+
+# Whole runs
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_runs_with_several_learners_end_in_the_bits_of_one(algorithm, tmp_path):
+    words = ("train", *ALGORITHMS[algorithm], "--quiet")
+    assert rlflame(*words, "--out", tmp_path / "1").code == 0
+    for learners in (2, 4) if algorithm == "ppo" else (2,):
+        out = tmp_path / str(learners)
+        shared = ("--learners", str(learners), "--set", "runtime.compare_learners_every=1")
+        spoken = finished(process(*words, *shared, "--out", out), 120.0)
+        assert spoken.code == 0, spoken.err
+        for name in ("metrics.jsonl", "episodes.csv", "latest.safetensors"):
+            assert (out / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
+
+
+@pytest.fixture
+def endless(tmp_path, monkeypatch):
+    """A run without an end that three processes learn in, and the other two of them."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    words = ("train", *ENDLESS, "--learners", "3", "--json", "--out", tmp_path / "x")
+    running = process(*words, "--set", "runtime.learner_deadline_s=3")
+    try:
+        for line in running.stdout:
+            if '"iteration"' in line:
+                break
+        until(lambda: len(running_learners(running.pid)) == 2)
+        yield running, running_learners(running.pid)
+    finally:
+        running.kill()
+
+
+def test_no_learner_and_no_file_outlives_a_killed_run(endless, tmp_path):
+    running, learners = endless
+    running.kill()
+    running.wait()
+    until(lambda: not any(map(alive, learners)))
+    assert not any((tmp_path / "temporary").iterdir())
+
+
+def test_no_stopped_learner_outlives_a_killed_run(endless):
+    running, learners = endless
+    os.kill(learners[0], signal.SIGSTOP)
+    running.kill()
+    running.wait()
+    if sys.platform == "linux":  # elsewhere a stopped process stays until it continues
+        until(lambda: not any(map(alive, learners)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_learners_saves_and_ends_the_run(number, endless, tmp_path):
+    running, learners = endless
+    for pid in learners:
+        os.kill(pid, number)
+    running.send_signal(number)
+    spoken = finished(running, 120.0)
+    assert spoken.code == 128 + number
+    assert not any(map(alive, learners))
+    assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps > 0
+
+
+def test_the_second_signal_ends_a_run_that_waits_for_a_learner(tmp_path):
+    words = ("train", *ENDLESS, "--learners", "2", "--json", "--out", tmp_path / "x")
+    running = process(*words, "--set", "runtime.learner_deadline_s=600")
+    try:
+        until(lambda: (tmp_path / "x/metrics.jsonl").exists() and running_learners(running.pid))
+        (pid,) = running_learners(running.pid)
+        os.kill(pid, signal.SIGSTOP)
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.3)  # signals of one kind are one until they are delivered
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=60) in (130, -signal.SIGINT, 143)
+        until(lambda: not alive(pid))
+    finally:
+        running.kill()
+
+
+#: Python runs this when it starts; it breaks the gradients of the other learners only.
+BREAKS = """
+import sys
+if "rlflame.experiment.learners.learner_main" in sys.orig_argv:
+    from rlflame.learning.ppo import loss
+    def gradient(self, minibatch, count, networks=()):
+        raise ZeroDivisionError("of the second learner")
+    loss.NumpyPpo.compute_gradient = gradient
+"""
+
+
+def test_a_learner_that_fails_by_itself_is_reported_and_the_run_continues(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(BREAKS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = ("train", *TINY, *SHARDS, "--steps", "4096", "--plain")
+    spoken = finished(process(*words, "--learners", "2", "--out", tmp_path / "2"), 120.0)
+    assert spoken.code == 0, spoken.err
+    monkeypatch.undo()
+    assert rlflame(*words, "--out", tmp_path / "1").code == 0
+    digests = {checkpoint.load(tmp_path / n / "latest.safetensors").digest for n in "12"}
+    assert len(digests) == 1
+
+
+def test_the_recipe_does_not_depend_on_the_number_of_learners():
+    configs = []
+    for learners in ("1", "2", "auto"):
+        spoken = rlflame("train", *TINY, "--learners", learners, "--dry-run", "--json")
+        configs.append(spoken.json()["config"]["learning"])
+    assert configs[0] == configs[1] == configs[2]
+    assert json.dumps(configs[0]["gradient_shards"]) == "1"
+
+
+@pytest.mark.parametrize(("learners", "code"), [("0", 2), ("two", 2), ("1025", 2), ("auto", 0)])
+def test_a_number_of_learners_is_checked(learners, code):
+    spoken = rlflame("train", *TINY, "--learners", learners, "--dry-run")
+    assert spoken.code == code, spoken.err
+    assert not list(Path().glob("runs"))
