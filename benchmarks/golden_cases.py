@@ -334,9 +334,10 @@ def _add_ppo(add_train: Any) -> None:
     torch = {**shards, "learning.provider": "torch"}
     add_train("ppo-pendulum-torch-learners", "pendulum", "--learners", "2", settings=torch)
     scale = ("--learners", "2", "--scale-batch", "--scale-lr")
-    add_train("ppo-cartpole-scaled", "cartpole", *scale, settings={"ppo.minibatch_size": 16})
-    helper = {**gaussian, "runtime.critic_helper": "on"}
-    add_train("ppo-pendulum-companion", "pendulum", settings=helper)
+    scaled = {"ppo.minibatch_size": 16, "learning.gradient_shards": 8}
+    add_train("ppo-cartpole-scaled", "cartpole", *scale, settings=scaled)
+    pair = {**gaussian, "runtime.learners": 2}
+    add_train("ppo-pendulum-units", "pendulum", settings=pair)
     until = {"evaluation.until_return": 3.0, "stop_at_iterations": 6}
     add_train("ppo-cartpole-until-return", "cartpole", settings=until)
 

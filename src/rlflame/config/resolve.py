@@ -198,11 +198,13 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     rank = read_rank()
     settings = {setting: getattr(flags, name, None) for name, setting in _FLAG_SETTINGS.items()}
     settings |= {
-        "runtime.learners": _parse_learners(flags.learners) or (rank.size if rank else None),
+        "runtime.learners": _parse_learners(flags.learners),
         "runtime.fleet": flags.fleet or ("local" if flags.local else None),
         "runtime.env_file": str(flags.env_file.resolve()) if flags.env_file else None,
         "runtime.progress": names[0] if names else None,
     }
+    if rank is not None and flags.learners is None:
+        settings["runtime.learners"] = rank.size
     if isinstance(flags, TrainFlags):
         settings |= {
             "learning.algorithm": flags.algo or None,

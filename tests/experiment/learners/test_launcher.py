@@ -120,11 +120,11 @@ import os
 if os.environ.get("RANK") == "1":
     import signal, time
     from pathlib import Path
-    from rlflame.learning.ppo import ppo
+    from rlflame.learning.ppo import loss
     def gradient(self, minibatch, count, networks=()):
         Path(__file__).with_name("hung").write_text(str(os.getpid()))
         {}
-    ppo.NumpyPpo.compute_gradient = gradient
+    loss.NumpyPpo.compute_gradient = gradient
 """
 
 

@@ -56,6 +56,12 @@ def running_learners(pid: int) -> list[int]:
     ]
 
 
+def has_joined(pid: int) -> bool:
+    """Whether a learner uses the memory of the group; before, it may not know its parent."""
+    maps = Path(f"/proc/{pid}/maps")
+    return not maps.exists() or "rlflame-learners" in maps.read_text()
+
+
 class Group:
     """A learner alone and a group of learners beside it that has joined."""
 
@@ -264,6 +270,7 @@ def endless(tmp_path, monkeypatch):
             if '"iteration"' in line:
                 break
         until(lambda: len(running_learners(running.pid)) == 2)
+        until(lambda: all(map(has_joined, running_learners(running.pid))))
         yield running, running_learners(running.pid)
     finally:
         running.kill()
