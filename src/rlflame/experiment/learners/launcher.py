@@ -53,7 +53,7 @@ def start_learners(
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:
         raise ConfigError(
-            f"torchrun started {learner_rank.size} processes, but {runtime.learners} learners were asked for.",
+            f"torchrun started {learner_rank.size} processes, not {runtime.learners} learners.",
             "remove --learners: every torchrun process is a learner",
         )
     group_context: AbstractContextManager[ProcessGroup] = nullcontext(SingleProcessGroup())

@@ -111,9 +111,7 @@ def await_learners(
         if rank == 0:
             store.set("all", "")
     except RuntimeError as error:
-        raise LearnerFailure(
-            f"The {size} learners could not connect to each other: {error}"
-        ) from error
+        raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
 
 @contextlib.contextmanager
@@ -174,9 +172,7 @@ class LivenessMonitor:
             self._query_store = PrefixStore(attempt, rendezvous.open_store(timeout_s))
             self._store.set(f"who/{rank}", f"{process.pid} {process.machine}")
         except RuntimeError as error:
-            raise LearnerFailure(
-                f"The {size} learners could not connect to each other: {error}"
-            ) from error
+            raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
     def start_answering(self, on_answer: Callable[[], None]) -> None:
         """Start a thread that answers the query of the first learner."""

@@ -142,8 +142,7 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
             raise ConfigError(
                 f"Seed {status.seed} was started with {name} = {saved_text}, but "
                 f"{folder / SWEEP_FILE} has {toml_io.format_value(value)}.",
-                f"restore {saved_text} in that file; start a new sweep for another recipe: rlflame train "
-                "--seeds",
+                f"restore {saved_text} in that file, or start a new sweep: rlflame train --seeds",
             )
         if steps is not None and not checkpoint.progress.reached:
             try:
@@ -167,9 +166,7 @@ def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, steps:
 def open_sweep_folder(folder: Path) -> RunFolder:
     """Open a sweep folder and lock it for this process."""
     if not sweep_folder.is_sweep(folder):
-        raise CheckpointError(
-            f"{folder} is not a sweep folder.", "list runs and sweeps: rlflame runs"
-        )
+        raise CheckpointError(f"{folder} is not a sweep folder.", "rlflame runs lists them")
     run_folder.refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)
 

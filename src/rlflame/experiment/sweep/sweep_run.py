@@ -116,7 +116,7 @@ def split_resources(
     """Choose how many seeds run at once and how many workers each seed gets.
 
     One process per core uses a machine best, because the processes never wait for each other. If
-    there are fewer seeds than cores and `split` is true, the seeds share the other cores as workers.
+    there are fewer seeds than cores, the other cores run workers for the seeds if `split` is true.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
     limit = min(seeds, max(1, cores // threads))
