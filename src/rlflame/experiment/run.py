@@ -101,8 +101,8 @@ def resume_run(
             launcher.release_learners()
             if fresh_replay:
                 raise ConfigError(
-                    f"This run ended at step {source.progress.steps}; --fresh-replay needs more steps "
-                    "to train.",
+                    f"This run ended at step {source.progress.steps}; --fresh-replay needs "
+                    "more steps to train.",
                     format_command(
                         "resume", target, "--fresh-replay", "--steps", 2 * source.progress.steps
                     ),

@@ -103,9 +103,7 @@ class FileRecorder:
         metrics, episodes = folder / "metrics.jsonl", folder / "episodes.csv"
         metric_lines, episode_lines = self._template.line_counts
         if metric_lines and not metrics.exists() and not episodes.exists():
-            self._observer.show_note(
-                f"{folder} has no logs of the earlier steps; new logs start here."
-            )
+            self._observer.show_note(f"{folder} has no earlier logs; new logs start here.")
             metric_lines = episode_lines = 0
         self._metric_file = JsonLines(metrics, metric_lines)
         stack.callback(self._metric_file.close)
@@ -263,7 +261,7 @@ class FileRecorder:
                 replaced_path = _make_aside_path(path, "replaced")
                 _link(replaced_path, path)
                 self._observer.show_note(
-                    f"The old checkpoint of step {snapshot.progress.steps} is kept: {replaced_path}."
+                    f"The old step {snapshot.progress.steps} is kept: {replaced_path}."
                 )
 
     def _find_best(self) -> Checkpoint | None:
@@ -370,7 +368,7 @@ class MachineLog:
         """Record the workers and the batches shared with a critic helper, after training: earlier,
         workers may not have joined yet."""
         self._entry["critic_helper_batches"] = helper_batches
-        # An automatic fleet is chosen during the run.
+        # The fleet may have been chosen only during the run.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
         with contextlib.suppress(RlflameError):  # not worth an error at the end of a run
             self._entry["workers"] = _group_workers(self._fleet)

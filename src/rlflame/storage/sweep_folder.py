@@ -40,7 +40,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         many = len(seeds) + last - first >= MAX_SEEDS
         if last < first or last >= 2**63 or many or set(seeds) & set(range(first, last + 1)):
             raise ConfigError(
-                f"--seeds {text!r} is not a list of at most {MAX_SEEDS} different seeds below 2**63.",
+                f"--seeds {text!r} is not a list of up to {MAX_SEEDS} distinct seeds below 2**63.",
                 "--seeds 0-9, or --seeds 0,3,7",
             )
         seeds += range(first, last + 1)
