@@ -336,5 +336,5 @@ def test_an_evaluation_is_what_a_plain_loop_over_gymnasium_returns(env):
 def test_an_environment_that_has_changed_is_named():
     source = checkpoint.load(api.train(tiny()).folder / "best.safetensors")
     other = replace(source, env=replace(source.env, observation_size=5))
-    with pytest.raises(CheckpointError, match="observation_size 4 here, and 5 in the checkpoint"):
+    with pytest.raises(CheckpointError, match="observation_size 4 here, but 5 in the checkpoint"):
         api.evaluate(other, EvaluationPlan(1), INLINE)

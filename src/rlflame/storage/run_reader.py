@@ -219,7 +219,7 @@ def read_run(folder: Path) -> RunData:
     config = folder / "config.toml"
     if not config.is_file():
         raise CheckpointError(
-            f"{folder} {'is no run folder' if folder.exists() else 'does not exist'}.",
+            f"{folder} {'is not a run folder' if folder.exists() else 'does not exist'}.",
             "rlflame runs lists the runs here",
         )
     try:
@@ -257,12 +257,12 @@ def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
             try:
                 run = read_run(folder)
             except CheckpointError as error:
-                notes.append(f"{error.message} It is skipped.")
+                notes.append(f"{error.message} It is left out.")
                 continue
             if run.metrics:
                 runs.append(run)
             else:
-                notes.append(f"{folder} has no metrics yet. It is skipped.")
+                notes.append(f"{folder} has no metrics yet. It is left out.")
     if paths and not runs:
         names = ", ".join(map(str, paths))
         raise CheckpointError(
