@@ -400,7 +400,7 @@ def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
     with pytest.raises(CheckpointError):
         run_reader.read_runs([tmp_path / "runs/b"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="is not a run folder"):
+    with pytest.raises(CheckpointError, match="is no run folder"):
         run_reader.read_runs([tmp_path / "empty"])
     with pytest.raises(CheckpointError, match="does not exist"):
         run_reader.read_runs([tmp_path / "absent"])

@@ -219,7 +219,7 @@ def read_run(folder: Path) -> RunData:
     config = folder / "config.toml"
     if not config.is_file():
         raise CheckpointError(
-            f"{folder} {'is not a run folder' if folder.exists() else 'does not exist'}.",
+            f"{folder} {'is no run folder' if folder.exists() else 'does not exist'}.",
             "rlflame runs lists the runs here",
         )
     try:
