@@ -309,7 +309,7 @@ def test_a_recipe_that_names_its_policy_starts_from_no_other():
     again = {"learning.seed": 9, "learning.init_policy": named}
     assert api.train(tiny(**again), init_from=one).digest == begun.digest
     before = sorted(Path("runs").iterdir())
-    with pytest.raises(ConfigError, match=f"policy {named}, and {other} holds [0-9a-f]{{32}}"):
+    with pytest.raises(ConfigError, match=f"policy {named}, but {other} holds [0-9a-f]{{32}}"):
         api.train(tiny(**again), init_from=other)
     assert sorted(Path("runs").iterdir()) == before
 

@@ -242,7 +242,7 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         (["--algo", "reinforce", "--episodes-per-iter", "0"], 2, ["--episodes-per-iter is 0"]),
         (["--steps", "many"], 2, ["--steps"]),
         (["--nonsense"], 2, ["--nonsense"]),
-        (["--algo", "sac"], 2, ["CartPole-v1 has 2 choices", "--algo ppo"]),
+        (["--algo", "sac"], 2, ["CartPole-v1 has 2 discrete", "--algo ppo"]),
         (
             ["--algo", "sac", "--env", "fakes:Odd-v0", "--env-kwargs", "acts=unbounded"],
             2,
@@ -494,7 +494,7 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     spoken = rlflame(*words, "--set", "rollout.steps=100000")
     assert spoken.code == 2
     assert "A batch of 6,400,000 steps takes" in spoken.err
-    assert "and 300 MB are available" in spoken.err
+    assert "only 300 MB are available" in spoken.err
     assert "  hint: use a smaller learning.rollout.steps" in spoken.err
     assert not (tmp_path / "x").exists()
     monkeypatch.undo()
