@@ -309,7 +309,7 @@ def test_a_recipe_that_names_its_policy_starts_from_no_other():
     again = {"learning.seed": 9, "learning.init_policy": named}
     assert api.train(tiny(**again), init_from=one).digest == begun.digest
     before = sorted(Path("runs").iterdir())
-    with pytest.raises(ConfigError, match=f"policy {named}, and {other} holds [0-9a-f]{{32}}"):
+    with pytest.raises(ConfigError, match=f"policy {named}, but {other} holds [0-9a-f]{{32}}"):
         api.train(tiny(**again), init_from=other)
     assert sorted(Path("runs").iterdir()) == before
 
@@ -336,5 +336,5 @@ def test_an_evaluation_is_what_a_plain_loop_over_gymnasium_returns(env):
 def test_an_environment_that_has_changed_is_named():
     source = checkpoint.load(api.train(tiny()).folder / "best.safetensors")
     other = replace(source, env=replace(source.env, observation_size=5))
-    with pytest.raises(CheckpointError, match="observation_size 4 here, and 5 in the checkpoint"):
+    with pytest.raises(CheckpointError, match="observation_size 4 here, but 5 in the checkpoint"):
         api.evaluate(other, EvaluationPlan(1), INLINE)

@@ -100,7 +100,7 @@ def assert_ended(spoken, message: str, folder: Path) -> None:
     error = spoken.events()[-1]
     assert (spoken.code, error["event"]) == (1, "error")
     assert re.search(message, error["message"]), error
-    kept = folder / error["hint"].removeprefix(f"rlflame resume {folder} goes on from ")
+    kept = folder / error["hint"].removeprefix(f"rlflame resume {folder} continues from ")
     assert checkpoint.load(kept).digest == digest(folder)
 
 

@@ -321,7 +321,7 @@ def test_a_recipe_that_does_not_come_in_halves_is_refused_by_name(words, tmp_pat
     for further in ((), ("--dry-run",)):
         spoken = rlflame("train", *env, *words, *out, *further, "--fleet", "inline")
         assert spoken.code == 2
-        assert "does not go with a critic helper" in spoken.err
+        assert "A critic helper does not support this recipe" in spoken.err
         assert "--set runtime.critic_helper=auto" in spoken.err
     assert not (tmp_path / "x").exists()
 

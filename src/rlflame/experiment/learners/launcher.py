@@ -1,4 +1,4 @@
-"""The other learners of a run: started on this machine, or joined where torchrun started them."""
+"""Starts the other learners of a run on this machine, or joins those that torchrun started."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from rlflame.experiment.learners.liveness import LearnerProcess, Rendezvous
 
 
-#: Until all learners have loaded Python and torch, and met.
+#: Covers the start of Python, the import of torch and the rendezvous of all learners.
 JOIN_TIMEOUT_S = 180.0
-#: How a learner ends that has lost the others.
+#: The exit code of a learner that has lost the others.
 LOST_EXIT_CODE = 70
 _GRACE_S = 3.0
 _POLL_S = 0.2
-#: Learners on one machine need no network, and no other machine may reach their ports. A
-#: GLOO_SOCKET_IFNAME that the user has set is for torchrun.
+#: Restricts learners on one machine to loopback, so that other machines cannot reach their
+#: ports. A GLOO_SOCKET_IFNAME set by the user applies to torchrun only.
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-#: Descriptors that no other file of this process gets: the lowest free ones are given out first.
+#: Descriptor numbers that other files do not get, because the lowest free number is used first.
 _numbers = itertools.cycle(range(512, 960))
 
 
@@ -46,15 +46,15 @@ _numbers = itertools.cycle(range(512, 960))
 def start_learners(
     runtime: RuntimeSettings, threads: int, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """The learners that the runtime asks for, this process among them as rank 0.
+    """Start the learners of the runtime and yield their group; this process is rank 0.
 
-    `hint` says what to do when one was lost.
+    `hint` returns the hint of the error that is raised when a learner is lost.
     """
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:
         raise ConfigError(
-            f"torchrun has started {learner_rank.size} processes for {runtime.learners} learners.",
-            "leave out --learners: every process is one",
+            f"torchrun started {learner_rank.size} processes, not {runtime.learners} learners.",
+            "remove --learners: every torchrun process is a learner",
         )
     group_context: AbstractContextManager[ProcessGroup] = nullcontext(SingleProcessGroup())
     if learner_rank is not None:
@@ -70,7 +70,7 @@ def start_learners(
 
 
 def release_learners() -> None:
-    """Release the learners that torchrun has started, where nothing is left to learn."""
+    """Release the learners that torchrun started when the run is already complete."""
     learner_rank = read_rank()
     if learner_rank is not None:
         with _join_torchrun(RuntimeSettings(), learner_rank, NullStop()):
@@ -82,7 +82,7 @@ def _join_torchrun(
     runtime: RuntimeSettings, learner_rank: LearnerRank, stop: StopRequest
 ) -> Iterator[ProcessGroup]:
     _stop_without_parent()
-    with abort_on_stop(stop):  # nothing has been learned
+    with abort_on_stop(stop):  # there is nothing to save yet
         from rlflame.experiment.learners.liveness import (  # loads torch
             await_learners,
             make_torchrun_rendezvous,
@@ -96,10 +96,10 @@ def _join_torchrun(
 
 
 def _stop_without_parent() -> None:
-    """Save and end when torchrun is killed.
+    """Save and stop when torchrun is killed.
 
-    Linux would send a signal for every thread that torchrun has, and a second signal means not to
-    save.
+    Uses polling: PR_SET_PDEATHSIG would send one signal for each thread of torchrun, and a second
+    signal stops a run without saving.
     """
     parent = os.getppid()
 
@@ -112,7 +112,7 @@ def _stop_without_parent() -> None:
 
 
 def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
-    """A stopped process does not see torchrun's signal, and torchrun waits for it."""
+    """Kill learners on this machine: torchrun would wait forever for a suspended process."""
     from rlflame.experiment.learners.liveness import LearnerProcess
 
     for learner in learners:
@@ -138,7 +138,7 @@ def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessG
             order = {"rank": rank, "size": size, "meeting": path}
             processes[rank].channel.send(MessageKind.ORDER, order)
         os.environ.update(_LOOPBACK)
-        # Loads torch, which the other learners do meanwhile.
+        # Loads torch while the other learners load it, too.
         from rlflame.experiment.learners.liveness import FileRendezvous, await_learners
 
         rendezvous = FileRendezvous(path)
@@ -163,9 +163,9 @@ def _join_group(
     rendezvous: Rendezvous,
     processes: Mapping[int, WorkerProcess] | None = None,
 ) -> Iterator[ProcessGroup]:
-    """The group of all learners; its failures name the first learner that is late.
+    """Join the group of all learners; its failures name the first learner that is late.
 
-    `processes` are the other learners, None where torchrun has started them.
+    `processes` are the other learners by rank, None if torchrun started them.
     """
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
@@ -181,7 +181,7 @@ def _join_group(
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]
             if error.is_hung and processes is None:
-                # Torchrun ends this process when the others are gone: after the error is shown.
+                # At exit: torchrun ends this process with the others, so show the error first.
                 atexit.register(_kill_local_learners, learners)
             name = _format_learner(late_ranks[0], learners[0].pid, learner_rank.size)
             reason = format_timeout(deadline_s) if error.is_hung else "has ended."
@@ -191,7 +191,7 @@ def _join_group(
 
 
 def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess]) -> LearnerFailure:
-    """Which learner ended first, how, and its last output."""
+    """Return an error with the lost learner, its exit code and its last output."""
     exit_codes = _find_exit_codes(processes)
     deadline = time.monotonic() + _GRACE_S
     while not (exit_codes or error.is_hung) and time.monotonic() < deadline:
@@ -208,7 +208,7 @@ def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess])
 
 
 def _find_exit_codes(processes: Mapping[int, WorkerProcess]) -> dict[int, int]:
-    """The exit codes of learners that did not end because of another one."""
+    """Return the exit codes by rank, without learners that ended because another was lost."""
     codes = {rank: process.terminate() for rank, process in processes.items() if process.has_exited}
     return {rank: code for rank, code in codes.items() if code != LOST_EXIT_CODE}
 
@@ -218,10 +218,10 @@ def _format_learner(rank: int, pid: int, size: int) -> str:
 
 
 def _move_up(descriptor: int) -> int:
-    """The same open file under a number that is not given to another file soon.
+    """Move an open file to a descriptor number that is not reused soon; return the number.
 
-    torch's FileStore opens its path again when it is destroyed, which may be long after the file
-    was closed. Under a number in use it would open, and lock, the file of a later run.
+    torch's FileStore opens its path again when it is destroyed, possibly long after the file was
+    closed. If the number were reused by then, it would open and lock the file of a later run.
     """
     try:
         duplicate = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
@@ -233,10 +233,10 @@ def _move_up(descriptor: int) -> int:
 
 @contextmanager
 def make_shared_file() -> Iterator[tuple[str, Sequence[int]]]:
-    """The path of the file where the learners of one machine meet, and what they inherit for it.
+    """Yield the path of the local learners' rendezvous file and the descriptors to inherit.
 
-    Other users can reach a port of this machine, but not this file. On Linux it has no name: the
-    learners inherit it, and it is gone with the last of them.
+    Other users can reach a port of this machine, but not this file. On Linux the file is anonymous:
+    the learners inherit its descriptor, and it disappears when the last learner ends.
     """
     if sys.platform == "linux":
         descriptor = _move_up(os.memfd_create("rlflame-learners"))
@@ -246,5 +246,5 @@ def make_shared_file() -> Iterator[tuple[str, Sequence[int]]]:
         finally:
             os.close(descriptor)
     else:
-        with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # for its owner alone
+        with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # mode 0700
             yield os.path.join(folder, "learners"), []

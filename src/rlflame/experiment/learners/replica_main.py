@@ -1,6 +1,6 @@
-"""A learner that is not the first: joins, does as rank 0 does, and ends with it.
+"""The process of a learner with rank > 0, which follows rank 0 until it ends.
 
-The first learner starts this module; under torchrun every other process of `rlflame train` runs it.
+Rank 0 starts this module; under torchrun the other processes of `rlflame train` run it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _GRACE_S = 1.0
 
 
 def run_replica(learner_rank: LearnerRank, meeting: str | None = None) -> None:
-    """Join the other learners, at torchrun's place by default, and learn until the first lets go.
+    """Join the other learners and learn until rank 0 releases this one.
 
-    `meeting` is the path of the file where the learners of one machine meet.
+    `meeting` is the rendezvous file of learners on one machine; None: torchrun's rendezvous.
     """
     from rlflame.experiment.learners.liveness import (
         FileRendezvous,
@@ -41,23 +41,23 @@ def run_replica(learner_rank: LearnerRank, meeting: str | None = None) -> None:
 
     rendezvous = FileRendezvous(meeting) if meeting is not None else make_torchrun_rendezvous()
     if meeting is not None or has_agent_store():
-        # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
+        # Before signals are ignored: until all have arrived, Ctrl-C must end each learner.
         await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The first learner decides when it is over: it lets an update finish, and saves.
+        # Rank 0 handles stop requests: it finishes the update and saves.
         signal.signal(number, signal.SIG_IGN)
     with join_group(learner_rank, rendezvous, JOIN_TIMEOUT_S, JOIN_TIMEOUT_S) as (group, monitor):
         monitor.start_answering(_exit_soon)
         try:
             learn(group)
         except BaseException as error:
-            # This learner ends because of another one, or by itself.
+            # A LearnerFailure means that another learner failed first.
             monitor.report_exit(healthy=isinstance(error, LearnerFailure))
             raise
 
 
 def learn(group: ProcessGroup) -> None:
-    """A learner of the recipe that rank 0 names, until it lets go."""
+    """Run a learner of the recipe that rank 0 sends, until rank 0 releases it."""
     from rlflame.config.recipe import LearningSettings
     from rlflame.learning.factory import count_blas_threads
     from rlflame.learning.parallel import process_group
@@ -77,7 +77,7 @@ def make_learner(
     compare_every: int,
     start: PolicyArrays | None = None,
 ) -> Algorithm[Any]:
-    """The algorithm of one learner of a group."""
+    """Make the algorithm of one learner of a group."""
     from rlflame.learning.factory import compute_fingerprint, make_algorithm, resolve_device
     from rlflame.learning.parallel.process_group import Shards, check_fingerprints
 
@@ -91,18 +91,18 @@ def make_learner(
 
 
 def run_under_torchrun(learner_rank: LearnerRank) -> int:
-    """This process's part where torchrun started it; its exit code."""
+    """Run this learner under torchrun; return its exit code."""
     try:
         run_replica(learner_rank)
     except LearnerFailure:
         return LOST_EXIT_CODE
     except LearningError:
-        return 1  # the first learner meets the same, and says it
+        return 1  # rank 0 gets the same error and reports it
     return 0
 
 
 def _exit_soon() -> None:
-    """End even where this learner's own thread hangs, which torchrun would wait for."""
+    """Exit even if the main thread hangs, because torchrun would wait for it."""
     time.sleep(_GRACE_S)
     _exit(LOST_EXIT_CODE)
 
@@ -110,7 +110,7 @@ def _exit_soon() -> None:
 def main() -> None:
     """`python -m rlflame.experiment.learners.replica_main ANSWERS PARENT`.
 
-    The end of the parent's pipe is the end of this process.
+    The process ends when the pipe of its parent closes.
     """
     channel = ParentChannel.open()
     order = channel.receive_order()
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def _exit(code: int) -> None:
-    """End at once, without waiting for torch's threads."""
+    """Exit at once, without waiting for torch's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
