@@ -330,8 +330,8 @@ def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
     quiet = rlflame("train", "--dry-run")
     assert quiet.code == 1
     assert quiet.err.splitlines() == [
-        "rlflame: Something went wrong inside rlflame (ZeroDivisionError: a wonderful bug).",
-        "  hint: this is a bug; --debug shows where",
+        "rlflame: Internal error in rlflame (ZeroDivisionError: a wonderful bug).",
+        "  hint: this is a bug; --debug shows the traceback",
     ]
     loud = rlflame("train", "--dry-run", "--debug")
     assert "in broken" in loud.err
