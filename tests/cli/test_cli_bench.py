@@ -115,7 +115,7 @@ def test_results_are_never_overwritten(measured):
     folder, _ = measured
     spoken = rlflame("bench", "scaling", *QUICK, "-o", folder)
     assert spoken.code == 2
-    assert "scaling.json is there already" in spoken.err
+    assert "scaling.json already exists" in spoken.err
 
 
 def test_what_is_small_keeps_three_digits(tmp_path):
@@ -357,14 +357,14 @@ def test_without_a_cluster_it_is_said_what_measures_here(words, tmp_path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     spoken = rlflame("bench", *words, "--workers", "1")
     assert spoken.code == 3
-    assert "local in place of flame measures this machine" in spoken.err
+    assert "use local instead of flame" in spoken.err
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "it").write_text("")
     spoken = rlflame("bench", "rollouts", "-o", tmp_path / "it")
     assert spoken.code == 2
-    assert "it is no folder, and results go into one." in spoken.err
+    assert "it is not a folder." in spoken.err
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
