@@ -593,7 +593,7 @@ def classify(
         return "HANG"
     if used > MEMORY_BYTES or code == -signal.SIGKILL:
         return "MEMORY"
-    if "Traceback (most recent" in text or "Something went wrong inside" in text:
+    if "Traceback (most recent" in text or "Internal error in rlflame" in text:
         return "TRACEBACK"
     if code not in (0, 1, 2, 3, 130):
         return "CRASH"

@@ -1,3 +1,3 @@
-"""rlflame: reinforcement learning from one command, with the same result to the last bit."""
+"""rlflame: reinforcement learning from one command, with bit-identical results."""
 
 __version__ = "0.1.0"

@@ -1,11 +1,11 @@
-"""The command itself, as `rlflame` and as `python -m rlflame`.
+"""Entry point of `rlflame` and of `python -m rlflame`.
 
-While its parts load, Ctrl-C ends the process without a message, because nothing has started yet.
+Ctrl-C during the imports ends the process without a message, because no work has started yet.
 """
 
 from rlflame.rollout.search_path import remove_current_folder
 
-remove_current_folder()  # before any other import could find a file that lies there
+remove_current_folder()  # before another import can pick up a file from there
 
 import contextlib  # noqa: E402
 import os  # noqa: E402
@@ -20,12 +20,12 @@ def main() -> None:
     if in_foreground:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
-    # Only this command says what workers load.
+    # Workers load only what this command names, not what the caller's environment names.
     for name in (user_code.FILE_VARIABLE, user_code.FOLDER_VARIABLE):
         os.environ.pop(name, None)
     with contextlib.ExitStack() as stack:
         head_start = None
-        if sys.argv[1:2] == ["train"]:  # no other command loads what this needs
+        if sys.argv[1:2] == ["train"]:  # other commands save the time of this import
             from rlflame.fleet.prestart import PrestartPool
 
             head_start = stack.enter_context(PrestartPool.from_arguments(sys.argv[2:]))
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """A closed one would lend its number to the next file or pipe that is opened."""
+    """Open /dev/null for each closed standard stream; a new file would take over its number."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,10 +1,10 @@
-"""rlflame from Python: the same parts that the command line uses.
+"""The Python API, built on the same functions as the command line.
 
     from rlflame.api import load_policy
     policy = load_policy("best.safetensors")
     action = policy(observation)
 
-Never loads torch unless a recipe asks for it.
+Torch is imported only if a recipe needs it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class LoadedPolicy:
-    """A policy from a file: an observation in, an action of the environment's space out."""
+    """A policy from a file, callable with an observation to get an action."""
 
     def __init__(self, source: Checkpoint) -> None:
         self.checkpoint = source
@@ -63,15 +63,15 @@ class LoadedPolicy:
         self._rows = np.zeros((width, size), np.float32)
 
     def __call__(self, observation: Any) -> Any:
-        """The deterministic action for one observation, both of the environment's own shapes."""
+        """Return the deterministic action for one observation, in the environment's shapes."""
         with np.errstate(over="ignore"):
             flat = np.asarray(observation, np.float32).ravel()
         if flat.shape != self._rows.shape[1:]:
             raise ValueError(
-                f"observation of {flat.size} numbers; this policy takes {self._rows.shape[1]}"
+                f"The observation has {flat.size} numbers; the policy takes {self._rows.shape[1]}."
             )
         if not np.isfinite(flat).all():
-            raise ValueError("observation with NaN, infinity or a number beyond float32")
+            raise ValueError("The observation has NaN, infinity or a number too large for float32.")
         self._rows[0] = flat
         action: Array = self._policy.to_environment(self._policy.mode(self._rows))[0]
         env = self.checkpoint.env
@@ -82,7 +82,7 @@ class LoadedPolicy:
 
 
 def load_policy(path: str | Path) -> LoadedPolicy:
-    """The policy in a checkpoint or policy file."""
+    """Load the policy from a checkpoint or policy file."""
     return LoadedPolicy(checkpoint.load(Path(path)))
 
 
@@ -99,7 +99,7 @@ def train(
 ) -> RunResult:
     """Train a config, or the preset of an environment, in a new run folder.
 
-    A fleet that is passed in stays open; otherwise the run opens the fleet of its runtime.
+    A `fleet` passed in stays open. Without one, the run opens the fleet of its runtime.
     """
     preset = ""
     if config is None:
@@ -119,9 +119,9 @@ def resume(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> RunResult:
-    """Continue a run exactly at its newest checkpoint, or at the named one.
+    """Continue a run, bit-identically, from its newest checkpoint or from the named one.
 
-    A finished run stays as it is: the result says how it ended.
+    A finished run is left unchanged; the result describes how it ended.
     """
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
     return resume_run(target, runtime, host, steps=steps, fresh_replay=fresh_replay)
@@ -135,7 +135,7 @@ def evaluate(
     fleet: Fleet | None = None,
     show: RunView | None = None,
 ) -> EvaluationRecord:
-    """Score the policy in a checkpoint; `fleet` as in `train`."""
+    """Evaluate the policy of a checkpoint; `fleet` works as in `train`."""
     runtime = runtime or RuntimeSettings()
     if runtime.env_file is not None:
         load_env_file(runtime.env_file)
@@ -157,7 +157,7 @@ def render(
     show_output: bool = False,
     report_progress: Callable[[int, int], None] = lambda count, of: None,
 ) -> RenderResult:
-    """Draw episodes of the policy in a checkpoint into a file, or a window."""
+    """Render episodes of a checkpoint's policy to a file, or in a window if `out` is None."""
     source = check_environment(source)
     initial_policy = None
     if options.versus_untrained:

@@ -1,6 +1,6 @@
-"""The errors a user can meet: a sentence, the value seen, and the next command to type.
+"""Errors for the user: a sentence with the value that was seen, and the next command to type.
 
-Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a bug in rlflame.
+Imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _DOCUMENT_MARK = "rlflame_documented"
 
 
 def format_command(*words: object) -> str:
-    """A command of rlflame's as a shell reads it, whatever is in its words."""
+    """Return an rlflame command, quoted for a shell."""
     return format_shell("rlflame", *words)
 
 
 def format_shell(*words: object) -> str:
-    """The same of any command; a path that begins with a dash would be taken for an option."""
+    """Return a command quoted for a shell; a path with a leading dash gets a `./` prefix."""
     return " ".join(
         quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))
         for word in words
@@ -29,10 +29,10 @@ def format_shell(*words: object) -> str:
 
 
 def quote(word: str) -> str:
-    """A word as a shell reads it, without any character that a terminal would obey.
+    """Quote a word for a shell, with control characters for terminals escaped.
 
-    bash, ksh and zsh read $'...' back to the same bytes, also those of a name that is not UTF-8.
-    Quotes and backslashes are octal too: a shell that does not know $'...' sees one quoted word.
+    bash, ksh and zsh decode $'...' to the same bytes, even if a name is not UTF-8. Quotes and
+    backslashes become octal too, so a shell without $'...' still reads one quoted word.
     """
     if word.isprintable():
         return shlex.quote(word)
@@ -48,14 +48,14 @@ def _escape_octets(character: str) -> str:
 
 
 def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
-    """A file's name with another end; where it has none, or is a folder's dots, `word` so ended."""
+    """Replace the suffix of a path; a name of only dots and dashes becomes `default_name`."""
     if out.name.strip(".-"):
         return out.with_suffix(suffix)
     return (out.parent if out.name.strip(".") else out) / f"{default_name}{suffix}"
 
 
 class RlflameError(Exception):
-    """An end the user can understand: `message` says what was seen, `hint` what to type next."""
+    """An error for the user: `message` says what was seen, `hint` says what to type next."""
 
     exit_code = 1
 
@@ -63,11 +63,11 @@ class RlflameError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        #: Longer text such as an environment's own traceback, shown below the sentence.
+        #: Longer text, such as an environment's traceback, shown above the message.
         self.detail = detail
 
     def as_dict(self) -> dict[str, Any]:
-        """As it travels between processes; `make_error` reads it."""
+        """Return the form that is sent between processes; `make_error` reads it."""
         return {
             "kind": type(self).__name__,
             "message": self.message,
@@ -78,29 +78,29 @@ class RlflameError(Exception):
 
 
 def from_exception(error: BaseException) -> RlflameError:
-    """The sentence for whatever ended a command; a bug is the cause of its sentence."""
+    """Convert any exception to an RlflameError; a bug becomes the `__cause__` of the error."""
     if isinstance(error, RlflameError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interruption("Interrupted.", "type the same again", signal.SIGINT)
+        return Interruption("Interrupted.", "run the same command again", signal.SIGINT)
     if isinstance(error, MemoryError):
-        hint = "a smaller rollout.steps, rollout.num_slots or buffer_size; of --seeds, --workers 1"
+        hint = "reduce rollout.steps, rollout.num_slots or buffer_size; with --seeds, --workers 1"
         return RlflameError("Memory ran out.", hint)
     if isinstance(error, OSError):
         file_text = f" ({error.filename})" if error.filename is not None else ""
-        hint = "mend that, and type the same again"
-        return RlflameError(f"The system said: {error.strerror or error}{file_text}.", hint)
+        hint = "fix the cause, then run the same command again"
+        return RlflameError(f"System error: {error.strerror or error}{file_text}.", hint)
     text = str(error).strip().splitlines()
     summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     failure = RlflameError(
-        f"Something went wrong inside rlflame ({summary}).", "this is a bug; --debug shows where"
+        f"Internal error in rlflame ({summary}).", "this is a bug; --debug shows the traceback"
     )
     failure.__cause__ = error
     return failure
 
 
 def mark_documented(error: BaseException) -> None:
-    """The one document that a program reads has been written, so that no second follows it."""
+    """Mark an error whose JSON document was already printed, so that no second one follows."""
     error.__dict__[_DOCUMENT_MARK] = True
 
 
@@ -110,7 +110,7 @@ def is_documented(error: BaseException) -> bool:
 
 @contextmanager
 def mark_errors_documented() -> Iterator[None]:
-    """Whatever ends in here had its document before."""
+    """Mark every exception from this block as already documented."""
     try:
         yield
     except BaseException as error:
@@ -119,7 +119,7 @@ def mark_errors_documented() -> Iterator[None]:
 
 
 class ConfigError(RlflameError):
-    """A flag, a config file or a recipe that cannot be run as it stands."""
+    """An invalid flag, config file or recipe."""
 
     exit_code = 2
 
@@ -127,7 +127,7 @@ class ConfigError(RlflameError):
 def check_extra(
     package: str, consequence: str, extra: str, error_type: type[RlflameError] = ConfigError
 ) -> None:
-    """Raise the error with the command to type where a package of an extra is not installed."""
+    """Raise an error with the install command if a package of an extra is missing."""
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -141,46 +141,46 @@ class CheckpointError(RlflameError):
 
 
 class DiskError(CheckpointError):
-    """A full or read-only disk; `remedy` is what to do before the same is typed again."""
+    """A full or read-only disk; `remedy` says what to do before the command is run again."""
 
     remedy = ""
 
 
 class DamagedCheckpointsError(CheckpointError):
-    """Of all the checkpoints of a run there is none that can be read."""
+    """A run without a readable checkpoint."""
 
 
 class ReplayError(CheckpointError):
-    """A part of the replay that a checkpoint names is missing or damaged."""
+    """A missing or damaged part of the replay that a checkpoint refers to."""
 
 
 class EnvironmentFailure(RlflameError):
-    """The user's environment raised, hung, or returned something impossible."""
+    """The user's environment raised, hung, or returned an invalid value."""
 
 
 class FleetError(RlflameError):
-    """Workers were lost more often than the retry bound allows."""
+    """Workers were lost more often than the retry limit allows."""
 
 
 class FleetUnreachableError(FleetError):
-    """A fleet that was asked for cannot be reached at all."""
+    """The requested fleet cannot be reached."""
 
     exit_code = 3
 
 
 class LearningError(RlflameError):
-    """Learning went where no update can be trusted, for example several NaN losses in a row."""
+    """Learning diverged so that no update can be trusted, e.g. several NaN losses in a row."""
 
 
 class LearnerFailure(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
-    #: Whether the time was over; a learner that ended is noticed at once.
+    #: True after a timeout; False if the learner's process ended.
     is_hung = False
 
 
 class Interruption(RlflameError):
-    """A signal asked the run to end; everything was saved first."""
+    """A signal ended the command; a run saves its state first."""
 
     def __init__(self, message: str, hint: str, signal_number: int) -> None:
         super().__init__(message, hint)
@@ -193,7 +193,7 @@ _TRAVELLING_TYPES: dict[str, type[RlflameError]] = {
 
 
 def make_error(values: Mapping[str, Any]) -> RlflameError:
-    """The error of another process again, of its own type where that can be told apart."""
+    """Recreate an error from another process, with its original type if that type is known."""
     error_type = _TRAVELLING_TYPES.get(values["kind"], RlflameError)
     error = error_type(values["message"], values["hint"], values["detail"])
     error.exit_code = int(values["exit_code"])

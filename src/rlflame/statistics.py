@@ -1,8 +1,8 @@
 """Interquartile means, bootstrap intervals and comparisons of a few seeds.
 
-Resampling is stratified: seeds are drawn within each stratum (one environment's runs), never across
-(Agarwal and others, 2021). Few seeds have every resample counted. More seeds have some drawn, from
-keyed streams, so equal numbers give equal intervals.
+Resampling is stratified: seeds are drawn within each stratum (the runs of one environment), never
+across strata (Agarwal et al., 2021). With few seeds, all resamples are enumerated. With more, a
+sample is drawn from keyed streams, so that equal values give equal intervals.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float64
 
 RESAMPLES = 10_000
-#: For whole curves, each point of which is resampled.
+#: Resamples for curves, where every point is resampled.
 CURVE_RESAMPLES = 2_000
-#: A bootstrap of fewer than this knows nothing of how far seeds scatter.
+#: With fewer seeds, a bootstrap says nothing about the variation between seeds.
 FEWEST_SEEDS = 3
 _NUMBERS_AT_ONCE = 2_000_000
 
 Strata = Sequence[Float64]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what sums to infinity is shown as such
+@np.errstate(over="ignore", invalid="ignore")  # a sum that overflows is shown as infinity
 def compute_interquartile_means(values: Float64) -> Float64:
-    """Mean of the middle half along the last axis; quartile samples count by their share in it."""
+    """Return the mean of the middle half along the last axis, with fractional end samples."""
     sorted_values = np.sort(values, axis=-1)
     n = sorted_values.shape[-1]
     # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
@@ -41,7 +41,7 @@ def compute_interquartile_means(values: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the ends of its interval."""
+    """An estimate and the ends of its confidence interval."""
 
     value: float
     low: float
@@ -50,7 +50,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeanStd:
-    """A mean over seeds, and their standard deviation (n - 1; of a single seed 0)."""
+    """The mean over seeds and the sample standard deviation (n - 1), 0 for a single seed."""
 
     mean: float
     std: float
@@ -58,7 +58,7 @@ class MeanStd:
 
 @dataclass(frozen=True, slots=True)
 class SeedSummary(MeanStd):
-    """One number of each seed, together."""
+    """Summary statistics of one value per seed."""
 
     seeds: int
     iqm: Interval
@@ -67,15 +67,15 @@ class SeedSummary(MeanStd):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sides' numbers, and the verdicts that they support."""
+    """A comparison of two sides, and the verdicts that it supports."""
 
-    #: Numbers on either side.
+    #: Number of values on each side.
     seeds: tuple[int, int]
-    #: How much one side gains over the other, with its 95% interval.
+    #: Difference between the first side and the second, with its 95% interval.
     difference: Interval
-    #: The same at 90%: inside the margin both ways, two one-sided tests at 5% hold.
+    #: The same with its 90% interval: within the margin, two one-sided tests at 5% pass.
     equivalence: Interval
-    #: How far from the other side still counts as equal.
+    #: Largest difference that still counts as equivalent.
     margin: float
 
     @property
@@ -101,15 +101,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class SeedComparison(Comparison):
-    """One number of each seed on two sides."""
+    """A comparison of two sides with one value per seed."""
 
-    #: Of a seed of this side beside one of the other; ties count half.
+    #: Probability that a seed of the first side beats one of the second; ties count half.
     probability_of_improvement: Interval
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def summarise(values: Float64) -> SeedSummary:
-    """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
+    """Return summary statistics of one value per seed."""
     mean_std, iqm = compute_mean_std(values), compute_iqm_interval([values])
     return SeedSummary(mean_std.mean, mean_std.std, len(values), iqm, float(values.min()))
 
@@ -119,10 +119,10 @@ def compute_mean_std(values: Float64) -> MeanStd:
 
 
 def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, MeanStd] | None:
-    """Of curves of steps and values, where their mean is highest, and the seeds there; over the
-    stretch that all of them have, and None where there is none.
+    """Return the step where the mean of the curves (steps, values) is highest, and that mean.
 
-    What is published as the best of a whole training; biased upwards, the more points the more.
+    Only steps that all curves cover count; without any, the result is None. Papers publish this
+    as the best of a training. It is biased upwards, more so with more points.
     """
     if not curves or not all(len(steps) for steps, _ in curves):
         return None
@@ -131,19 +131,19 @@ def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Mean
     points = points[(points >= first) & (points <= last)]
     if not len(points):
         return None
-    # Where all were measured at the same steps, this changes no number.
+    # Curves measured at the same steps keep their exact values.
     values = np.stack([np.interp(points, x, y) for x, y in curves])
     at = int(values.mean(axis=0).argmax())
     return int(points[at]), compute_mean_std(values[:, at])
 
 
 def compute_tail_mean(values: Float64, share: float = 0.05) -> float:
-    """Mean of the last part of a curve, of one point at least."""
+    """Return the mean of the last `share` of a curve, at least one point."""
     return float(values[-max(1, math.ceil(share * len(values))) :].mean())
 
 
 def compute_iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
-    """The interquartile mean over all strata together."""
+    """Return the interquartile mean over all strata together, with its interval."""
     value = float(compute_interquartile_means(np.concatenate(strata)))
     means = _resample(
         strata, lambda *parts: compute_interquartile_means(np.concatenate(parts, axis=-1))
@@ -152,7 +152,7 @@ def compute_iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
 
 
 def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
-    """`[seeds, points]` -> interquartile mean, lower and upper end of its 95% interval."""
+    """Return the interquartile mean of `[seeds, points]` and both ends of its 95% interval."""
     middle = compute_interquartile_means(curves.T)
     seeds, points = curves.shape
     if seeds < 2:
@@ -166,7 +166,7 @@ def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
     chunk_size = max(1, _NUMBERS_AT_ONCE // picks.size)
     for start in range(0, points, chunk_size):
         points_slice = slice(start, start + chunk_size)
-        # [points, resamples, seeds]: every point sees the same seeds drawn.
+        # [points, resamples, seeds]: every point uses the same resamples of the seeds.
         means = compute_interquartile_means(curves[:, points_slice].T[:, picks])
         low[points_slice], high[points_slice] = _ResampledStatistic(
             means, is_exhaustive
@@ -175,7 +175,7 @@ def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
 
 
 def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> SeedComparison:
-    """Ours beside theirs; the margin is a share of their interquartile mean."""
+    """Compare values with a baseline; the margin is a share of its interquartile mean."""
     base = float(compute_interquartile_means(baseline))
     value = float(compute_interquartile_means(values)) - base
     differences = _resample(
@@ -193,11 +193,11 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
     )
 
 
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # percent of next to nothing
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # a baseline near zero
 def compare_medians(
     values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
 ) -> Interval:
-    """By how many percent of theirs our median is the larger."""
+    """Return by how many percent the median of `values` exceeds that of the baseline."""
     values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
@@ -210,13 +210,13 @@ def compare_medians(
 
 
 def compute_median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The median of repetitions and its bootstrap interval."""
+    """Return the median of repetitions with its bootstrap interval."""
     medians = _resample([np.array(values, np.float64)], lambda part: np.median(part, axis=-1))
     return medians.make_interval(float(np.median(values)), level)
 
 
 def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
-    """The ends of the mean's bootstrap interval, always from drawn resamples."""
+    """Return the ends of the mean's bootstrap interval, always from drawn resamples."""
     if len(values) < 2:
         return float(values.mean()), float(values.mean())
     stream = make_stream(0, Role.BOOTSTRAP, len(values))
@@ -226,7 +226,7 @@ def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, 
 
 
 def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
-    """P(one of a > one of b) along the last axis, ties counting half (Mann and Whitney)."""
+    """Return P(value of a > value of b) along the last axis; ties count half (Mann-Whitney)."""
     difference = a[..., :, None] - b[..., None, :]
     wins: Float64 = (np.sign(difference) / 2.0 + 0.5).mean(axis=(-1, -2))
     return wins
@@ -234,14 +234,14 @@ def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class _ResampledStatistic:
-    """What a statistic comes to, along the last axis: in every resample, or in some of them."""
+    """A statistic of all resamples, or of a sample of them, along the last axis."""
 
     values: Float64
     is_exhaustive: bool
 
     def compute_ends(self, level: float) -> tuple[Float64, Float64]:
         tail = (1.0 - level) / 2.0
-        # Where all are known none between them is possible.
+        # If all resamples are enumerated, no value between two of them can occur.
         method: Literal["inverted_cdf", "linear"] = (
             "inverted_cdf" if self.is_exhaustive else "linear"
         )
@@ -254,7 +254,7 @@ class _ResampledStatistic:
 
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
-    """The statistic of all resamples, or of `RESAMPLES` where there are more.
+    """Return the statistic of all resamples, or of `RESAMPLES` drawn ones if there are more.
 
     Each stratum is drawn from its own stream.
     """
@@ -284,5 +284,5 @@ def _draw_resamples(
 
 
 def _list_picks(seeds: int) -> Array:
-    """All the ways to draw as many seeds as there are, each a row."""
+    """Return all ways to draw `seeds` seeds with replacement, one per row."""
     return np.indices((seeds,) * seeds).reshape(seeds, -1).T

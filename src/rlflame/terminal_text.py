@@ -1,8 +1,8 @@
-"""Text for people: counts, sizes and durations, and escapes for what a terminal obeys.
+"""Formats counts, sizes and durations, and escapes control characters for terminals.
 
-Names, files, environments and workers supply text that rlflame prints. Such text may hold escape
-sequences that move the cursor, recolour or clear the screen, or characters that reorder a line.
-Imports nothing of rlflame, so that every layer may use it.
+rlflame prints text from names, files, environments and workers. It may contain escape sequences
+that move the cursor, recolour or clear the screen, or characters that reorder a line. This module
+imports nothing from rlflame, so that every layer can use it.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import re
 from typing import IO, Any
 
 #: C0 and C1 controls except tab and newline, DEL, bidirectional controls (UAX #9), the line and
-#: paragraph separators, and lone surrogates, which no encoding of a terminal has.
+#: paragraph separators, and lone surrogates, which no terminal encoding can represent.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def escape_controls(text: str) -> str:
-    r"""The text with control characters as \x1b or \u202e; newlines and tabs stay."""
+    r"""Escape control characters as \x1b or \u202e; newlines and tabs stay."""
     return _CONTROLS.sub(_escape, text)
 
 
 def escape_line(text: str) -> str:
-    r"""The same for text that must stay in one line: a newline becomes \n."""
+    r"""Escape control characters and newlines, for text that must stay on one line."""
     return escape_controls(text).replace("\n", "\\n")
 
 
 def escape_unicode(text: str) -> str:
-    r"""The text with control characters as \u001b, the form that JSON and TOML read back.
+    r"""Escape control characters as \u001b, the form that JSON and TOML read back.
 
     Lone surrogates stay: TOML has no form for them, and json escapes them itself.
     """
@@ -43,29 +43,29 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """`93 MB`, `1.2 GB`."""
+    """Format a number of bytes, such as `93 MB` or `1.2 GB`."""
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:,.1f} GB"
     return f"{size_bytes / 1e6:,.0f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.0f} kB"
 
 
 def format_count(number: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`."""
+    """Format a number and its noun, such as `1 step` or `2,000 steps`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def format_duration(seconds: float) -> str:
-    """`0:05`, `12:34`, `3:04:05`."""
+    """Format a duration, such as `0:05`, `12:34` or `3:04:05`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class EscapingStream:
-    """A text stream that escapes control characters in everything that is written to it.
+    """A text stream that escapes control characters in everything written to it.
 
-    Warnings, log records, tracebacks of threads and output of libraries reach a terminal through
-    sys.stdout and sys.stderr alone, so the command line replaces both by such streams.
+    Warnings, log records, tracebacks of threads and the output of libraries bypass rlflame's own
+    printing, so the command line replaces sys.stdout and sys.stderr with such streams.
     """
 
     def __init__(self, stream: IO[str]) -> None:

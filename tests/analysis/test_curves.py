@@ -394,8 +394,8 @@ def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
     found, notes = run_reader.read_runs([tmp_path / "runs", tmp_path / "runs/a"])
     assert [one.folder.name for one in found] == ["a"]
     assert "b/config.toml is not TOML" in notes[0]
-    assert "begun has nothing recorded yet. It is left out." in notes[1]
-    with pytest.raises(CheckpointError, match="no run to look at"):
+    assert "begun has no metrics yet. It is left out." in notes[1]
+    with pytest.raises(CheckpointError, match="There is no run with metrics"):
         run_reader.read_runs([make(tmp_path / "other/b").parent])
     with pytest.raises(CheckpointError):
         run_reader.read_runs([tmp_path / "runs/b"])

@@ -59,7 +59,7 @@ def facts(result):
 
 
 def test_what_is_equal_is_said_where_something_was_compared():
-    same, other = "X are the same on all sides, to the last bit.", "X are not the same on all sides"
+    same, other = "X are bit-identical on all sides.", "X differ between sides"
     assert result.format_bits([None], "X") == []
     assert result.format_bits([True, None], "X") == [same]
     (sentence,) = result.format_bits([True, False], "X")
@@ -237,9 +237,9 @@ def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
 
 def test_other_weights_somewhere_are_said():
     same = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame")])
-    assert "weights are the same on all sides" in same.to_markdown()
+    assert "weights are bit-identical on all sides" in same.to_markdown()
     other = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame", weights="x")])
-    assert "weights are not the same on all sides" in other.to_markdown()
+    assert "weights differ between sides" in other.to_markdown()
 
 
 def test_of_what_was_not_measured_twice_nothing_is_said():

@@ -317,7 +317,7 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
         os.kill(beside._processes[1].pid, signal.SIGKILL)
         with pytest.raises(
             RlflameError,
-            match=r"^Process \d+, which is measured: killed by signal 9, SIGKILL\.$",
+            match=r"^Process \d+ of the benchmark: killed by signal 9, SIGKILL\.$",
         ) as caught:
             beside.step(0.0)
         assert "so loud" in caught.value.detail
@@ -326,7 +326,7 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
 
 def test_a_process_that_its_environment_ends_is_said_to_be_ended_by_it():
     with (
-        pytest.raises(RlflameError, match=r"which is measured: ended with exit code 3\.$"),
+        pytest.raises(RlflameError, match=r"of the benchmark: ended with exit code 3\.$"),
         make_collectors(loud("exit"), 1, NullStop()) as beside,
     ):
         beside.step(0.0)

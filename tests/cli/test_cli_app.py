@@ -107,8 +107,8 @@ def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
         spoken = finished(process("envs", stdout=full))
     assert spoken.code == 1
     assert spoken.err == (
-        "rlflame: The system said: No space left on device.\n"
-        "  hint: mend that, and type the same again\n"
+        "rlflame: System error: No space left on device.\n"
+        "  hint: fix the cause, then run the same command again\n"
     )
 
 
@@ -455,7 +455,7 @@ def test_eval_interrupted_says_so_without_traceback(tmp_path):
     running.send_signal(signal.SIGINT)
     spoken = finished(running)
     assert (spoken.code, spoken.out) == (130, "")
-    assert spoken.err == "rlflame: Interrupted.\n  hint: type the same again\n"
+    assert spoken.err == "rlflame: Interrupted.\n  hint: run the same command again\n"
     assert not any(map(alive, children))
 
 

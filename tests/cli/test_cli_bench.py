@@ -115,7 +115,7 @@ def test_results_are_never_overwritten(measured):
     folder, _ = measured
     spoken = rlflame("bench", "scaling", *QUICK, "-o", folder)
     assert spoken.code == 2
-    assert "scaling.json is there already" in spoken.err
+    assert "scaling.json already exists" in spoken.err
 
 
 def test_what_is_small_keeps_three_digits(tmp_path):
@@ -184,12 +184,12 @@ def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
     assert "old.json was measured on a machine that was busy" in said
     assert "new.json was stopped before its end" in said
     assert (
-        "They were not measured alike: processor one before, another now; usable_cores 2 before, "
+        "The conditions differ: processor one before, another now; usable_cores 2 before, "
         "4 now; packages.torch 1 before, 2 now; packages.numpy absent before, 2 now; "
         "OMP_NUM_THREADS absent before, 1 now." in said
     )
-    assert "In new.json alone: c; only new.json has it (1)." in said
-    assert "In old.json alone: b; only old.json has it (1)." in said
+    assert "Only in new.json: c; only new.json has it (1)." in said
+    assert "Only in old.json: b; only old.json has it (1)." in said
     assert "was stopped before its end" in rlflame("report", "new.json").out
     written("more.json", 16, "a")
     spoken = rlflame("bench", "--diff", "old.json", "more.json")
@@ -357,14 +357,14 @@ def test_without_a_cluster_it_is_said_what_measures_here(words, tmp_path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     spoken = rlflame("bench", *words, "--workers", "1")
     assert spoken.code == 3
-    assert "local in place of flame measures this machine" in spoken.err
+    assert "use local instead of flame" in spoken.err
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "it").write_text("")
     spoken = rlflame("bench", "rollouts", "-o", tmp_path / "it")
     assert spoken.code == 2
-    assert "it is no folder, and results go into one." in spoken.err
+    assert "it is not a folder." in spoken.err
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
@@ -532,13 +532,11 @@ def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(
     # Its task, and a second one where that was waiting at the same worker.
     before, lost = found["retried"]
     assert (before, lost > 0) == (0, True)
-    assert (
-        f"has tasks that were collected again, which takes longer: {found['name']}." in spoken.out
-    )
+    assert f"has tasks that were retried, which takes longer: {found['name']}." in spoken.out
     if file == "scaling":
         table = csv.DictReader(pathlib.Path("it/scaling.csv").read_text().splitlines())
         assert [int(row["retried"]) for row in table] == [0, lost]
         assert [one["retried"] for one in facts["cells"][0]["repetitions"]] == [0, lost]
     results = pathlib.Path(f"it/{file}.json")
-    doubt = f"{results} has tasks that were collected again"
+    doubt = f"{results} has tasks that were retried"
     assert doubt in rlflame("bench", "--diff", results, results).out

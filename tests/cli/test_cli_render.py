@@ -93,7 +93,7 @@ def test_what_cannot_be_read_or_drawn(easel, tmp_path):
 def test_a_folder_is_refused_with_a_file_in_it(easel, tmp_path):
     spoken = rlflame("render", tmp_path)
     assert spoken.code == 1
-    assert spoken.err == f"rlflame: {tmp_path} is a folder.\n  hint: a file in it: {easel}\n"
+    assert spoken.err == f"rlflame: {tmp_path} is a folder.\n  hint: name a file in it: {easel}\n"
 
 
 def test_without_the_extra_for_video_there_is_a_sentence(easel, monkeypatch):

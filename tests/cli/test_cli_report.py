@@ -250,7 +250,7 @@ def test_without_matplotlib_a_page_draws_its_curves_as_a_terminal_does(tmp_path,
         ([50, 51, 52, 50], "worse", set()),
         ([20, 190, 100, 60], "undecided", set()),
         ([100, 95, 113, 120], "not worse", {"not-worse"}),
-        ([150, 151], "fewer than 3 seeds show nothing", set()),
+        ([150, 151], "unknown with fewer than 3 seeds", set()),
     ],
 )
 def test_verdicts_and_exit_codes(tmp_path, ours, verdict, shown):
@@ -299,7 +299,7 @@ def test_every_environment_must_hold(tmp_path):
         (("absent",), 1, "absent does not exist"),
         (("empty",), 1, "empty has nothing to report yet"),
         (("a", "--vs", "unfinished"), 1, "unfinished has no final evaluation yet"),
-        (("a", "--vs", "ant"), 2, "are of CartPole-v1, and those behind --vs of Ant-v5"),
+        (("a", "--vs", "ant"), 2, "are of CartPole-v1, but those after --vs are of Ant-v5"),
         (("a", "other", "--vs", "a"), 2, "of more than one recipe"),
         (("a", "--vs"), 2, "no runs on a side of --vs"),
         (("--vs", "a"), 2, "no runs on a side of --vs"),
@@ -309,7 +309,7 @@ def test_every_environment_must_hold(tmp_path):
         (("a", "--vs", "a", "--margin", "0"), 2, "--margin is 0"),
         (("a", "-o", "r.pdf"), 2, "not 'r.pdf'"),
         (("a", "-o", "nowhere/r.md"), 1, "nowhere/r.md could not be written"),
-        (("a", "x.json"), 2, "Results of a benchmark are shown alone"),
+        (("a", "x.json"), 2, "A report has one benchmark result"),
     ],
 )
 def test_what_cannot_be_reported_is_a_sentence(tmp_path, words, code, sentence):

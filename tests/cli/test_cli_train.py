@@ -208,7 +208,7 @@ def test_arguments_reach_the_environment_as_they_were_typed():
     ("words", "code", "said"),
     [
         (["--env", "hoper"], 2, ["'hoper'", "Did you mean: `Hopper`"]),
-        (["--env", "nosuchmodule:Foo-v1"], 2, ["nosuchmodule", "missing or cannot be loaded"]),
+        (["--env", "nosuchmodule:Foo-v1"], 2, ["nosuchmodule", "missing or cannot be imported"]),
         (["--env", "CartPole-v99"], 2, ["CartPole-v99", "rlflame envs"]),
         (["--env", "cart pole"], 2, ["learning.environment.id", "'cart pole'"]),
         (["--env-kwargs", "foo=1"], 2, ["CartPole-v1", "'foo'", "--env-kwargs"]),
@@ -242,11 +242,11 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         (["--algo", "reinforce", "--episodes-per-iter", "0"], 2, ["--episodes-per-iter is 0"]),
         (["--steps", "many"], 2, ["--steps"]),
         (["--nonsense"], 2, ["--nonsense"]),
-        (["--algo", "sac"], 2, ["CartPole-v1 has 2 choices", "--algo ppo"]),
+        (["--algo", "sac"], 2, ["CartPole-v1 has 2 discrete", "--algo ppo"]),
         (
             ["--algo", "sac", "--env", "fakes:Odd-v0", "--env-kwargs", "acts=unbounded"],
             2,
-            ["two bounds", "fakes:Odd-v0", "finite bounds"],
+            ["bounded actions", "fakes:Odd-v0", "finite bounds"],
         ),
         (
             [*SAC, "--set", "sac.entropy_coefficient=-1"],
@@ -330,8 +330,8 @@ def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
     quiet = rlflame("train", "--dry-run")
     assert quiet.code == 1
     assert quiet.err.splitlines() == [
-        "rlflame: Something went wrong inside rlflame (ZeroDivisionError: a wonderful bug).",
-        "  hint: this is a bug; --debug shows where",
+        "rlflame: Internal error in rlflame (ZeroDivisionError: a wonderful bug).",
+        "  hint: this is a bug; --debug shows the traceback",
     ]
     loud = rlflame("train", "--dry-run", "--debug")
     assert "in broken" in loud.err
@@ -356,7 +356,7 @@ def test_a_folder_is_never_written_over(tmp_path):
     second = rlflame("train", *TINY, "--steps", "64", "--out", "x", "--quiet")
     assert (first.out, second.out) == ("x\n", "x-2\n")
     plain = rlflame("train", *TINY, "--steps", "64", "--out", "x", "--plain")
-    assert plain.err == "x is taken and stays as it is; this run is in x-3.\n"
+    assert plain.err == "x already exists and is left unchanged; this run is in x-3.\n"
     assert before == {p: p.read_bytes() for p in (tmp_path / "x").rglob("*") if p.is_file()}
 
 
@@ -399,7 +399,7 @@ def test_until_return_ends_a_run_that_then_does_not_go_on():
     assert 128 <= end["steps"] < 9999
     again = rlflame("resume", end["folder"], "--steps", "20000")
     assert again.code == 2
-    assert "had reached 5" in again.err
+    assert "reached 5" in again.err
 
 
 def test_the_most_workers_that_can_help_are_named(tmp_path):
@@ -494,8 +494,8 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     spoken = rlflame(*words, "--set", "rollout.steps=100000")
     assert spoken.code == 2
     assert "A batch of 6,400,000 steps takes" in spoken.err
-    assert "and 300 MB are available" in spoken.err
-    assert "  hint: a smaller learning.rollout.steps" in spoken.err
+    assert "only 300 MB are available" in spoken.err
+    assert "  hint: use a smaller learning.rollout.steps" in spoken.err
     assert not (tmp_path / "x").exists()
     monkeypatch.undo()
     spoken = rlflame(*words, "--set", "network.hidden=[65536,65536]")
@@ -503,7 +503,7 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     assert "Learning networks of [65536, 65536] units takes" in spoken.err
     assert "a smaller learning.network.hidden" in spoken.err
     shown = rlflame(*words, "--set", "network.hidden=[65536,65536]", "--dry-run")
-    assert (shown.code, "Not on this machine: " in shown.err) == (0, True)
+    assert (shown.code, "This machine cannot train it: " in shown.err) == (0, True)
 
 
 def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):

@@ -149,7 +149,7 @@ def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
     assert third.returncode == 0, third.stderr
     forgotten = rlflame("eval", "plain/best.safetensors", "--episodes", "2")
     assert forgotten.returncode == 2
-    assert "one of yours: --env-file FILE.py" in " ".join(forgotten.stderr.split())
+    assert "--env-file FILE.py" in " ".join(forgotten.stderr.split())
     (tmp_path / "lib" / "this.py").write_text(MINE)  # no module that is loaded, but Python's own
     (tmp_path / "lib" / "gone_env.py").write_text("raise SystemExit(0)")
     (tmp_path / "lib" / "two words.py").write_text(MINE)

@@ -24,7 +24,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (("--env", "hoper"), 2, "'hoper'"),
         (("--set", "learning.init_policy=" + "0" * 32), 2, "no file was given"),
         (("--init-from", "absent.safetensors"), 1, "absent.safetensors does not exist"),
-        (("--set", "network.exploration=gsde"), 2, "gsde needs actions that are numbers"),
+        (("--set", "network.exploration=gsde"), 2, "gsde needs continuous actions"),
     ],
 )
 def test_the_same_is_refused_in_the_same_words(words, code, text, more):
@@ -45,6 +45,6 @@ def test_memory_is_checked_in_a_sweep_too_and_not_in_a_dry_run(monkeypatch):
     for more in ((), ("--seeds", "0-1")):
         refused = rlflame("train", *TINY, *more)
         assert refused.code == 2
-        assert "and 1 kB are available" in refused.err
+        assert "only 1 kB are available" in refused.err
     assert rlflame("train", *TINY, "--dry-run").code == 0
     assert not list(Path().iterdir())

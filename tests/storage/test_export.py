@@ -157,10 +157,10 @@ def test_a_model_that_acts_otherwise_is_a_failure(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-o", "x.gif"), "does not end .safetensors"),
+        (("-o", "x.gif"), "does not end in .safetensors"),
         (("-o", "."), "-o policy.small.safetensors"),
         (("-o", ""), "-o policy.small.safetensors"),
-        (("-o", "x.safetensors", "--onnx"), "does not end .onnx"),
+        (("-o", "x.safetensors", "--onnx"), "does not end in .onnx"),
         (("--check",), "--check is for ONNX models"),
         (("-o", "policy.safetensors"), "is the checkpoint itself"),
     ],

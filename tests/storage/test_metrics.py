@@ -78,7 +78,7 @@ def test_lines_that_are_missing_are_counted_and_nothing_is_changed(tmp_path, con
     path = tmp_path / "log"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(CheckpointError, match=f"lost {lost} of the 3 lines"):
+    with pytest.raises(CheckpointError, match=f"lacks {lost} of the 3 lines"):
         LineFile(path, 3, HEADER)
     assert (path.read_text() if path.exists() else None) == content
 

@@ -244,13 +244,13 @@ HARMS = {
     removed: "does not exist",
     flipped: "is damaged",
     cut: "is damaged",
-    emptied: "is damaged or no safetensors file",
+    emptied: "is damaged or not a safetensors file",
     swapped: "not the segment",
     forged: "not the segment",
     poisoned: "NaN",
     renumbered: "not the segment",
     pickled: "pickle",
-    of_another_kind: "not one of rlflame's",
+    of_another_kind: "rlflame did not write it",
 }
 
 
@@ -279,7 +279,10 @@ def test_where_an_earlier_checkpoint_is_whole_it_is_named_first(stopped, untouch
     flipped(stopped / "replay" / only)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 1
-    assert "goes on from before, to the same bits; rlflame resume" in said.err.replace("\n", " ")
+    assert (
+        "continues from an earlier checkpoint, bit-identically; rlflame resume"
+        in said.err.replace("\n", " ")
+    )
     advised = Path(re.search(r"rlflame resume (\S+step-\d+\.safetensors) ", said.err)[1])
     assert advised == others[-1]
     resumed(advised)
@@ -323,9 +326,9 @@ def test_what_is_advised_goes_as_far_as_was_asked_for(copied, tmp_path):
         resumed(copied, steps=160)
     target, steps = advised(caught.value.hint)
     assert (target, steps) == (copied / "checkpoints" / step(96), 160)
-    assert advised(caught.value.hint, "to the same bits; ") == (copied, 160)
+    assert advised(caught.value.hint, "bit-identically; ") == (copied, 160)
     # Nobody has asked for more than the 128 steps that it has.
-    assert advised(rlflame("inspect", copied).err, "to the same bits; ") == (copied, 256)
+    assert advised(rlflame("inspect", copied).err, "bit-identically; ") == (copied, 256)
     resumed(target, steps=steps)
     assert digest_of(copied) == digest_of(other)
 
@@ -349,7 +352,7 @@ def test_a_run_that_is_over_has_no_use_for_an_empty_replay_but_to_go_on(copied):
     before = content(copied)
     said = rlflame("resume", copied, "--fresh-replay")
     assert said.code == 2
-    assert "This run is over: it ended at step 96" in said.err
+    assert "This run ended at step 96" in said.err
     assert f"rlflame resume {copied} --fresh-replay --steps 192" in said.err.replace("\n", " ")
     assert {**content(copied), ".lock": b""} == {**before, ".lock": b""}
     assert resumed(copied, fresh_replay=True, steps=192).progress.steps == 192
@@ -555,7 +558,7 @@ def test_without_a_replay_there_is_none_to_begin_anew(tmp_path):
     api.train(wanted)
     said = rlflame("resume", folder, "--steps", "128", "--fresh-replay")
     assert said.code == 2
-    assert "ppo keeps none" in said.err
+    assert "ppo has none" in said.err
 
 
 # A copy without its replay, and what inspect says.
@@ -638,7 +641,7 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     # Eight columns; 105 observations, 8 actions and a reward of four bytes, one for the end, and a
     # thousandth of what the limit of 1,000 steps hides.
     assert "A replay of 1,000,000 transitions takes 458 MB of memory" in said.err
-    assert "and 123 MB are available for it" in said.err
+    assert "but only 123 MB are available" in said.err
     assert not out.exists()
     assert "a smaller learning.sac.buffer_size" in said.err
     # A dry run may be for another machine.
@@ -647,7 +650,7 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     monkeypatch.setattr(preflight, "measure_usable_bytes", lambda: 1000)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2
-    assert "take another machine" in said.err.replace("\n", " ")
+    assert "free memory" in said.err.replace("\n", " ")
 
 
 def test_what_a_replay_takes_is_said_at_the_start(tmp_path):

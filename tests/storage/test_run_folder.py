@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="Not a directory"):
         RunFolder.create(tmp_path / "file" / "run")
-    with pytest.raises(CheckpointError, match="no run folder"):
+    with pytest.raises(CheckpointError, match="not a run folder"):
         RunFolder.open(tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
 
@@ -424,7 +424,7 @@ def test_what_could_not_be_read_is_not_written_and_nothing_older_goes(copied, wh
     spoiled = at(whole, 128)
     with recording(copied, whole) as (recorder, _):
         before = {path.name: path.read_bytes() for path in copied.rglob("*.safetensors")}
-        with pytest.raises(LearningError, match=r"actor\.0\.bias has come to hold NaN"):
+        with pytest.raises(LearningError, match=r"actor\.0\.bias contains NaN"):
             recorder.record_snapshot(
                 lambda: dataclasses.replace(spoiled.snapshot, policy=weights),
                 spoiled.progress,
@@ -705,7 +705,7 @@ def test_a_checkpoint_in_a_folder_of_its_own_begins_a_new_record(tmp_path, untou
     shutil.copy(untouched / "checkpoints" / step(64), folder / "mine.safetensors")
     watching = Watching()
     result = resumed(folder / "mine.safetensors", watching)
-    assert "new one begins" in watching.notes[0]
+    assert "new logs start" in watching.notes[0]
     assert result.digest == checkpoint.load(untouched / "latest.safetensors").digest
     lines = (untouched / "metrics.jsonl").read_text().splitlines()
     counted, _ = checkpoint.load(untouched / "checkpoints" / step(64)).line_counts
@@ -723,7 +723,7 @@ def test_lost_lines_are_said_and_an_earlier_checkpoint_goes_on(copied, untouched
     lines = (copied / name).read_text().splitlines(keepends=True)
     (copied / name).write_text("".join(lines[:-1]))
     before = content(copied)
-    with pytest.raises(CheckpointError, match=f"{name} has lost 1 of") as caught:
+    with pytest.raises(CheckpointError, match=f"{name} lacks 1 of") as caught:
         resumed(copied, steps=128)
     assert "earlier" in caught.value.hint
     after = content(copied)
@@ -737,7 +737,7 @@ def test_lost_lines_are_said_and_an_earlier_checkpoint_goes_on(copied, untouched
 
 def test_a_missing_log_has_lost_all_its_lines(copied):
     (copied / "episodes.csv").unlink()
-    with pytest.raises(CheckpointError, match="has lost"):
+    with pytest.raises(CheckpointError, match="lacks 3 of"):
         resumed(copied, steps=128)
 
 
@@ -846,14 +846,14 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
 @pytest.mark.parametrize(
     ("number", "files", "hint"),
     [
-        (errno.ENOSPC, (), "make room, then begin again with the same command"),
-        (errno.EFBIG, (), "make room, then begin again with the same command"),
-        (errno.EROFS, (), "see that it can be written, then begin again with the same command"),
-        (errno.ENOSPC, ("config.toml",), "make room, then begin again: rlflame train --config"),
+        (errno.ENOSPC, (), "make room, then start again with the same command"),
+        (errno.EFBIG, (), "make room, then start again with the same command"),
+        (errno.EROFS, (), "make it writable, then start again with the same command"),
+        (errno.ENOSPC, ("config.toml",), "make room, then start again: rlflame train --config"),
         (
             errno.EDQUOT,
             ("config.toml", "checkpoints/step-000000096.safetensors"),
-            "goes on from checkpoints/step-000000096.safetensors",
+            "continues from checkpoints/step-000000096.safetensors",
         ),
     ],
 )
@@ -875,7 +875,7 @@ def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to
     with pytest.raises(CheckpointError) as failed, report_disk_errors(tmp_path):
         safetensors_file.write_atomically(tmp_path / "latest.safetensors", b"")
     assert failed.value.message.startswith(f"{tmp_path}/latest.safetensors could not be written: ")
-    assert failed.value.hint.endswith("begin again with the same command")
+    assert failed.value.hint.endswith("start again with the same command")
     with pytest.raises(CheckpointError) as full, report_disk_errors(tmp_path):
         # What the system says of a file that is already open has no name in it.
         raise CheckpointError("a/b could not be written.", "") from OSError(errno.ENOSPC, "full")

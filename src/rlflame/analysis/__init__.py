@@ -1,1 +1,1 @@
-"""Run folders read for charts and reports: curves, groups of runs, smoothing."""
+"""Reads run folders and turns them into charts and reports."""

@@ -1,4 +1,4 @@
-"""From runs to the lines of a chart: which metric, over what, smoothed, seeds taken together."""
+"""Makes charts from runs: chooses the metric and the x axis, smooths, and aggregates seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflame.statistics import compute_iqm_band
 from rlflame.storage.metrics import NAMES
 from rlflame.storage.run_reader import RunData
 
-#: What a curve can be drawn over, and how the axis is called.
+#: The x axes of a curve, and their labels.
 AXES = {
     "steps": "Environment steps",
     "total-steps": "Environment steps",
@@ -27,11 +27,11 @@ AXES = {
     "episodes": "Training episodes",
 }
 _STEPS_OF = {"steps": " per learner", "total-steps": ", all learners together"}
-#: Every training episode by itself, from episodes.csv.
+#: The return of each training episode, from episodes.csv.
 EPISODE_RETURN = "episode_return"
 TRAINING_RETURN = "episode_return_mean"
 EVALUATION = "eval_return_mean"
-#: Evaluations that make a curve.
+#: The least number of evaluations that is drawn as a curve by default.
 FEWEST_EVALUATIONS = 3
 WINDOW_EPISODES = 50
 _METRIC_LABELS = {
@@ -41,20 +41,20 @@ _METRIC_LABELS = {
 }
 LINE_NOTE = "Line: interquartile mean over seeds."
 _BAND_NOTE = (
-    "Band of a picture: 95% bootstrap interval over seeds, or of a single run over its evaluation "
-    "episodes."
+    "Band (images only): 95% bootstrap interval over seeds, or over the evaluation episodes of a "
+    "single run."
 )
 _UNITS = ((2.0 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
-#: Points of the grid on which seeds are taken together.
+#: The most points of the grid on which seeds are averaged.
 _GRID_POINTS = 200
 
 
 def make_figure(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:
-    """A chart; of several environments one for each, for their returns have no scale in common.
+    """Return a chart, or a panel for each environment, since their returns differ in scale.
 
-    What cannot be drawn is left out with a note, as long as there is something that can.
+    Runs and environments that cannot be drawn become notes. If none can be drawn, raise the error.
     """
     metric = metric or choose_metric(runs, axis)
     environments = dict.fromkeys(run.environment for run in runs)
@@ -81,7 +81,7 @@ def _format_absence(error: CheckpointError) -> str:
 def make_chart(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
-    """Of one environment: a line for each group of runs that differ in the seed alone."""
+    """Return a chart of one environment: a line for each group of runs that differ only in seed."""
     metric = metric or choose_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
@@ -101,7 +101,7 @@ def make_chart(
             lines.append(line)
             notes = [LINE_NOTE]
             continue
-        # Runs with no stretch of the axis in common are drawn each by itself.
+        # Runs that do not overlap on the axis are drawn separately.
         for single, curve in zip(split_group(group), group_curves, strict=True):
             lines.append(replace(curve, label=single.label))
     if any(line.low is not None for line in lines):
@@ -116,7 +116,7 @@ def make_chart(
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
-    """Evaluations where they make a curve; else what was seen in training."""
+    """Return the evaluation metric if all runs have enough evaluations, else a training metric."""
     if axis != "episodes" and all(
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
@@ -134,16 +134,16 @@ def _check_arguments(axis: str, metric: str, smooth: int) -> None:
         close = difflib.get_close_matches(metric, metrics, n=3, cutoff=0.5) or metrics
         raise ConfigError(f"There is no metric {metric!r}.", f"--metric {', '.join(close)}")
     if smooth < 1:
-        raise ConfigError(f"--smooth is {smooth}.", "--smooth 5, the number of points to average")
+        raise ConfigError(f"--smooth is {smooth}, but must be at least 1.", "--smooth 5")
 
 
 def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
-    """One run's values, with `low` and `high` where each value has an interval."""
+    """Return one run's values, with `low` and `high` if every value has an interval."""
     if metric == EPISODE_RETURN:
         return _make_episode_curve(run, axis, smooth if smooth > 1 else WINDOW_EPISODES)
     steps, values = run.read_values(metric)
     if not len(steps):
-        raise CheckpointError(f"{run.folder} has no {metric} yet.", "--metric NAME draws another")
+        raise CheckpointError(f"{run.folder} has no {metric} yet.", "choose another with --metric")
     line = Series("", compute_positions(run, steps, axis), smooth_values(values, smooth))
     ends = [run.read_values(name)[1] for name in ("eval_return_low", "eval_return_high")]
     if metric == EVALUATION and smooth == 1 and all(len(end) == len(steps) for end in ends):
@@ -152,11 +152,11 @@ def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
 
 
 def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
-    """Every episode as a dot, and their moving average."""
+    """Return a dot for every episode, and the moving average as the line."""
     returns, lengths = run.read_episodes()
     if not len(returns):
-        raise CheckpointError(f"{run.folder} has finished no episode yet.", "try again when it has")
-    # Where each ended.
+        raise CheckpointError(f"{run.folder} has finished no episode yet.", "try again later")
+    # The x position of an episode is where it ends.
     episodes = np.arange(1.0, len(lengths) + 1.0)
     x = episodes if axis == "episodes" else compute_positions(run, np.cumsum(lengths), axis)
     averages = smooth_values(returns, window)[window - 1 :]
@@ -164,7 +164,7 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
 
 
 def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
-    """Where on an axis a run stood after so many steps."""
+    """Return the positions on the axis that correspond to numbers of environment steps."""
     if axis == "steps":
         return steps / _count_learners(run)
     if axis == "total-steps":
@@ -175,21 +175,19 @@ def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
         clock = run.compute_elapsed_s("wall_s") if axis == "wall" else _read_cpu_s(run)
     if clock is None:
         quantity = "wall clock" if axis == "wall" else "workers' processor time"
-        raise CheckpointError(
-            f"{run.folder} has no record of its {quantity}.", "-x steps draws it over steps"
-        )
+        raise CheckpointError(f"{run.folder} has no record of its {quantity}.", "use -x steps")
     at, values = clock
     positions: Float64 = np.interp(steps, np.append(0.0, at), np.append(0.0, values))
     return positions
 
 
 def _count_learners(run: RunData) -> int:
-    """How many learned together; a run that does not say had one."""
+    """Return the number of learners of a run, 1 if the run does not record it."""
     return run.get_runtime_count("learners") or 1
 
 
 def _read_cpu_s(run: RunData) -> tuple[Float64, Float64] | None:
-    """Executors of a cluster do not tell what they spent; a run in one process has no workers."""
+    """Return the CPU seconds of driver and workers, None for a cluster: executors report none."""
     fleets = {machine.get("fleet") for machine in run.machines}
     if not fleets or any(map(is_remote, fleets)):
         return None
@@ -212,7 +210,7 @@ def _apply_units(
 
 
 def smooth_values(values: Float64, window: int) -> Float64:
-    """Each value with those before it, up to `window` in all; the first ones with fewer."""
+    """Return trailing means over `window` values; the first means are over fewer values."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -221,7 +219,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Where all of them have values: their own points if those are few, else evenly spread."""
+    """Return the x values in the range that all share: their own if few, else an even grid."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]
@@ -229,16 +227,16 @@ def make_common_grid(xs: Sequence[Float64]) -> Float64:
 
 
 def make_mean_series(label: str, curves: Sequence[Series]) -> Series | None:
-    """Several runs as their interquartile mean and its interval.
+    """Aggregate several runs into their interquartile mean and its confidence interval.
 
-    None where they have no stretch of the axis in common.
+    Return None if the runs do not overlap on the axis.
     """
     xs, average_of = [curve.x for curve in curves], curves[0].average_of
     parts = [curve.dots for curve in curves if curve.dots is not None]
     dots = None
     if parts:
         dots = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-    if not all(map(len, xs)):  # too few values for an average of all
+    if not all(map(len, xs)):  # a run has too few episodes for a moving average
         return Series(label, np.zeros(0), np.zeros(0), dots=dots, average_of=average_of)
     grid = make_common_grid(xs)
     if not len(grid) or (len(grid) == 1 and max(map(len, xs)) > 1):

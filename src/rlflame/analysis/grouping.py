@@ -1,4 +1,4 @@
-"""Groups of runs of one recipe that differ in the seed alone."""
+"""Groups runs of one recipe that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlflame.config import nested_dict
 from rlflame.storage.run_reader import RunData
 from rlflame.terminal_text import format_count
 
-#: Follows from the seed, and is no difference in the recipe.
+#: Ignored when recipes are compared.
 _SEED = "learning.seed"
-#: As it is written in a config, and as it is read from it; a run from before a setting has neither.
+#: An unset setting, as written in a config and as read. Runs older than a setting do not have it.
 _UNSET = ("none", None)
-#: Settings that a label names.
+#: The most settings in a label.
 _MOST_SETTINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one recipe with different seeds, and a label that tells them from others."""
+    """Runs of one recipe with different seeds, and a label that distinguishes the group."""
 
     label: str
     runs: tuple[RunData, ...]
@@ -34,10 +34,10 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
-    """In the order in which the runs were named.
+    """Group runs by recipe, in the order of `runs`.
 
-    A seed that occurs twice in a recipe is no second sample: such runs form groups by parent
-    folder, then one group for each run.
+    Two runs with the same recipe and seed are not independent samples. They are split by parent
+    folder and, if they share it, into one group for each run.
     """
     recipes = _partition_runs(runs, _format_recipe)
     parts = [part for numbers in recipes for part in _separate_samples(numbers)]
@@ -53,7 +53,7 @@ def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
 
 
 def split_group(group: RunGroup) -> list[RunGroup]:
-    """Each run by itself, under a label that tells its seed."""
+    """Return a group for each run, with its seed in the label."""
     seeds = _format_seeds(group.runs)
     return [RunGroup(group.label.replace(seeds, f"seed {run.seed}"), (run,)) for run in group.runs]
 
@@ -63,7 +63,7 @@ def _format_seeds(runs: Sequence[RunData]) -> str:
 
 
 def _find_folder(runs: Sequence[RunData]) -> Path:
-    """The folder of a single run, the parent folder of several."""
+    """Return the folder of a single run, or the parent folder of several."""
     folder = runs[0].folder.resolve()
     return folder if len(runs) == 1 else folder.parent
 
@@ -76,7 +76,7 @@ def _partition_runs(runs: Sequence[RunData], key: Callable[[RunData], str]) -> l
 
 
 def _separate_samples(runs: list[RunData]) -> list[list[RunData]]:
-    """Parts in which no seed occurs twice."""
+    """Split runs into parts in which no seed occurs twice."""
     if len({run.seed for run in runs}) == len(runs):
         return [runs]
     parts = _partition_runs(runs, lambda run: str(run.folder.resolve().parent))
@@ -90,13 +90,13 @@ def _format_recipe(run: RunData) -> str:
 
 
 def _list_settings(run: RunData) -> dict[str, Any]:
-    """The recipe as full names and values, without the seed and what is set to nothing."""
+    """Return the recipe as full names and values, without the seed and unset settings."""
     settings = nested_dict.flatten(run.recipe)
     return {name: value for name, value in settings if name != _SEED and value not in _UNSET}
 
 
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
-    """The algorithm, the environment if there are several, and the first settings that differ."""
+    """Return the algorithm, the environment if there are several, and the differing settings."""
     algorithm, settings = run.algorithm.upper(), _list_settings(run)
     if len({other.environment for other in all_runs}) > 1:
         algorithm += f" {run.environment}"

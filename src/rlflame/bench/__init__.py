@@ -1,1 +1,1 @@
-"""What `rlflame bench` measures."""
+"""The benchmarks of `rlflame bench`."""

@@ -1,4 +1,4 @@
-"""The pieces of training that benchmarks time: how they are made, and how one of them runs."""
+"""Makes and runs benchmark cases, short trainings that are timed."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
 Clock = Callable[[], float]
 SLEEPING = str(Path(__file__).with_name("sleeping.py"))
-#: Sleeping episodes of an iteration: what takes one worker about so long, between two bounds.
+#: Sleeping episodes per iteration: about this much time for one worker, within the bounds.
 _ITERATION_MS, _FEWEST_EPISODES, _MOST_EPISODES = 5000.0, 8, 100
-#: A replay is filled in rounds of 20 fragments of 500 steps, and gives batches of 64.
+#: A replay is filled in rounds of 20 fragments of 500 steps and sampled in batches of 64.
 _REPLAY_ROUND = ("rollout.num_slots=20", "rollout.envs_per_slot=1", "rollout.steps=500")
 _REPLAY_BATCH = 64
-#: How long a fleet may take until all its workers have answered.
+#: The time limit of a warm-up that waits until all workers have answered.
 _COMPLETE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recipe cut to some iterations: the same work wherever it runs, to the last bit."""
+    """A recipe cut to some iterations. The work is bit-identical wherever it runs."""
 
     name: str
     recipe: Recipe
     env: EnvSpec
-    #: How long an episode sleeps; None for a real environment.
+    #: The sleep of an episode in milliseconds; None for a real environment.
     episode_ms: float | None = None
 
     @property
     def tasks(self) -> int:
-        """The tasks of an iteration, and so the most workers that can be busy."""
+        """The number of tasks in an iteration, which limits how many workers can be busy."""
         return self.recipe.learning.rollout.num_slots
 
     @property
@@ -57,11 +57,11 @@ class Case:
 
     @property
     def work(self) -> dict[str, Any]:
-        """Every setting that changes what a repetition does; seeds and horizons do not."""
+        """The settings that affect the work of a repetition, without seeds and horizons."""
         settings = self.recipe.learning.model_dump(
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
-        # The kwargs are one value, so that an argument of one side alone is a difference.
+        # The kwargs are one value, so that an argument that only one side has is a difference.
         return {
             **self.recipe.model_dump(include={"stop_at_iterations", "stop_at_steps"}),
             **dict(flatten(settings, leaves=("environment.kwargs",))),
@@ -77,20 +77,20 @@ def make_env_case(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[Case, RuntimeSettings]:
-    """Some iterations of an environment's preset."""
+    """Make a case of a few iterations of an environment's preset."""
     flags = TrainFlags(env=environment, algo=algorithm, preset=preset, sets=sets)
     config, name = resolve.resolve(flags, components.has_continuous_actions)
     runtime, defaults = config.runtime, RuntimeSettings()
     if (runtime.fleet, runtime.workers) != (defaults.fleet, defaults.workers):
         raise ConfigError(
-            "runtime.fleet and runtime.workers are options of a benchmark, and no settings.",
-            "--workers, and --fleet or --compare",
+            "runtime.fleet and runtime.workers are options of a benchmark, not settings.",
+            "use --workers, and --fleet or --compare",
         )
     if episodes is not None:
         if config.learning.rollout.unit != "episodes":
             raise ConfigError(
-                f"--episodes is {episodes}, and {name} collects steps, not whole episodes.",
-                "leave it out, or --algo reinforce",
+                f"--episodes is {episodes}, but {name} collects steps, not whole episodes.",
+                "omit --episodes, or use --algo reinforce",
             )
         config = copy_with_episodes(config, episodes)
     recipe = config.recipe.copy_with_horizon()
@@ -108,7 +108,7 @@ def make_sleeping_cases(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
-    """REINFORCE on sleeping episodes. Every episode is one task."""
+    """Make a case of REINFORCE for each length of sleeping episodes. Each episode is one task."""
     module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:
@@ -121,7 +121,7 @@ def make_sleeping_cases(
             sets=[f"environment.kwargs.episode_ms={float(length_ms)!r}", *sets],
         )
         if case.env.kwargs["episode_ms"] != length_ms:
-            raise ConfigError("--set changes the length of episodes.", "--episode-ms in its place")
+            raise ConfigError("--set changes the length of episodes.", "use --episode-ms instead")
         name = f"{float(length_ms)} ms".replace(".0 ", " ")
         cases.append(replace(case, name=name, episode_ms=length_ms))
     return cases, runtime.model_copy(update={"env_file": SLEEPING})
@@ -130,7 +130,7 @@ def make_sleeping_cases(
 def make_replay_case(
     environment: str, transitions: int, *, sets: Sequence[str] = ()
 ) -> tuple[Case, RuntimeSettings]:
-    """The rollouts of an algorithm with a replay, into a replay that holds all of them."""
+    """Make a case whose rollouts fill a replay that holds all `transitions`."""
     algorithm = next(name for name, traits in TRAITS.items() if traits.uses_replay)
     sizes = (f"{algorithm}.batch_size={_REPLAY_BATCH}", f"{algorithm}.buffer_size={transitions}")
     settings = [*_REPLAY_ROUND, *sizes, *sets]
@@ -144,7 +144,7 @@ def make_replay_case(
 
 
 class Stopwatch:
-    """A recorder that keeps where the time of a run went, and writes nothing."""
+    """A recorder that keeps the time of each phase of a run and writes nothing."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
@@ -164,10 +164,10 @@ class Stopwatch:
         self.marks.append({"clock": self.clock(), **self.spent_s, **counts})
 
     def record_evaluation(self, *_: Any) -> None:
-        """A case has no evaluations."""
+        """Do nothing: a case has no evaluations."""
 
     def record_snapshot(self, *_: Any, final: bool = False) -> None:
-        """Nothing is written."""
+        """Do nothing: benchmarks write no snapshots."""
 
     @contextlib.contextmanager
     def time_phase(self, name: str) -> Iterator[None]:
@@ -185,9 +185,9 @@ def run_case(
     watch: Stopwatch,
     learner: Algorithm[Any] | None = None,
 ) -> dict[str, Any]:
-    """Train from the beginning of the case to its end; `weights` names the learned weights.
+    """Run a case from beginning to end; `weights` is the digest of the learned weights.
 
-    Raises StopInterrupt where the user asks to stop before the end.
+    Raises StopInterrupt if the user stops it before the end.
     """
     initial = components.make_initial_checkpoint(case.recipe, case.env)
     trainer = components.make_trainer(initial, fleet, watch, stop, "bench", learner)
@@ -215,7 +215,7 @@ def warm_up(
     *,
     wait_for_all: bool = False,
 ) -> None:
-    """Run an iteration that does not count, and more until every worker has answered."""
+    """Run an iteration that does not count; `wait_for_all`: repeat until every worker answered."""
     start_s, recipe = clock(), case.recipe.model_copy(update={"stop_at_iterations": 1})
     short = replace(case, recipe=recipe)
     run_case(short, fleet, stop, Stopwatch(clock))

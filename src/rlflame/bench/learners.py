@@ -1,4 +1,4 @@
-"""Times the same training with one and with several learners, and their exchange of gradients."""
+"""Times the same training with different numbers of learners, and their exchange of gradients."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from rlflame.rollout.task import Float32
 from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 
-#: What to do when a learner was lost.
-RETRY_HINT = "the same command measures anew"
+#: The hint after a learner is lost.
+RETRY_HINT = "run the same command again"
 _JOIN_TIMEOUT_S = 180.0
 _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
-#: The parts of a run that are timed, as the table names them.
+#: The timed parts of a run, by their names in the table.
 _PARTS = {"learning": "learn_s", "whole run": "seconds"}
 _COLUMNS = (
     *("learners", "times"),
@@ -43,13 +43,13 @@ _COLUMNS = (
     ("speed-up", "speedup_whole", ",.2fx"),
     ("ms an update", "update_ms", ".2f"),
     ("computing", "compute_ms", ".2f"),
-    ("exchanging and waiting", "exchange_ms", ".2f"),
+    ("exchange and wait", "exchange_ms", ".2f"),
     ("share", "exchange_share", ".1%"),
 )
 
 
 class TimedProcessGroup:
-    """A group whose exchanges are a phase of the first learner's stopwatch."""
+    """A process group that times its exchanges as a phase of a stopwatch."""
 
     def __init__(self, group: ProcessGroup, watch: Stopwatch) -> None:
         self._group, self._watch = group, watch
@@ -68,7 +68,7 @@ class TimedProcessGroup:
 
 
 class LearnersBenchmark(Benchmark):
-    """The same training by several numbers of `workers`, which are learners here, in turn."""
+    """The same training with each number of learners in turn; `workers` are learners here."""
 
     name = "learners"
 
@@ -90,7 +90,7 @@ class LearnersBenchmark(Benchmark):
         yield
 
     def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
-        """Train, and count without the first iteration, in which everything warms up."""
+        """Train once. The first iteration is a warm-up and does not count."""
         runtime = session.runtime.model_copy(update={"learners": learners})
         watch = Stopwatch(session.clock)
         learning, env = self.case.recipe.learning, self.case.env
@@ -115,7 +115,7 @@ class LearnersBenchmark(Benchmark):
         return {
             "seconds": counts["clock"],
             "learn_s": counts["learn"],
-            # Exchanging batches and gradients, waiting for other learners included.
+            # The exchange of batches and gradients, including the wait for other learners.
             "exchange_s": counts["exchange"],
             "steps": int(counts["steps"]),
             "updates": int(counts["updates"]),
@@ -134,10 +134,10 @@ class LearnersBenchmark(Benchmark):
         }
         units = "x".join(map(str, learning.network.hidden))
         blocks: list[Block] = [
-            f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples an "
+            f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples per "
             f"update, {format_count(self.case.iterations - 1, 'iteration')} after one to warm up. "
-            "Rollouts are the same on all sides and count in the whole run only. Updates "
-            "are on the first learner's clock.",
+            "Rollouts are the same on all sides and count only in the whole run. Updates "
+            "are timed on the first learner.",
             make_table(facts["sides"], _COLUMNS),
             *format_bits([same_bits], "The learned weights"),
         ]
@@ -151,7 +151,7 @@ class LearnersBenchmark(Benchmark):
 
 
 def describe_side(side: Side, base: Side) -> dict[str, Any]:
-    """The facts of a number of learners; the base is the one that others are measured by."""
+    """Return the facts of one number of learners, with its speed-up relative to `base`."""
     update_ms, exchange_ms = (
         median(1000.0 * run[part] / max(1, run["updates"]) for run in side.repetitions)
         for part in ("learn_s", "exchange_s")
@@ -175,7 +175,7 @@ def describe_side(side: Side, base: Side) -> dict[str, Any]:
 
 
 def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
-    """A row for each run and part."""
+    """Return a row for each run and each of its parts."""
     return [
         (name, side.labels["learners"], "measured",
          run[part], run["steps"], run["updates"], run["exchange_s"])
@@ -186,6 +186,6 @@ def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:
-    """The least number of shards, from `fewest` on, that all numbers of learners divide."""
+    """Return the least number of shards that all `counts` divide and that is `fewest` or more."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

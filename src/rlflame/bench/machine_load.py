@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on, and whether other programs use it meanwhile."""
+"""Describes the machine of a benchmark and measures the load of other programs on it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.rollout.machine import count_usable_cores, describe_machine
 from rlflame.terminal_text import format_size
 
-#: The share of the usable processors at work above which a machine counts as busy.
+#: A machine is busy if more than this share of its usable processors is at work.
 _BUSY_SHARE = 0.25
 _SAMPLE_S = 0.5
 _STAT = Path("/proc/stat")
 
 
 class LoadMonitor:
-    """Measures the work of other programs: that of all processors, less that of this process and
-    its children. Executors of Flame are no children, so with that fleet there is no such figure."""
+    """Measures the load of other programs: the total, less that of this process and its children.
+    Flame's executors are not children, so with that fleet the load of others is unknown."""
 
     def __init__(self, fleets: Collection[str]) -> None:
         self._machine, self._at_work = describe_machine(), count_busy_processors()
         self._start = None if any(map(is_remote, fleets)) else _read_counters()
 
     def describe(self) -> dict[str, Any]:
-        """The machine, and its load until now; correct once all children have been waited for."""
+        """Return the machine and its load so far; correct once all children are waited for."""
         load = _compute_load(self._start, _read_counters())
         others = max(0.0, load[0] - load[1]) if load else None
         busiest = max(value for value in (self._at_work, others, 0.0) if value is not None)
         return {
             "machine": self._machine,
             "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            # Processors at work before the benchmark began, and for other programs during it.
+            # Processors at work before the benchmark, and for other programs during it.
             "at_work": self._at_work,
             "others": others,
             "busy": busiest > max(0.5, _BUSY_SHARE * count_usable_cores()),
@@ -43,7 +43,7 @@ class LoadMonitor:
 
 
 def format_conditions(facts: dict[str, Any]) -> list[str]:
-    """What a measured number has to be read with."""
+    """Return sentences on the machine, the software and the load of a measurement."""
     machine = facts["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     first, own_load = (
@@ -53,12 +53,12 @@ def format_conditions(facts: dict[str, Any]) -> list[str]:
         f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores usable, "
         f"{format_size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, "
         f"Python {machine['python']}; {packages}; BLAS {machine['blas']}.",
-        f"Processors at work before: {first}; for other programs meanwhile: {own_load}.",
+        f"Busy processors before the benchmark: {first}; by other programs during it: {own_load}.",
     ]
 
 
 def count_busy_processors() -> float | None:
-    """How many processors are at work; None where the system does not tell."""
+    """Return the number of busy processors; None if the system does not report it."""
     first = _read_counters()
     time.sleep(_SAMPLE_S)
     load = _compute_load(first, _read_counters())
@@ -69,9 +69,9 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Seconds of the clock, of all processors, and of this process and its children."""
+    """Return seconds of wall time, of all busy processors, and of this process with children."""
     try:
-        # The fourth and the fifth are idle; those of guests are at work.
+        # The fourth and the fifth value are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
         busy_s = (sum(values) - values[3] - values[4]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
@@ -80,7 +80,7 @@ def _read_counters() -> _Counters:
 
 
 def _compute_load(first: _Counters, last: _Counters) -> tuple[float, float] | None:
-    """The processors at work between two looks: all of them, and those of this process."""
+    """Return the mean busy processors between two readings: in total, and of this process."""
     if first is None or last is None or last[0] <= first[0]:
         return None
     seconds, busy_s, own_s = (b - a for a, b in zip(first, last, strict=True))

@@ -1,7 +1,7 @@
-"""Steps of environments and nothing else: the limit that rollouts are measured against.
+"""Measures bare environment stepping, the upper limit of the speed of rollouts.
 
-Processes repeat random episodes, all at once. Each receives an order (`env`, and a `way` to step),
-answers whether it is ready, and answers every number of `seconds` with the `steps` it took in them.
+Processes repeat random episodes at the same time. Each receives an order (`env`, and the `way` to
+step) and answers whether it can step. It answers each number of seconds with `steps` and `seconds`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rlflame.rollout.task import EnvSpec
 from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")
-#: Steps of the episodes that are repeated, and steps between two looks at the clock.
+#: Steps of the repeated episodes, and steps between two readings of the clock.
 _SCRIPT_STEPS, _CHUNK_STEPS = 2_000, 100
 
-#: The seed of a reset, and the actions after it.
+#: The seed of the reset and the actions of an episode.
 Episode = tuple[int, list[Any]]
-#: Steps for some seconds; returns the counts.
+#: Steps for a number of seconds and returns the counts.
 Step = Callable[[float], dict[str, Any]]
 
 
 def record_script(env: Any) -> list[Episode]:
-    """Episodes of random actions, the last of which may be cut off."""
+    """Record episodes of random actions; the last may be incomplete."""
     env.action_space.seed(0)
     script = list[Episode]()
     is_over = True
@@ -49,7 +49,7 @@ def record_script(env: Any) -> list[Episode]:
 
 
 def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
-    """A reward for each step, without an end."""
+    """Repeat the episodes forever through the Gymnasium API; yield each step's reward."""
     while True:
         for seed, actions in script:
             env.reset(seed=seed)
@@ -59,7 +59,7 @@ def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
 
 
 def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
-    """The same by `mj_step` alone."""
+    """Repeat the episodes forever with `mj_step` alone; yield 0 for each step."""
     import mujoco
 
     model, data, skip = env.model, env.data, env.frame_skip
@@ -81,7 +81,7 @@ def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
 def time_steps(
     steps: Iterator[float], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
-    """The steps taken, some at least, and the seconds they took."""
+    """Take at least one chunk of steps for about `seconds`; return the counts."""
     start_s, step_count, elapsed = clock(), 0, 0.0
     while not step_count or elapsed < seconds:
         for _ in range(_CHUNK_STEPS):
@@ -91,9 +91,9 @@ def time_steps(
 
 
 class SteppingProcesses(ContextManagerMixin):
-    """Processes that step at the same time, alive until closed, each with its own order.
+    """Processes that step at the same time until closed, each with its own order.
 
-    Whatever waits for them raises StopInterrupt where the user asks to stop.
+    Methods that wait for them raise StopInterrupt if the user asks to stop.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class SteppingProcesses(ContextManagerMixin):
             raise
 
     def step(self, seconds: float) -> list[dict[str, Any]]:
-        """What each process has done in that time."""
+        """Step for `seconds`; return the counts of each process."""
         for child in self._processes:
             child.channel.send(MessageKind.TASK, seconds)
         return self._receive_answers()
 
     def _receive_answers(self) -> list[Any]:
-        """A message of each, in their order."""
+        """Receive a message from each process, in order."""
         answers = []
         for child in self._processes:
             messages: list[Message] = []
@@ -127,7 +127,7 @@ class SteppingProcesses(ContextManagerMixin):
                         wait([child.channel])
                     messages = child.channel.receive_all()
             except (EOFError, ProtocolError) as error:
-                message = f"Process {child.pid}, which is measured: {child.explain_loss(error)}."
+                message = f"Process {child.pid} of the benchmark: {child.explain_loss(error)}."
                 raise RlflameError(message, self._hint, child.read_output().strip()) from error
             answers.append(messages[0].value)
             child.trim_output()
@@ -141,21 +141,21 @@ class SteppingProcesses(ContextManagerMixin):
 def make_raw_processes(
     env: EnvSpec, way: str, workers: int, stop: StopRequest
 ) -> SteppingProcesses:
-    """Processes that repeat episodes in one way."""
+    """Start processes that repeat random episodes in one of the `WAYS`."""
     order = {"env": env, "way": way}
-    hint = "the same command with --no-limit leaves bare stepping out"
+    hint = "add --no-limit to skip bare stepping"
     return SteppingProcesses("rlflame.bench.raw_stepping", [order] * workers, hint, stop)
 
 
 def sum_rates(answers: Sequence[dict[str, Any]]) -> float:
-    """Steps a second of all processes together."""
+    """Return the total steps per second of all processes."""
     return sum(float(answer["steps"] / answer["seconds"]) for answer in answers)
 
 
 def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
-    """The other end of SteppingProcesses: answer until the parent is gone.
+    """Run the child side of SteppingProcesses: answer requests until the parent is gone.
 
-    `make_step` takes the order, and returns None where there is no way to step.
+    `make_step` receives the order and returns None if it cannot step.
     """
     channel, requests = ParentChannel.open(), SimpleQueue[Message]()
     order = channel.receive_order()
@@ -168,7 +168,7 @@ def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
 
 
 def make_raw_step(order: dict[str, Any]) -> Step | None:
-    """None where the environment is no MuJoCo model, and so cannot be stepped alone."""
+    """Return the step of an order; None if it is `mj_step` and the environment is not MuJoCo."""
     env: Any = make_env(order["env"])
     script, steps = record_script(env), iterate_gymnasium
     if order["way"] == "mj_step":

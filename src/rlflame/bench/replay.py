@@ -1,6 +1,6 @@
-"""How fast transitions come from a fleet into a replay, and out of it again in samples.
+"""Measures how fast transitions move from a fleet into a replay and out of it as samples.
 
-Nothing is learned, so that no learner hides what moving transitions costs.
+Nothing is learned, so that learning does not hide the cost of moving transitions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 from rlflame.training.trainer import StopRequest
 
-#: Batches drawn from the full replay, for the time that sampling alone takes.
+#: The number of batches drawn from the full replay to time sampling alone.
 _DRAWS = 500
 _PHASES = ("collect_s", "add_s", "sample_s")
 _MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
-    """Run the iterations of the case into an empty replay; a batch is drawn after each of them."""
+    """Fill an empty replay with the iterations of a case; sample a batch after each of them."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
     traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
     watch = Stopwatch(clock)
@@ -70,7 +70,7 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
 
 
 class ReplayBenchmark(Benchmark):
-    """Replays filled with the rollouts of a case."""
+    """The filling of a replay with the rollouts of a case."""
 
     name = "replay"
 
@@ -103,8 +103,8 @@ class ReplayBenchmark(Benchmark):
         }
         blocks: list[Block] = [
             f"{case.env.id}: {sides[0].repetitions[0]['transitions']:,} transitions of random "
-            f"actions in {format_count(case.iterations, 'iteration')}, from the fleet into the "
-            "replay, and a batch out of it after each. Start-up is in no figure.",
+            f"actions in {format_count(case.iterations, 'iteration')}, added to the replay, with a "
+            "batch sampled after each iteration. Start-up is not included.",
             make_table(fillings, _COLUMNS, 2),
             *format_bits([same_bits], "The contents of the replays"),
         ]

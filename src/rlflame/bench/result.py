@@ -1,4 +1,4 @@
-"""The result of a benchmark, as JSON, as Markdown and as a table, and the files that keep it."""
+"""Benchmark results as JSON, Markdown and CSV, and the folder that holds them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rlflame.storage.safetensors_file import write_atomically
 
 @dataclass
 class Side:
-    """One of the things that a benchmark measures in turn: a fleet, or a number of learners."""
+    """One of the alternatives that a benchmark compares: a fleet, or a number of learners."""
 
     name: str
-    #: The facts that tell it from other sides.
+    #: The facts that identify it among the sides.
     labels: dict[str, Any]
     #: The facts of each repetition.
     repetitions: list[dict[str, Any]] = field(default_factory=list)
@@ -52,17 +52,17 @@ class Side:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Everything that a benchmark has measured so far."""
+    """The measurements of a benchmark so far."""
 
     name: str
-    #: What --json holds besides the machine and the measurements.
+    #: The contents of --json, apart from the machine and the measurements.
     facts: dict[str, Any]
     blocks: Sequence[Block]
-    #: What `rlflame report` and `rlflame bench --diff` compare.
+    #: The input of `rlflame report` and `rlflame bench --diff`.
     measurements: Sequence[Measurement]
-    #: A table of repetitions below its head, for `rlflame plot`.
+    #: A table of repetitions for `rlflame plot`; the first row is the head.
     table: Sequence[Sequence[object]] = ()
-    #: What the runner adds: the machine, and whether the benchmark came to its end.
+    #: Set by the runner: the machine and its load, and whether the benchmark finished.
     conditions: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
 
@@ -98,37 +98,37 @@ class BenchResult:
 
 
 def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
-    """How many times as fast as the base, of medians of seconds."""
+    """Return the speed-up relative to the base, from medians of seconds."""
     gain = compare_medians(base_s, seconds)
     return Interval(*(1.0 + percent / 100.0 for percent in (gain.value, gain.low, gain.high)))
 
 
 def has_equal_digests(digests: Sequence[str]) -> bool | None:
-    """Whether all are equal; None where there are no two to compare."""
+    """Return whether all digests are equal; None if there are fewer than two."""
     return None if len(digests) < 2 else len(set(digests)) == 1
 
 
 def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
-    """A sentence on whether what all sides made is equal, and none where nothing was compared."""
+    """Return a sentence on whether the sides are bit-identical; none if nothing was compared."""
     values = [value for value in results if value is not None]
     if all(values):
-        return [f"{subject} are the same on all sides, to the last bit."] if values else []
-    return [f"{subject} are not the same on all sides: executors on other machines may be why."]
+        return [f"{subject} are bit-identical on all sides."] if values else []
+    return [f"{subject} differ between sides, perhaps because executors run on other machines."]
 
 
 class ResultFolder:
-    """The files of a result. Each is complete or absent at any moment."""
+    """The files of a result. They are written atomically."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Raise an error, before anything is measured, where the files cannot be written."""
+        """Raise ConfigError, before anything is measured, if the files cannot be written."""
         self._path, self._name = path, name
         if str(path) == "-" or (os.path.lexists(path) and not path.is_dir()):
-            raise ConfigError(f"{path} is no folder, and results go into one.", "-o bench")
+            raise ConfigError(f"{path} is not a folder.", "-o bench")
         if (file := self._make_path("json")).exists():
-            raise ConfigError(f"{file} is there already, and stays as it is.", "another -o")
+            raise ConfigError(f"{file} already exists.", "choose another folder with -o")
 
     def write(self, result: BenchResult) -> list[Path]:
-        """Write everything but the picture; returns the files."""
+        """Write all files except the image; return their paths."""
         contents = {"json": result.to_json() + "\n", "md": result.to_markdown()}
         if result.table:
             contents["csv"] = result.to_csv()
@@ -138,7 +138,7 @@ class ResultFolder:
         return [self._make_path(suffix) for suffix in contents]
 
     def draw(self) -> Path:
-        """Draw the table; raises PlotUnavailableError without matplotlib."""
+        """Draw the table; raise PlotUnavailableError if matplotlib is not installed."""
         matplotlib_backend.check_available()
         file = self._make_path("png")
         chart = make_speedup_chart(self._make_path("csv"))

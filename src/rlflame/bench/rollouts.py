@@ -1,6 +1,6 @@
-"""How fast a fleet collects with a policy that acts and does not learn, beside bare stepping.
+"""Measures how fast a fleet collects with an untrained policy, relative to bare stepping.
 
-Rounds are iterations of the case's recipe: its slots, its environments, its fragments.
+Rounds are iterations of the case's recipe, with its slots, environments and fragments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WARM_ROUNDS = 2
 
 
 class RolloutRounds(ContextManagerMixin):
-    """Iterations of rollouts on an open fleet, from the first episode on, with nothing learned."""
+    """Iterations of rollouts without learning on an open fleet, starting at the first episode."""
 
     def __init__(
         self, case: Case, fleet: Fleet, stop: StopRequest, acting: Literal["sample", "uniform"]
@@ -59,7 +59,7 @@ class RolloutRounds(ContextManagerMixin):
         ]
 
     def collect(self) -> list[Fragment]:
-        """The fragments of the next round, by slot."""
+        """Collect the fragments of the next round, sorted by slot."""
         with self._stop.allow_interrupt():
             submission = self._fleet.submit(self._tasks)
             try:
@@ -85,9 +85,9 @@ class RolloutRounds(ContextManagerMixin):
 
 
 def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
-    """Collect whole rounds for at least this time, and count.
+    """Collect whole rounds for at least `seconds` and return the counts.
 
-    `episode_steps` are the steps of the episodes that ended, also of those before the time.
+    `episode_steps` counts all steps of the episodes that ended, including steps before the start.
     """
     start_s, steps, lengths = clock(), 0, list[int]()
     while (elapsed := clock() - start_s) < seconds or not steps:
@@ -99,20 +99,20 @@ def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[
 
 
 def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProcesses:
-    """Processes that each collect their own rounds, as several seeds side by side do."""
+    """Start processes that each collect rounds with their own seed, like a sweep over seeds."""
     learning = case.recipe.learning
     seeds = [learning.model_copy(update={"seed": learning.seed + n}) for n in range(workers)]
     recipes = [case.recipe.model_copy(update={"learning": learning}) for learning in seeds]
     return SteppingProcesses(
         "rlflame.bench.rollouts",
         [{"recipe": recipe.model_dump_json()} for recipe in recipes],
-        "the same command with --workers 1 is this process alone",
+        "use --workers 1 to measure without further processes",
         stop,
     )
 
 
 def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The counts of processes that worked at the same time, and their rate."""
+    """Return the total counts and the total rate of processes that worked at the same time."""
     names = ("steps", "episodes", "episode_steps")
     totals = {name: sum(count[name] for count in counts) for name in names}
     return {"steps_per_s": sum_rates(counts), **totals}
@@ -120,11 +120,11 @@ def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass
 class RolloutsBenchmark(Benchmark):
-    """The rates of one fleet with several numbers of workers."""
+    """Measures the rates of one fleet with several numbers of workers."""
 
     name = "rollouts"
     seconds: float = 2.0
-    #: Whether bare stepping is measured too, after each repetition.
+    #: Whether bare stepping is also measured, after each repetition.
     has_limits: bool = True
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
@@ -141,7 +141,7 @@ class RolloutsBenchmark(Benchmark):
     ) -> None:
         stop, clock = session.stop, session.clock
         fleet = stack.enter_context(session.open_fleet(self.fleets[0], workers))
-        # The policy acts, also where training would begin with random actions.
+        # The policy acts even if training would begin with random actions.
         rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
         limits = dict[str, SteppingProcesses]()
         for way in WAYS if self.has_limits else ():
@@ -178,13 +178,13 @@ class RolloutsBenchmark(Benchmark):
             for rate in rates
         ]
         note = (
-            f"{self.case.name}: environment steps a second, with an untrained policy that does not "
-            f"learn, in rounds of {self.case.tasks} tasks, which is work for as many workers. The "
-            "limits are bare stepping: as many processes repeat episodes of random actions, in "
-            "turn with the workers. A share is the median over these pairs."
+            f"{self.case.name}: environment steps per second with an untrained policy that does "
+            f"not learn, in rounds of {self.case.tasks} tasks, at most one for each worker. The "
+            "limits are bare stepping: the same number of processes repeat episodes of random "
+            "actions, in turn with the workers. A share is the median over these pairs."
         )
         if not has_workers(self.fleets[0]) and max(self.workers) > 1:
-            note += " Several workers are as many processes, each with its own seed."
+            note += " Several workers are separate processes, each with its own seed."
         work = self.case.work
         return BenchResult(
             self.name,
@@ -195,7 +195,7 @@ class RolloutsBenchmark(Benchmark):
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
-    """The facts of a number of workers, with the share of each limit that it reached."""
+    """Return the facts of one number of workers, with its rate as a share of each limit."""
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: side.list_values(way) for way in WAYS if way in side.repetitions[0]}
     shares = {
@@ -204,7 +204,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
     }
     ms_per_episode = None
     if episodes:
-        # The time of one worker; an episode is as long as those that ended.
+        # The time of one worker, with the mean length of the finished episodes.
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {
@@ -220,7 +220,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
 
 
 def make_collecting_step(order: dict[str, str]) -> Step:
-    """Collect rounds of a recipe in this process, beside other such processes."""
+    """Return a step that collects rounds of a recipe in this process."""
     recipe = Recipe.model_validate_json(order["recipe"])
     case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
     rounds = RolloutRounds(case, make_inline_fleet(), NullStop(), "sample")

@@ -1,4 +1,4 @@
-"""Runs a benchmark: results are kept as they come, and reported however the benchmark ends."""
+"""Runs a benchmark, saves partial results, and reports them even if the benchmark fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlflame.training.trainer import StopInterrupt, StopRequest
 
 
 class BenchSession:
-    """What a benchmark works with: fleets of one runtime, a status line, and the stop request."""
+    """The resources of a benchmark: fleets of one runtime, a status line and the stop request."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class BenchSession:
         if not factory.FLEETS[kind].is_configured():
             from rlflame.fleet.flame.cluster_config import make_unconfigured_error
 
-            raise make_unconfigured_error("local in place of flame measures this machine.")
+            raise make_unconfigured_error("use local instead of flame to measure this machine.")
         self.show_status(f"{kind} with {workers}: starting")
         runtime = self.runtime.model_copy(update={"fleet": kind, "workers": workers})
         return factory.make_fleet(runtime, None, self._events)
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
-        """Every side in turn, so that a machine that drifts does so for all of them."""
+        """Yield every side in turn, so that drift of the machine's speed affects all of them."""
         for number in range(repeat):
             for side in sides:
                 self.turn = f"{side.name}: {number + 1} of {repeat}"
@@ -57,7 +57,7 @@ class BenchSession:
                 yield side
 
     def take_retried(self) -> int:
-        """How many tasks went to a second worker since the last call, on all fleets."""
+        """Return the number of tasks sent to a second worker since the last call, on all fleets."""
         return sum(self._events.take().values())
 
     def _show_event(self, event: FleetEvent) -> None:
@@ -69,9 +69,9 @@ class BenchSession:
 
 @dataclass
 class Benchmark:
-    """Cases on several fleets, all open at once, with one number of workers after the other.
+    """Measures cases on several fleets, open at the same time, for each number of workers.
 
-    Sides keep their repetitions however it ends.
+    Sides keep their repetitions even if the benchmark fails.
     """
 
     name: ClassVar[str]
@@ -83,13 +83,13 @@ class Benchmark:
 
     @property
     def case(self) -> Case:
-        """The first case, which some benchmarks have alone."""
+        """The first case, which is the only one of some benchmarks."""
         return self.cases[0]
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        """Measure everything; yield whenever a part is complete.
+        """Measure everything; yield after each complete part.
 
-        A fleet without workers is one process, and open only beside the fewest workers.
+        A fleet without workers is one process. It is measured only with the fewest workers.
         """
         clock = session.clock
         for count in self.workers:
@@ -116,15 +116,15 @@ class Benchmark:
                     yield
 
     def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
-        """Run work that does not count, until the fleet is as fast as it gets."""
+        """Run work that does not count, until the fleet has reached its full speed."""
         raise NotImplementedError
 
     def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
-        """The facts of a repetition."""
+        """Run one repetition and return its facts."""
         raise NotImplementedError
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
-        """The result of the sides that have been measured."""
+        """Make the result of the sides measured so far."""
         raise NotImplementedError
 
 
@@ -134,7 +134,7 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
         "case": case.name,
         "fleet": kind,
         "workers": count,
-        # How many tasks the fleet can run at one moment, and workers that have answered.
+        # The tasks that the fleet can run at once, and the workers that have answered.
         "capacity": fleet.capacity,
         "answered": len(fleet.probe()),
         # From opening the fleet to the end of its warm-up, in its first case.
@@ -144,7 +144,7 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
 
 
 class BenchRunner:
-    """One run of a benchmark, for the terminal and, where `out` is a folder, for files."""
+    """Runs a benchmark; prints the result and, if `out` is given, writes it to that folder."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class BenchRunner:
                 session.show_status("")
                 if isinstance(error, StopInterrupt) and stop.signal_number is not None:
                     message = f"Stopped before the end of {session.turn or 'the start'}."
-                    hint = "the same command measures anew"
+                    hint = "run the same command again"
                     error = Interruption(message, hint, stop.signal_number)
                 if self._report(complete=False):
                     mark_documented(error)
@@ -180,7 +180,7 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write what there is so far. If that fails, the end of the benchmark tries again."""
+        """Write the result so far. If that fails, it is written again when the benchmark ends."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
@@ -189,7 +189,7 @@ class BenchRunner:
                 session.show_note(f"Nothing is kept yet: {error}")
 
     def _make_result(self, complete: bool) -> BenchResult | None:
-        """The result so far; None where nothing has been measured."""
+        """Return the result so far; None if nothing has been measured."""
         sides = [side for side in self._benchmark.sides if side.repetitions]
         if not sides:
             return None
@@ -197,7 +197,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print and write the result, each also where the other fails; False without one."""
+        """Print the result, and write it even if that fails; return False if there is none."""
         result = self._make_result(complete)
         if result is None:
             return False
@@ -210,7 +210,7 @@ class BenchRunner:
         return True
 
     def _write(self, result: BenchResult, folder: ResultFolder) -> None:
-        """The picture comes last, so that nothing is lost where it cannot be drawn."""
+        """Write the files, and the image last, so that nothing is lost if it cannot be drawn."""
         for file in folder.write(result):
             print_note(f"written: {file}")
         if result.table:

@@ -1,8 +1,8 @@
-"""The same work on several fleets with several numbers of workers, in turn.
+"""Times the same work on several fleets with several numbers of workers, in turn.
 
-The model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o) and the
-learning. Least squares over the cells of a fleet give `o`, the overhead of a task, and `a`, that of
-an iteration.
+Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the time
+of learning. Least squares over the cells of a fleet estimate `o`, the overhead of a task, and `a`,
+the overhead of an iteration.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rlflame.rollout.task import Float64
 from rlflame.statistics import FEWEST_SEEDS, compare_medians, compute_median_interval
 
 Row = dict[str, Any]
-#: A line through two points says nothing about how well it fits.
+#: Two points do not show how well a line fits.
 _FEWEST_ROWS = 3
-#: The number of episodes an iteration for which break-even times are given.
+#: The episodes per iteration for which break-even times are computed.
 _EPISODES = 100
 _COLUMNS = (
     *("case", "fleet", "workers", "answered", "tasks", "times"),
@@ -56,7 +56,7 @@ _CSV_HEAD = ("case", "workers", "fleet", "seconds", "steps", "episodes", "collec
 
 
 class ScalingBenchmark(Benchmark):
-    """The training of several cases."""
+    """Times the training of several cases."""
 
     name = "scaling"
 
@@ -103,28 +103,28 @@ def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
 
 def _make_blocks(facts: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [
-        "The same training on every side; medians with 95% bootstrap intervals from "
-        f"{FEWEST_SEEDS} repetitions on. Speed-up is beside the fastest with the fewest workers; "
-        "theoretical is the most that the tasks allow. Gain is the throughput of Flame over that "
-        "of as many local workers. Latency and dispatch is the time beside learning and the "
-        "episodes, where their length is known. Start-up is in no other figure.",
+        "The same training on every side. Medians, with 95% bootstrap intervals from "
+        f"{FEWEST_SEEDS} repetitions on. Speed-up is relative to the fastest with the fewest "
+        "workers; theoretical is its limit from the number of tasks. Gain compares Flame's "
+        "throughput with the same number of local workers. Latency and dispatch is the time beyond "
+        "learning and episodes of known length. Other figures do not include start-up.",
         make_table(facts["rows"], _COLUMNS, 2),
         *format_bits([case["same_bits"] for case in facts["cases"]], "The learned weights"),
     ]
     if facts["overheads"]:
         blocks += [
-            "Overhead by least squares over these rows: an iteration of T tasks on P workers takes "
-            "its learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
-            "overhead.",
+            "Overheads by least squares over these rows. An iteration of T tasks on P workers "
+            "takes the time of learning, ceil(T / P) times the episodes and overhead of a task, "
+            "and the overhead of an iteration.",
             make_table(facts["overheads"], _OVERHEADS),
         ]
     return [*blocks, *facts["advice"]]
 
 
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Each cell beside the fastest one of its case with the fewest workers, in the order measured.
+    """Return the rows, each relative to the fastest cell of its case with the fewest workers.
 
-    A fleet with more workers is never the base: its overhead would hide in the speed-up.
+    A fleet with more workers is never the base, because the speed-up would hide its overhead.
     """
     rows = []
     for case in cases:
@@ -136,11 +136,11 @@ def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 
 def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) -> Row:
-    """`theoretical` is the most that so many tasks allow on so many workers.
+    """Return the row of a cell. `theoretical` is the limit of the speed-up.
 
-    `learning` and `lost` are shares of the time. Time is lost beyond learning and the episodes, and
-    None where the length of episodes is unknown. `gain_pct` is the throughput of Flame over that of
-    as many local workers.
+    `learning` and `lost` are shares of the time. `lost` is the time beyond learning and episodes,
+    None if the length of episodes is unknown. `gain_pct` compares the throughput of Flame with that
+    of the same number of local workers.
     """
     seconds, total_s = cell.list_values("seconds"), cell.compute_median("seconds")
     turns = _count_turns(case, cell)
@@ -171,29 +171,29 @@ def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) ->
 
 
 def _count_turns(case: Case, cell: Side) -> int:
-    """The tasks that the busiest worker has one after the other."""
+    """Return the number of tasks that the busiest worker runs one after the other."""
     workers: int = min(cell.labels["workers"], cell.labels["capacity"])
     return ceil(case.tasks / max(1, workers))
 
 
 def _compute_task_s(case: Case) -> float:
-    """The time of a task whose episodes sleep one after the other."""
+    """Return the seconds of a task whose episodes sleep one after the other."""
     assert case.episode_ms is not None
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 
 
 def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
-    """The fleet of worker processes here and the remote one, where both were measured."""
+    """Return the local fleet with workers and the remote fleet, if both were measured."""
     local = [name for name in fleets if has_workers(name) and not is_remote(name)]
     remote = [name for name in fleets if is_remote(name)]
     return (local[0], remote[0]) if local and remote else None
 
 
 def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """The overheads of every fleet whose cells tell those of a task and of an iteration apart.
+    """Fit the overhead of a task and of an iteration for every fleet with enough cells.
 
-    Each has the fleet, `task_s`, `iteration_s`, and the number of `cells` of the fit. That takes
-    rows with different numbers of tasks in a row, and one row more than two.
+    Each row has the fleet, `task_s`, `iteration_s`, and the number of `cells` of the fit. A fit
+    needs three cells, with at least two different numbers of tasks per worker.
     """
     case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
     points: dict[str, list[tuple[int, float]]] = {}
@@ -212,7 +212,7 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 
 def _fit_line(points: Float64) -> dict[str, float]:
-    """The overheads by least squares of `[turns, lost seconds]`, neither below 0."""
+    """Return the overheads by least squares over `[turns, lost seconds]`, neither below 0."""
     turns, lost_s = points.T
     (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost_s)
     if task_s < 0.0:
@@ -223,7 +223,7 @@ def _fit_line(points: Float64) -> dict[str, float]:
 
 
 def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> float | None:
-    """Seconds an episode from which the other fleet is faster; None where it never is."""
+    """Return the episode seconds from which the other fleet is faster; None if it never is."""
     few, many = (ceil(_EPISODES / count) for count in workers)
     if many >= few:
         return None
@@ -233,9 +233,9 @@ def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> flo
 
 
 def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> list[str]:
-    """Sentences: what to use for each case, and from which length of episodes Flame pays."""
+    """Return sentences on the best fleet for each case and on when Flame is faster than local."""
     if min(row["times"] for row in rows) < FEWEST_SEEDS:
-        return [f"What to use is unknown from so few repetitions: --repeat {FEWEST_SEEDS} or more."]
+        return [f"Advice needs more repetitions: --repeat {FEWEST_SEEDS} or more."]
     choices = [
         f"{case}: {_choose_row([row for row in rows if row['case'] == case])}"
         for case in dict.fromkeys(row["case"] for row in rows)
@@ -244,7 +244,7 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
     by_fleet = {overhead["fleet"]: overhead for overhead in overheads}
     if pair := _find_pair(by_fleet):
         local, flame = (by_fleet[name] for name in pair)
-        # An overhead of 0 is one that the fit had to raise, and so a poor fit.
+        # The fit raises negative overheads to 0, so an overhead of 0 means a poor fit.
         if not (flame["task_s"] and flame["iteration_s"]):
             return sentences
         executors = max(row["workers"] for row in rows if row["fleet"] == flame["fleet"])
@@ -260,7 +260,7 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
 
 
 def _choose_row(rows: Sequence[Row]) -> str:
-    """The first row, by workers and then as measured, that is not shown to be slower."""
+    """Name the row with the fewest workers that is not significantly slower than the fastest."""
     fastest = min(rows, key=lambda row: float(row["seconds"].value))
     equal = [row for row in rows if row["seconds"].low <= fastest["seconds"].high]
     choice = min(equal, key=lambda row: int(row["workers"]))

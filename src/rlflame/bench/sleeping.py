@@ -1,7 +1,7 @@
-"""An environment whose episodes last as long as they are told to, by sleeping.
+"""Defines an environment whose episodes sleep for a given time.
 
-It takes no processor while it sleeps, so the number of cores does not limit how many sleep at
-once: what is left over is the cost of everything around it.
+Sleeping uses no processor, so the number of cores does not limit how many episodes run at once.
+All time beyond the sleep is the cost of the fleet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIZE = 100
 
 
 class SleepingEnv(gymnasium.Env[Any, Any]):
-    """Sleeps for the whole episode in its first step; ten steps of a hundred numbers are 4 kB."""
+    """Sleeps for the whole episode in its first step; ten steps of 100 float32 values are 4 kB."""
 
     def __init__(self, episode_ms: float = 0.0, steps: int = 10) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)

@@ -1,7 +1,7 @@
-"""The algorithms: the settings of each, and the traits that other code reads.
+"""The settings of each algorithm, and the traits that other code reads.
 
-A new algorithm is a settings class and a row of TRAITS here, and a row in `learning/factory.py`.
-No other code compares an algorithm's name.
+A new algorithm needs a settings class and a row of TRAITS here, and a row in `learning/factory.py`.
+No other code compares algorithm names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlflame.errors import ConfigError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
-#: Below this Adam divides by nothing where a gradient is 0: the moments are float32.
+#: A smaller epsilon makes Adam divide by 0 for a zero gradient: its moments are float32.
 Epsilon = Annotated[float, Field(ge=1e-30, le=10.0)]
 MaxNorm = Annotated[float, Field(gt=0.0, le=1e6)] | None
 #: In TOML and on the command line, `none` is read as None.
@@ -27,28 +27,28 @@ CriticNorm = Annotated[
 
 
 class AlgorithmSection(SettingsModel):
-    """Base of the settings of one algorithm."""
+    """Base class for the settings of one algorithm."""
 
-    if TYPE_CHECKING:  # a field of each algorithm
+    if TYPE_CHECKING:  # every algorithm defines this field
         anneal_learning_rate: bool = False
 
     @property
     def needs_whole_batches(self) -> bool:
-        """Whether a gradient is not the sum of the gradients of a minibatch's parts."""
+        """Whether a gradient needs the whole minibatch, rather than a sum over shards."""
         return False
 
     @property
     def passes(self) -> int:
-        """How often an update learns from each sample of a batch."""
+        """Number of times that an update uses each sample of a batch."""
         return 1
 
     def check_action_size(self, action_size: int) -> None:
-        """Raise a ConfigError for settings that no policy over so many actions can meet."""
+        """Raise a ConfigError for settings that no policy with this action size can meet."""
 
 
 class PpoSettings(AlgorithmSection):
     learning_rate: Rate = Field(3e-4, description="Adam's step size.")
-    anneal_learning_rate: bool = Field(True, description="Decrease it to 0 at the horizon.")
+    anneal_learning_rate: bool = Field(True, description="Decrease it linearly to 0.")
     adam_epsilon: Epsilon = Field(1e-5, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Discount factor.")
     final_discount: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
@@ -60,12 +60,12 @@ class PpoSettings(AlgorithmSection):
         0.0,
         ge=0.0,
         lt=1.0,
-        description="The fraction of the horizon after which the discount begins to move to "
+        description="The fraction of the horizon after which the discount starts to change to "
         "final_discount.",
     )
     gae_lambda: Fraction = Field(0.95, description="Lambda of generalised advantage estimation.")
     clip_range: float = Field(0.2, gt=0.0, le=100.0, description="Clip range of the ratio.")
-    anneal_clip_range: bool = Field(False, description="Decrease it to 0 at the horizon.")
+    anneal_clip_range: bool = Field(False, description="Decrease it linearly to 0.")
     clip_range_value: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Clip range of the value function; absent: no clipping."
     )
@@ -74,7 +74,7 @@ class PpoSettings(AlgorithmSection):
     )
     recompute_advantages: bool = Field(True, description="Recompute advantages in every epoch.")
     scale_rewards: bool = Field(
-        True, description="Divide rewards by the running deviation of the discounted return."
+        True, description="Divide rewards by the discounted return's running standard deviation."
     )
     epochs: Positive = Field(10, le=1000, description="Passes over each batch.")
     minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
@@ -88,11 +88,11 @@ class PpoSettings(AlgorithmSection):
     @model_validator(mode="after")
     def _check_coherent(self) -> PpoSettings:
         if self.final_discount is not None and self.discount >= 1.0:
-            raise ValueError("final_discount needs a discount below 1 to begin with, or is none")
+            raise ValueError("final_discount needs a discount below 1; otherwise set it to none")
         if self.final_discount is None and self.discount_moves_from > 0.0:
             raise ValueError(
-                f"discount_moves_from is {self.discount_moves_from:g}, but there is no "
-                "final_discount to move to: set discount_moves_from to 0"
+                f"discount_moves_from is {self.discount_moves_from:g}, but final_discount is not "
+                "set: set discount_moves_from to 0"
             )
         return self
 
@@ -103,18 +103,18 @@ class PpoSettings(AlgorithmSection):
 
 class ReinforceSettings(AlgorithmSection):
     learning_rate: Rate = Field(1e-3, description="Adam's step size.")
-    anneal_learning_rate: bool = Field(False, description="Decrease it to 0 at the horizon.")
+    anneal_learning_rate: bool = Field(False, description="Decrease it linearly to 0.")
     adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Discount factor.")
     normalise_returns: Literal["off", "episode", "batch"] = Field(
         "batch", description="Standardise reward-to-go within each episode or over the batch."
     )
     average: Literal["steps", "episodes"] = Field(
-        "steps", description="Divide the summed loss by the number of steps or of episodes."
+        "steps", description="Divide the summed loss by the number of steps or episodes."
     )
     continue_truncated: bool = Field(
         False,
-        description="A truncated episode's reward-to-go continues at the batch's mean; needs "
+        description="Extend the reward-to-go of truncated episodes with the batch's mean; needs a "
         "discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
@@ -146,7 +146,7 @@ class SacSettings(AlgorithmSection):
         10_000,
         ge=0,
         le=1_000_000_000,
-        description="Random steps before the first update.",
+        description="Steps with random actions before the first update.",
     )
     updates_per_step: float = Field(
         1.0, gt=0.0, le=1000.0, description="Gradient updates per step."
@@ -156,10 +156,10 @@ class SacSettings(AlgorithmSection):
         0.005, gt=0.0, le=1.0, description="Rate of the target critics' moving average."
     )
     target_update_interval: Positive = Field(
-        1, le=1_000_000, description="Updates per target move."
+        1, le=1_000_000, description="Updates per update of the target critics."
     )
     policy_delay: Positive = Field(
-        1, le=1_000_000, description="Critic updates per update of actor and entropy coefficient."
+        1, le=1_000_000, description="Critic updates per update of the actor and the coefficient."
     )
     entropy_coefficient: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1e6)] = Field(
         "auto", description="Weight of the entropy; auto adapts it to the target entropy."
@@ -185,11 +185,11 @@ class SacSettings(AlgorithmSection):
         0,
         ge=0,
         le=99,
-        description="The target leaves out the highest quantiles of both target critics: this "
-        "number for each critic.",
+        description="Quantiles per critic that the target leaves out: the highest of the pooled "
+        "quantiles of both target critics.",
     )
     max_gradient_norm: MaxNorm = Field(
-        None, description="Clip the gradient of actor and critics to this norm."
+        None, description="Clip the gradients of the actor and the critics to this norm."
     )
 
     @model_validator(mode="after")
@@ -197,11 +197,11 @@ class SacSettings(AlgorithmSection):
         for name in ("target_update_rate", "target_update_interval"):
             value = getattr(self, name)
             if self.critic_norm == "batch" and value != SacSettings.model_fields[name].default:
-                raise ValueError(f"{name} is {value}, but with critic_norm=batch nothing follows")
+                raise ValueError(f"{name} is {value}, but critic_norm=batch uses no target critics")
         if self.dropped_quantiles >= self.quantiles:
             raise ValueError(
-                f"dropped_quantiles is {self.dropped_quantiles}, which has to be less than "
-                f"quantiles, which is {self.quantiles}"
+                f"dropped_quantiles is {self.dropped_quantiles}, but must be less than "
+                f"quantiles ({self.quantiles})"
             )
         return self
 
@@ -210,39 +210,39 @@ class SacSettings(AlgorithmSection):
         return self.critic_norm == "batch"
 
     def check_action_size(self, action_size: int) -> None:
-        """An entropy that no policy reaches lets the coefficient grow without end."""
+        """Refuse an entropy that no policy reaches: the coefficient would grow without bound."""
         target, highest = self.target_entropy, action_size * math.log(2.0)
         if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
             raise ConfigError(
-                f"sac.target_entropy is {target:g}, and {action_size} actions in [-1, 1] stay "
-                f"below {highest:.2f}.",
-                f"--set sac.target_entropy={-action_size}, which is what auto takes",
+                f"sac.target_entropy is {target:g}, but the entropy of {action_size} actions in "
+                f"[-1, 1] is always below {highest:.2f}.",
+                f"--set sac.target_entropy={-action_size}, the value that auto uses",
             )
 
 
-#: The settings of algorithms with a replay have the same names for it.
+#: All algorithms with a replay use the same names for its settings.
 ReplaySettings = SacSettings
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmTraits:
-    """What other code must know about an algorithm."""
+    """The properties of an algorithm that other code needs."""
 
     settings: type[AlgorithmSection]
-    #: The setting that the samples of a gradient come from; None: all samples of an iteration.
+    #: The setting with the number of samples per gradient; None: all samples of an iteration.
     batch_field: str | None
-    #: Networks that estimate values, beside the policy.
+    #: Number of value networks, not counting the policy.
     critics: int
-    #: The rollout units that it learns from.
+    #: The supported rollout units.
     units: tuple[str, ...] = ("steps", "episodes")
-    #: Actions are numbers between two bounds, and the policy also learns their deviations.
+    #: Actions are continuous and bounded, and the policy also outputs their standard deviations.
     squashed_actions: bool = False
     uses_replay: bool = False
-    #: Budgets and progress are counted in iterations of whole episodes, none of which is stale.
+    #: Budgets and progress count iterations of whole episodes; stale data is not supported.
     counts_iterations: bool = False
-    #: Networks whose gradients do not depend on each other, so that two processes can compute them.
+    #: Networks whose gradients are independent, so that two processes can compute them.
     independent_networks: int = 1
-    #: `learning.threads` run inside BLAS, and not in a thread pair.
+    #: `learning.threads` sets the threads of BLAS; otherwise it enables a thread pair.
     uses_blas_threads: bool = True
 
 
@@ -273,6 +273,6 @@ else:
     AlgorithmSections = create_model(
         "AlgorithmSections",
         __base__=SettingsModel,
-        __doc__="The sections of the algorithms; only the section of a recipe's algorithm exists.",
+        __doc__="The sections of all algorithms; a recipe has only that of its own algorithm.",
         **{name: (traits.settings | None, None) for name, traits in TRAITS.items()},
     )

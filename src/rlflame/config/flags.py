@@ -1,6 +1,6 @@
-"""How a command was started: its options, and its rank among processes that torchrun starts.
+"""The options of a command, and its rank among the processes that torchrun starts.
 
-Loads nothing heavy, because help reads it.
+Imports nothing slow, because --help imports this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlflame.errors import ConfigError
 
-#: The algorithms, each with a default preset; their settings need pydantic, which is slow to load.
+#: One per default preset. Reading them from TRAITS would import pydantic, which is slow.
 ALGORITHM_NAMES = sorted(
     path.stem.removeprefix("default-")
     for path in Path(__file__).with_name("presets").glob("default-*.toml")
@@ -23,7 +23,7 @@ DEFAULT_ALGORITHM = "ppo"
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFlags:
-    """Options that decide where and how a command runs; None and False where one is absent."""
+    """Options that decide where and how a command runs; an absent one is None or False."""
 
     sets: Sequence[str] | None = None
     workers: int | None = None
@@ -43,7 +43,7 @@ class RuntimeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags(RuntimeFlags):
-    """The options of `train` that make its config."""
+    """The options of `train` that determine its config."""
 
     env: str | None = None
     algo: str | None = None
@@ -56,21 +56,21 @@ class TrainFlags(RuntimeFlags):
     env_kwargs: Sequence[str] | None = None
     until_return: float | None = None
     out: Path | None = None
-    #: cpu or cuda; the command line turns auto into one of them.
+    #: cpu or cuda; the command line resolves auto to one of them.
     device: str | None = None
     scale_batch: bool = False
     scale_lr: bool = False
 
 
 class LearnerRank(NamedTuple):
-    """A process among those that learn together."""
+    """The rank of a learner process, and the number of learners."""
 
     rank: int
     size: int
 
 
 def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
-    """The rank of this process; None where torchrun has not started it beside others."""
+    """Return the rank of this process; None unless torchrun started it together with others."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in environment for name in names):
         return None
@@ -83,12 +83,12 @@ def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None
     if not 0 <= rank < size:
         values = ", ".join(f"{name}={environment[name]!r}" for name in names)
         raise ConfigError(
-            f"{values} are not the numbers of a process that torchrun started.",
-            f"start the processes by torchrun, or: unset {' '.join(names)}",
+            f"{values} are not valid variables of torchrun.",
+            f"start the processes with torchrun, or: unset {' '.join(names)}",
         )
     return LearnerRank(rank, size)
 
 
 def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun itself keeps the store where the processes meet."""
+    """Whether torchrun itself hosts the store for the rendezvous."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

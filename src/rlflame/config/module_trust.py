@@ -1,7 +1,7 @@
-"""The user's own code: modules that files may ask for, and the file of `--env-file`.
+"""Decides which user code may be imported: modules that files name, and `--env-file`.
 
 A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`); importing it runs code.
-So the user names it in the command, or has trusted it before.
+Therefore the user must name the module in the command, or have trusted it before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe
 
 _FILE_NAME = "trusted_modules"
-#: Where Gymnasium looks for packages that register environments when it is imported.
+#: Entry points of packages that Gymnasium imports to register environments.
 _PLUGINS = "gymnasium.envs"
 _MAX_BYTES = 1 << 16
 
@@ -34,8 +34,7 @@ _command_modules: set[str] = set()
 def allow_modules(modules: Iterable[str]) -> None:
     """Allow modules that the user named in this command.
 
-    A module that is not installed and lies in the current folder is found there, by this process
-    and by its workers.
+    If a module is not installed, this process and its workers import it from the current folder.
     """
     for module in modules:
         _check_name(module)
@@ -47,19 +46,19 @@ def allow_modules(modules: Iterable[str]) -> None:
 
 
 def list_allowed_modules() -> list[str]:
-    """The modules that this command named, for the processes that it starts."""
+    """Return the modules that this command named, for the processes that it starts."""
     return sorted(_command_modules)
 
 
 def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that an environment asks for; an error for one that nobody has allowed."""
+    """Return the modules that an environment names; raise for one that is not allowed."""
     modules = find_named_modules(id, kwargs)
     for module in modules:
         _check_name(module)
         if not _is_allowed(module):
             raise ConfigError(
-                # Escaped, so that a letter of another alphabet does not look like a trusted name.
-                f"The environment {id} asks for the module {module!a}, and importing a module runs "
+                # Escaped, so that a look-alike letter of another alphabet is visible.
+                f"The environment {id} needs the module {module!a}, and importing a module runs "
                 "its code.",
                 f"if you trust it: --allow-module {module}, or for every command: "
                 f"{format_command('trust', 'add', module)}",
@@ -68,13 +67,13 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
-    """What a later command has to say so that this environment may import its modules."""
+    """Return the options that let a later command import the modules of this environment."""
     modules = (m for m in find_named_modules(id, kwargs) if m not in read_trusted_modules())
     return [word for module in modules for word in ("--allow-module", module)]
 
 
 def read_trusted_modules() -> list[str]:
-    """The modules that the user trusts in every command."""
+    """Return the modules that the user trusts in every command."""
     path = _get_trust_path()
     if path is None:
         return []
@@ -93,9 +92,9 @@ def read_trusted_modules() -> list[str]:
         is_owned = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if not is_owned or status.st_mode & 0o077:
             raise ConfigError(
-                f"The list of trusted modules, {path}, is no file that only this user "
-                f"(uid {os.geteuid()}) can open.",
-                f"check what it lists, then: {format_shell('chmod', '600', path)}; or set HOME or "
+                f"The list of trusted modules, {path}, is not a regular file that only this user "
+                f"(uid {os.geteuid()}) can access.",
+                f"check its entries, then: {format_shell('chmod', '600', path)}; or set HOME or "
                 "XDG_CONFIG_HOME to a folder of this user",
             )
         lines = file.read(_MAX_BYTES).decode("utf-8", "replace").splitlines()
@@ -114,7 +113,7 @@ def remove_trusted(modules: Iterable[str]) -> None:
         if module not in trusted_modules:
             raise ConfigError(
                 f"The module {module!r} is not trusted.",
-                f"{format_command('trust', 'list')} shows them",
+                f"{format_command('trust', 'list')} lists the trusted modules",
             )
     _write_trusted(trusted_modules.difference(modules))
 
@@ -122,7 +121,7 @@ def remove_trusted(modules: Iterable[str]) -> None:
 def _write_trusted(modules: Iterable[str]) -> None:
     path, hint = _get_trust_path(), "or name the module in each command: --allow-module MODULE"
     if path is None:
-        raise ConfigError("There is no home folder for the list.", f"set HOME, {hint}")
+        raise ConfigError("There is no home folder for trusted modules.", f"set HOME, {hint}")
     temporary = path.with_name(f".{_FILE_NAME}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -133,11 +132,11 @@ def _write_trusted(modules: Iterable[str]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         message = f"The list of trusted modules, {path}, cannot be written: {error.strerror}."
-        raise ConfigError(message, f"free its place, {hint}") from error
+        raise ConfigError(message, f"make that path writable, {hint}") from error
 
 
 def _get_trust_path() -> Path | None:
-    """The path of the list; None for a user without a home folder.
+    """Return the path of the list, or None for a user without a home folder.
 
     A relative path is ignored, because the current folder must not decide what is trusted.
     """
@@ -148,8 +147,7 @@ def _get_trust_path() -> Path | None:
 
 
 def _is_allowed(module: str) -> bool:
-    # Gymnasium imports its plugins by itself, and with `a.b` also `a`, so naming them imports
-    # nothing more.
+    # Gymnasium always imports its plugins, and `a` with `a.b`, so naming them imports nothing new.
     plugins = [point.value.partition(":")[0] for point in metadata.entry_points(group=_PLUGINS)]
     if any(f"{plugin}.".startswith(f"{module}.") for plugin in plugins):
         return True
@@ -167,31 +165,31 @@ def _check_name(module: str) -> None:
 
 
 def load_env_file(path: str, expected: str | None = None) -> str:
-    """Run a file that this command names, if it has the expected SHA-256; return its SHA-256."""
+    """Run the file of --env-file if it has the expected SHA-256; return its SHA-256."""
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
-        raise ConfigError(f"There is no file {path!r}.", "name an environment's: --env-file PATH")
+        raise ConfigError(f"There is no file {path!r}.", "name an existing file: --env-file PATH")
     loaded_path = getattr(sys.modules.get(module), "__file__", path)
     is_free = module.isidentifier() and module not in sys.stdlib_module_names
     if extension != ".py" or not is_free or loaded_path != path:
         raise ConfigError(
-            f"--env-file {path!r} has a name that is taken, or that Python cannot import.",
+            f"--env-file {path!r} has a name that is in use, or that Python cannot import.",
             f"rename it: {format_shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
     digest = _hash_file(path)
     if expected is not None and digest != expected:
         raise ConfigError(
-            f"The environment file {path} has the SHA-256 {digest[:12]}, and this run was begun "
+            f"The environment file {path} has the SHA-256 {digest[:12]}, but this run started "
             f"with {expected[:12]}.",
-            "put its code back, or start a new run",
+            "restore the original file, or start a new run",
         )
     try:
         user_code.load(path)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
-            f"{format_shell('python', Path(path))} shows where",
+            f"--env-file {path!r} cannot be loaded: {type(error).__name__}: {error}.",
+            f"{format_shell('python', Path(path))} shows the traceback",
         ) from error
     os.environ[user_code.FILE_VARIABLE] = path
     allow_modules([module])
@@ -199,7 +197,7 @@ def load_env_file(path: str, expected: str | None = None) -> str:
 
 
 def get_loaded_digest() -> str | None:
-    """The SHA-256 of the file that this command loaded; None without one."""
+    """Return the SHA-256 of the environment file that this command loaded, or None."""
     path = os.environ.get(user_code.FILE_VARIABLE)
     return _hash_file(path) if path else None
 
@@ -211,17 +209,16 @@ def _hash_file(path: str) -> str:
 def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:
     """Load the file that the command names, and write its digest into the recipe.
 
-    A recipe with a digest takes that file and no other. The path in a run's config.toml is never
-    loaded.
+    A recipe with a digest accepts only that file. The path in a run's config.toml is never loaded.
     """
     expected = recipe.learning.environment.file_digest
     if path is None:
         if expected is None:
             return recipe
         raise ConfigError(
-            f"This run's environment comes from a file (SHA-256 {expected[:12]}), and the command "
-            "names none.",
-            "add --env-file FILE.py, which runs the file; config.toml says where it was",
+            f"This run's environment comes from a file (SHA-256 {expected[:12]}), but the command "
+            "has no --env-file.",
+            "add --env-file FILE.py, which runs the file; config.toml has its original path",
         )
     digest = load_env_file(path, expected)
     environment = recipe.learning.environment.model_copy(update={"file_digest": digest})

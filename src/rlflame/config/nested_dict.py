@@ -1,4 +1,4 @@
-"""Tables within tables, whose values have names with dots."""
+"""Nested dictionaries whose values are addressed by dotted names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def get_nested(data: Mapping[str, Any], name: str) -> Any:
 
 
 def set_nested(data: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value; where something else than a table stands above it, that stays."""
+    """Set a value; do nothing if one of its parents exists and is not a table."""
     *path, last = name.split(".")
     for part in path:
         inner = data.get(part)
@@ -40,7 +40,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 def flatten(
     data: Mapping[str, Any], prefix: str = "", leaves: Collection[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Every value with its name; a table that is empty, or named in `leaves`, is a value."""
+    """Yield each value with its dotted name; empty tables and tables in `leaves` are values."""
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and name not in leaves:
@@ -52,7 +52,7 @@ def flatten(
 def find_first_difference(
     a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """The first name under which two tables differ, and both values."""
+    """Return the first name whose value differs between two tables, and both values."""
     values_a, values_b = dict(flatten(a)), dict(flatten(b))
     for name in values_a | values_b:
         value_a, value_b = values_a.get(name, "absent"), values_b.get(name, "absent")

@@ -1,6 +1,6 @@
 """The recipe, which decides the bits, and the config of a run: a recipe and a runtime.
 
-Help texts, the table of settings in the docs and error messages use the descriptions of the fields.
+The descriptions of the fields appear in help texts, error messages and the docs' settings table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlflame.config.algorithms import (
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
-#: A forward pass runs at a multiple of this many rows.
+#: The number of rows in a forward pass is rounded up to a multiple of this.
 WIDTH_UNIT = 8
 
 
@@ -33,21 +33,21 @@ class EnvironmentSettings(SettingsModel):
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Environment arguments.")
     max_episode_steps: Positive | None = Field(
-        None, description="Time limit in steps; by default the one the environment registers."
+        None, description="Time limit in steps; by default the environment's registered limit."
     )
     file_digest: str | None = Field(
-        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file; set by a new run."
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file; a new run sets it."
     )
 
     @model_validator(mode="after")
     def _check_kwargs(self) -> EnvironmentSettings:
-        # Any value: an environment's own mode may open a window as well as "human" does.
+        # Refuse every value: other modes than "human" may also open a window.
         if "render_mode" in self.kwargs:
             raise ValueError(
-                "with a render_mode every copy of the environment would draw, or would open a "
-                "window: leave it out, and watch the policy with rlflame render --human"
+                "render_mode would make every copy of the environment draw pictures or open a "
+                "window: remove it, and watch the policy with rlflame render --human"
             )
-        if len(str(self.kwargs)) > 65_536:  # a map in a stranger's file could fill the memory
+        if len(str(self.kwargs)) > 65_536:  # kwargs in an untrusted file could fill the memory
             raise ValueError("kwargs have more than 65,536 characters")
         return self
 
@@ -58,17 +58,17 @@ class RolloutSettings(SettingsModel):
         description="A fragment is a fixed number of steps, or one whole episode per environment.",
     )
     num_slots: Positive = Field(
-        8, le=100_000, description="Slots per iteration, and the most workers."
+        8, le=100_000, description="Slots per iteration; also the maximum number of workers."
     )
-    envs_per_slot: Positive = Field(8, le=4096, description="Environments in a slot.")
+    envs_per_slot: Positive = Field(8, le=4096, description="Environments per slot.")
     steps: Positive = Field(
-        32, le=10_000_000, description="Steps per environment and iteration; or an episode's limit."
+        32, le=10_000_000, description="Steps per environment, or the limit of a whole episode."
     )
     staleness: Literal[0, 1] = Field(0, description="1: collect the next batch while learning.")
 
     @property
     def width(self) -> int:
-        """Rows of every forward pass that acts."""
+        """Rows of each forward pass that computes actions."""
         return -(-self.envs_per_slot // WIDTH_UNIT) * WIDTH_UNIT
 
     @property
@@ -77,7 +77,7 @@ class RolloutSettings(SettingsModel):
 
     @property
     def steps_per_iteration(self) -> int:
-        """Of whole episodes, the most."""
+        """Steps in an iteration; the maximum if the unit is episodes."""
         return self.columns * self.steps
 
 
@@ -96,62 +96,62 @@ class NetworkSettings(SettingsModel):
     exploration: Literal["independent", "gsde"] = Field(
         "independent",
         description="Exploration noise: drawn at every step (independent), or a function of the "
-        "state that is kept for some steps (gsde).",
+        "state that stays fixed for some steps (gsde).",
     )
     exploration_interval: Positive | None = Field(
-        None, le=1_000_000_000, description="Steps that gsde keeps a function; absent: the episode."
+        None, le=1_000_000_000, description="Steps between gsde's draws; absent: one per episode."
     )
     normalise_observations: bool = Field(
-        True, description="Standardise observations by running statistics, part of the policy."
+        True, description="Standardise observations with running statistics, saved in the policy."
     )
     observation_clip: float = Field(
-        10.0, gt=0.0, le=1e6, description="Clip standardised observations to this."
+        10.0, gt=0.0, le=1e6, description="Clip standardised observations to this magnitude."
     )
 
     @model_validator(mode="after")
     def _check_exploration(self) -> NetworkSettings:
         if self.exploration == "gsde" and not self.hidden:
-            raise ValueError("gsde makes noise of the last hidden layer: set hidden to one or more")
+            raise ValueError("gsde needs a hidden layer: set hidden to one or more layers")
         if self.exploration != "gsde" and self.exploration_interval is not None:
-            raise ValueError("exploration_interval is of gsde: set exploration to gsde")
+            raise ValueError("exploration_interval applies only to gsde: set exploration to gsde")
         return self
 
 
 class _CommonLearningSettings(SettingsModel):
-    """The settings that every algorithm has."""
+    """The settings that all algorithms share."""
 
     algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="The algorithm.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random numbers.")
     horizon_steps: Positive | None = Field(
-        None, description="Where schedules end; by default stop_at_steps as it was at the start."
+        None, description="Step where schedules end; by default the initial stop_at_steps."
     )
     horizon_iterations: Positive | None = Field(
-        None, description="The same in iterations, for runs that stop by iterations."
+        None, description="Iteration where schedules end; by default the initial limit."
     )
     provider: Literal["numpy", "torch"] = Field(
-        "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
+        "numpy", description="Computes gradients: hand-derived in numpy, or torch's autograd."
     )
     device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Device of torch's gradients; environments and policies stay on CPUs."
+        "cpu", description="Device of torch's gradients; rollouts always run on CPUs."
     )
     threads: Positive = Field(
-        1, le=256, description="Threads of the learner: inside BLAS, or for SAC at most two lanes."
+        1, le=256, description="Threads of the learner, used by BLAS. SAC uses at most two."
     )
     gradient_shards: Positive = Field(
         1,
         le=4096,
-        description="Parts of each minibatch. Their gradients are added in order. More parts "
-        "give work to more learners.",
+        description="Parts of each minibatch, whose gradients are added in a fixed order. More "
+        "parts give work to more learners.",
     )
     policy_average: Positive | None = Field(
         None,
         description="Evaluate and save the average of the policies of about this many iterations, "
-        "at most of the last twentieth. It never acts in training. By default the newest policy.",
+        "at most of the last twentieth. It never acts in training. Absent: the newest policy.",
     )
     init_policy: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{32}$",
-        description="Content hash of the policy that --init-from started the weights from.",
+        description="Content hash of the policy from which --init-from copied the weights.",
     )
     environment: EnvironmentSettings = EnvironmentSettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -159,12 +159,12 @@ class _CommonLearningSettings(SettingsModel):
 
 
 class LearningSettings(AlgorithmSections, _CommonLearningSettings):
-    """Everything that decides the weights."""
+    """All settings that determine the weights."""
 
     @model_validator(mode="before")
     @classmethod
     def _add_algorithm_section(cls, data: Any) -> Any:
-        """Only the chosen algorithm's section exists, so that every field of a recipe counts."""
+        """Accept only the chosen algorithm's section, so that every field has an effect."""
         if isinstance(data, dict):
             algorithm = data.get("algorithm", DEFAULT_ALGORITHM)
             for other in TRAITS:
@@ -183,17 +183,17 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
         if self.rollout.staleness and self.traits.counts_iterations:
             raise ValueError(f"{name} has no correction for stale data: set rollout.staleness=0")
         if self.device == "cuda" and self.provider != "torch":
-            raise ValueError("only torch makes gradients on cuda: set provider to torch")
+            raise ValueError("only torch computes gradients on cuda: set provider to torch")
         if self.settings.needs_whole_batches and self.gradient_shards > 1:
             raise ValueError(
-                f"critics standardised over the batch need it whole, not in {self.gradient_shards} "
-                "parts: set gradient_shards to 1, and learn with one learner"
+                "batch normalisation in the critics needs whole minibatches, not "
+                f"{self.gradient_shards} shards: set gradient_shards to 1, and use one learner"
             )
         if self.samples_per_gradient < self.gradient_shards:
             limit = self.samples_per_gradient
             raise ValueError(
-                f"{limit} samples cannot be cut into {self.gradient_shards} parts: set "
-                f"gradient_shards to {limit} or less, or learn from more samples at once"
+                f"{limit} samples cannot be split into {self.gradient_shards} shards: set "
+                f"gradient_shards to {limit} or less, or use more samples per gradient"
             )
         return self
 
@@ -203,7 +203,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
     @property
     def settings(self) -> AlgorithmSection:
-        """The section of the algorithm."""
+        """The settings of the chosen algorithm."""
         settings: AlgorithmSection = getattr(self, self.algorithm)
         return settings
 
@@ -215,7 +215,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
     @property
     def samples_per_gradient(self) -> int:
-        """The most samples of one gradient; episodes that end early make it fewer."""
+        """Maximum number of samples per gradient; episodes that end early give fewer."""
         batch, field = self.rollout.steps_per_iteration, self.traits.batch_field
         if field is None:
             return batch
@@ -224,22 +224,22 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
 
 class EvaluationSettings(SettingsModel):
-    """When the policy is scored; changes no weight."""
+    """When and how the policy is evaluated, which never changes the weights."""
 
     every_steps: Positive | None = Field(
         None, description="Steps between evaluations during training; absent: only at the end."
     )
     episodes: Positive = Field(8, le=100_000, description="Episodes per evaluation.")
-    final_episodes: Positive = Field(20, le=100_000, description="Episodes of the final one.")
+    final_episodes: Positive = Field(20, le=100_000, description="Episodes per final evaluation.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the evaluation episodes.")
     max_episode_steps: Positive = Field(10_000, description="Truncate longer evaluation episodes.")
     until_return: float | None = Field(
-        None, description="Stop once an evaluation's 95% interval lies above this return."
+        None, description="Stop once the 95% interval of an evaluation is above this return."
     )
 
 
 class Recipe(SettingsModel):
-    """What decides the bits: equal recipes end in equal weights."""
+    """The settings that decide the bits: equal recipes give bit-identical weights."""
 
     stop_at_steps: Positive | None = Field(None, description="Train for this many steps.")
     stop_at_iterations: Positive | None = Field(None, description="Train for this many iterations.")
@@ -249,11 +249,11 @@ class Recipe(SettingsModel):
     @model_validator(mode="after")
     def _check_budget(self) -> Recipe:
         if self.stop_at_steps is None and self.stop_at_iterations is None:
-            raise ValueError("one of stop_at_steps and stop_at_iterations must be set")
+            raise ValueError("stop_at_steps or stop_at_iterations must be set")
         return self
 
     def copy_with_horizon(self) -> Recipe:
-        """The schedule's horizon written out, so that a longer `stop` later leaves it alone."""
+        """Return a copy with an explicit horizon, which a later change of the stop keeps."""
         if (self.learning.horizon_steps, self.learning.horizon_iterations) != (None, None):
             return self
         ends = {
@@ -264,23 +264,23 @@ class Recipe(SettingsModel):
 
     @property
     def budget_warning(self) -> str | None:
-        """A warning where the budget ends after learning has."""
+        """A warning if the budget exceeds the horizon at which the learning rate reaches 0."""
         learning = self.learning
         if None not in (self.stop_at_steps, self.stop_at_iterations):
-            return None  # whichever comes first
+            return None  # the run stops at whichever comes first
         for unit in ("steps", "iterations"):
             end, horizon = getattr(self, f"stop_at_{unit}"), getattr(learning, f"horizon_{unit}")
             anneals = learning.settings.anneal_learning_rate
             if anneals and end is not None and horizon is not None and end > horizon:
                 return (
-                    f"The learning rate falls to 0 over {horizon:,} {unit} "
-                    f"(learning.horizon_{unit}); what follows until {end:,} changes no weight."
+                    f"The learning rate reaches 0 after {horizon:,} {unit} "
+                    f"(learning.horizon_{unit}); training on to {end:,} will change no weights."
                 )
         return None
 
 
 def make_defaults(algorithm: str) -> dict[str, Any]:
-    """The settings of a recipe that names its algorithm alone."""
+    """Return the settings of a recipe that sets only its algorithm."""
 
     def dump_section(section: SettingsModel) -> dict[str, Any]:
         return section.model_dump(mode="json", exclude_none=True)
@@ -293,7 +293,7 @@ def make_defaults(algorithm: str) -> dict[str, Any]:
 
 
 class RunConfig(Recipe):
-    """A recipe and the runtime to run it on."""
+    """A recipe and the runtime to run it with."""
 
     runtime: RuntimeSettings = RuntimeSettings()
 
@@ -308,10 +308,10 @@ class RunConfig(Recipe):
 
 
 def count_units(learning: LearningSettings) -> int:
-    """The parts of an update that separate learners can compute: a network and a shard each."""
+    """Return the number of units of work, each a network and a shard, in one update."""
     return learning.gradient_shards * learning.traits.independent_networks
 
 
 def count_useful_learners(units: int, learners: int) -> int:
-    """The learners that have a unit when each computes the same number of them."""
+    """Return the number of learners that have a unit if each computes equally many."""
     return -(-units // -(-units // learners))

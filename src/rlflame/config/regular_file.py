@@ -1,7 +1,7 @@
-"""Reading and appending to regular files only, within a limit of bytes.
+"""Reads and appends to regular files only, within a size limit.
 
-A pipe, a socket or a device in the place of a file would block the process or never end. A refusal
-is an OSError, whose `strerror` says why.
+A pipe, a socket or a device in place of a file could block the process or never end. It is refused
+with an OSError whose `strerror` gives the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-#: Limits for files that are read whole: settings; records that programs write.
+#: Limits for files that are read whole: settings, and records written by programs.
 SETTINGS_BYTES = 1_000_000
 RECORD_BYTES = 32_000_000
 #: Limit for one line of a file that is read line by line.
@@ -23,25 +23,25 @@ LINE_BYTES = 1_000_000
 
 
 class NotRegularError(OSError):
-    """There is something in the file's place that is no regular file."""
+    """The path is not a regular file."""
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """The regular file, opened; never waits for whoever writes to a pipe."""
+    """Open a regular file for reading; never block on a pipe that has no writer."""
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def open_to_append(path: Path) -> io.TextIOWrapper:
-    """The regular file, made where it is absent; a symbolic link is refused.
+    """Open a regular file for appending, or create it; refuse a symbolic link.
 
-    Lines end as they are written.
+    Line ends are written unchanged.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return open(descriptor, "a", encoding="utf-8", newline="")
 
 
 def read_text(path: Path, limit: int) -> str:
-    """All of a file of at most `limit` bytes as UTF-8, with every line end as a newline."""
+    """Read a file of at most `limit` bytes as UTF-8, with every line end as a newline."""
     with open_to_read(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -52,7 +52,7 @@ def read_text(path: Path, limit: int) -> str:
 def read_lines(
     path: Path, *, newline: str | None = None, encoding: str = "utf-8", limit: int = LINE_BYTES
 ) -> Iterator[str]:
-    """The lines of a file of any size, with their ends; `newline` as `open` takes it."""
+    """Yield the lines of a file of any size with their line ends; `newline` as for `open`."""
     with io.TextIOWrapper(open_to_read(path), encoding, newline=newline) as file:
         lines = iter(lambda: file.readline(limit + 1), "")
         for number, line in enumerate(lines, 1):
@@ -63,16 +63,16 @@ def read_lines(
 
 
 def open_unless_link(path: str, flags: int) -> int:
-    """An `opener` for `open`: an OSError where the path is a symbolic link."""
+    """Open a path, as an `opener` for `open`; raise an OSError for a symbolic link."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _open(path: Path, flags: int) -> int:
-    # Opening a device may already have an effect. What stood there a moment ago may have been
-    # replaced, so the opened file itself is judged too.
+    # Opening a device can have side effects, so check the path first. The path may be replaced in
+    # between, so check the opened file too.
     with contextlib.suppress(FileNotFoundError):
         _check_kind(path, os.stat(path))
-    # Without O_NONBLOCK opening a pipe would wait for its other end; it changes no regular file.
+    # Without O_NONBLOCK, opening a pipe waits for its other end. Regular files ignore the flag.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
         _check_kind(path, os.fstat(descriptor))

@@ -1,6 +1,6 @@
-"""From the options of a command to its config.
+"""Builds the config of a command from its options.
 
-Strongest first: options, --set, --config, the preset, the defaults.
+Precedence, highest first: options, --set, --config, the preset, the defaults.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PRESETS = resources.files("rlflame.config") / "presets"
 
 
 class Alias(NamedTuple):
-    """The Gymnasium id behind a short name, and the family whose presets suit it."""
+    """The Gymnasium id of a short name, and the family whose presets fit it."""
 
     id: str
     family: str
 
 
-#: Families of presets, and the ids that they suit.
+#: Families of presets, and the ids that they fit.
 _FAMILIES = {
     "cartpole": "CartPole-v1",
     "pendulum": "Pendulum-v1",
@@ -45,14 +45,14 @@ _FAMILIES = {
     "mujoco": "BipedalWalker-v3 Hopper-v5 HalfCheetah-v5 Walker2d-v5 Ant-v5 Humanoid-v5 Swimmer-v5 "
     "Pusher-v5 InvertedPendulum-v5 InvertedDoublePendulum-v5",
 }
-#: An alias is the name in an id, in lower case.
+#: An alias is an id without its version, in lower case.
 ALIASES: dict[str, Alias] = {
     id.partition("-")[0].lower(): Alias(id, family)
     for family, ids in _FAMILIES.items()
     for id in ids.split()
 }
 _ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
-#: The settings that options set as they are, by their fields in the flags.
+#: Settings that take the value of an option unchanged, by the option's field in the flags.
 _FLAG_SETTINGS = {
     "env": "learning.environment.id",
     "seed": "learning.seed",
@@ -68,12 +68,12 @@ _FLAG_SETTINGS = {
 
 
 def resolve_env_id(name: str) -> str:
-    """The Gymnasium id that a user's word stands for."""
+    """Return the Gymnasium id for an alias, or the id itself."""
     return ALIASES[name.lower()].id if name.lower() in ALIASES else name
 
 
 def make_short_name(id: str) -> str:
-    """The alias of an id, or the id as a word that can name a folder."""
+    """Return the alias of an id, or the id as a valid folder name."""
     return _ALIAS_BY_ID.get(id) or re.sub(r"[^\w.-]", "-", id).lower()
 
 
@@ -82,7 +82,7 @@ def list_presets() -> list[str]:
 
 
 def choose_preset(id: str, algorithm: str) -> str:
-    """The environment's own preset, or its family's, or the default one of the algorithm."""
+    """Return the preset of the environment, else of its family, else the algorithm's default."""
     alias = _ALIAS_BY_ID.get(id)
     names = [alias, ALIASES[alias].family] if alias else []
     candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
@@ -98,10 +98,10 @@ def read_preset(name: str) -> dict[str, Any]:
 def resolve(
     flags: TrainFlags, has_continuous_actions: Callable[[RunConfig], bool]
 ) -> tuple[RunConfig, str]:
-    """The config that the options of `train` mean, and the name of the preset under it.
+    """Return the config for the options of `train`, and the name of the preset it is based on.
 
-    Loads the environment file that the user typed. The part `continuous` of a preset is for
-    environments with continuous actions.
+    Loads the environment file that the user typed. The `continuous` section of a preset applies
+    only to environments with continuous actions.
     """
     file_layer = _read_config_file(flags.config) if flags.config else {}
     typed_layer = merge_layers(_make_set_layer(flags.sets), _make_flag_layer(flags))
@@ -128,12 +128,12 @@ def resolve_runtime(
     run_layer: Mapping[str, Any] | None = None,
     file: Path | None = None,
     *,
-    reason: str = "and a policy is scored by its own.",
-    hint: str = "name settings that begin: runtime.",
+    reason: str = "and an evaluation uses the recipe of its policy.",
+    hint: str = "set only settings that begin with runtime.",
 ) -> RuntimeSettings:
-    """The runtime that options mean, over the runtime in the saved config of a run.
+    """Return the runtime for the options, which override the runtime in a run's saved config.
 
-    Loads the environment file that the user typed, and only that one.
+    Loads only the environment file that the user typed.
     """
     for key, _ in map(parse_set, flags.sets or ()):
         if not key.startswith("runtime."):
@@ -143,7 +143,7 @@ def resolve_runtime(
     _check_packages(run_layer or {}, typed_layer, file)
     runtime_layer = get_nested(run_layer or {}, "runtime")
     runtime_layer = dict(runtime_layer) if isinstance(runtime_layer, Mapping) else {}
-    for name in ("progress", "debug", "env_file"):  # each command decides these for itself
+    for name in ("progress", "debug", "env_file"):  # each command sets these itself
         runtime_layer.pop(name, None)
     layers = {"stop_at_steps": 1, "runtime": runtime_layer}
     try:
@@ -161,7 +161,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     layer = toml_io.read_file(path)
     if "job" in layer:
         raise ConfigError(
-            f"{path} describes a job of several seeds, and is not the config of a run.",
+            f"{path} is the config of a job of several seeds, not of a single run.",
             f"{format_command('resume', path.parent)} continues the job",
         )
     _resolve_env_file(layer, path.parent)
@@ -192,9 +192,9 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     names = [name for name, is_set in displays.items() if is_set]
     if len(names) > 1:
         options = " and ".join(f"--{name}" for name in names)
-        raise ConfigError(f"{options} exclude each other.", "leave out one")
+        raise ConfigError(f"{options} cannot be combined.", "remove all but one")
     if flags.local and flags.fleet not in (None, "local"):
-        raise ConfigError(f"--local and --fleet {flags.fleet} exclude each other.", "leave out one")
+        raise ConfigError(f"--local and --fleet {flags.fleet} cannot be combined.", "remove one")
     rank = read_rank()
     settings = {setting: getattr(flags, name, None) for name, setting in _FLAG_SETTINGS.items()}
     settings |= {
@@ -232,16 +232,16 @@ def _format_out(path: Path | None) -> str | None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"--out {str(path)!r} is not UTF-8.", "another name") from error
+        raise ConfigError(f"--out {str(path)!r} is not UTF-8.", "use another name") from error
     if path.resolve() == Path.cwd():
         raise ConfigError(f"--out {str(path)!r} is the current folder.", "--out runs/mine")
     return str(path)
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the path absolute: it begins in the folder of the file that names it.
+    """Make the path absolute; it is relative to the folder of the file that names it.
 
-    Links are followed, because a script's imports lie beside the file itself.
+    Links are resolved, because a script imports modules from the folder of the real file.
     """
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
@@ -251,7 +251,7 @@ def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
 def _check_code(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Refuse code that a file names and the user did not type."""
+    """Refuse code that a config file names but the user did not type."""
     env_file = get_nested(file_layer, "runtime.env_file")
     if isinstance(env_file, str) and get_nested(typed_layer, "runtime.env_file") is None:
         raise ConfigError(
@@ -264,7 +264,7 @@ def _check_code(
 def _check_packages(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Refuse packages that only a file asks executors to install: installing one runs its code."""
+    """Refuse extra packages that only a file names: installing a package runs its code."""
     packages = get_nested(file_layer, _PACKAGES)
     if packages and get_nested(typed_layer, _PACKAGES) is None:
         text = toml_io.format_value(packages)
@@ -276,7 +276,7 @@ def _check_packages(
 
 
 def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
-    """Allow the modules that the user typed, and none that a file names."""
+    """Allow the modules that the user typed, but none that a file names."""
     id = get_nested(typed_layer, "learning.environment.id")
     kwargs = get_nested(typed_layer, "learning.environment.kwargs")
     modules = find_named_modules(
@@ -291,7 +291,7 @@ def _choose_environment_and_algorithm(
     id = get_nested(user_layer, "learning.environment.id")
     id = ALIASES["cartpole"].id if id is None else id
     if not isinstance(id, str) or not id:
-        raise ConfigError(f"{format_seen_value(id)} is no environment's id.", "--env hopper")
+        raise ConfigError(f"{format_seen_value(id)} is not an environment id.", "--env hopper")
     algorithm = (
         get_nested(user_layer, "learning.algorithm")
         or get_nested(preset_layer, "learning.algorithm")
@@ -303,25 +303,25 @@ def _choose_environment_and_algorithm(
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
-    """The config of layers, the strongest last, with the digest of its environment file."""
+    """Return the config of the layers, strongest last, with its environment file's digest."""
     config = validate_config(functools.reduce(merge_layers, layers))
     recipe = module_trust.pin_env_file(config.recipe, config.runtime.env_file)
     return config.model_copy(update={"learning": recipe.learning})
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
-    """Refuse a target that no evaluation can reach, or that one reaches by chance."""
+    """Refuse a target without evaluations, or with evaluations that can reach it by chance."""
     every_steps, episodes = evaluation.every_steps, evaluation.episodes
     if evaluation.until_return is not None and (every_steps is None or episodes == 1):
         raise ConfigError(
-            "--until-return needs evaluations during training, of several episodes, and "
-            f"every_steps is {toml_io.format_value(every_steps)}, episodes is {episodes}.",
+            "--until-return needs evaluations of several episodes during training, but "
+            f"every_steps is {toml_io.format_value(every_steps)} and episodes is {episodes}.",
             "--set evaluation.every_steps=50000 --set evaluation.episodes=8",
         )
 
 
 def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
-    """The options that change several settings, or change them relative to the preset."""
+    """Apply the options that change several settings, or scale settings of the preset."""
     algorithm, traits = config.learning.algorithm, config.learning.traits
     is_used = (flags.iterations, flags.episodes_per_iter) != (None, None)
     if not traits.counts_iterations and is_used:
@@ -337,7 +337,7 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
 
 
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer of settings over another. A layer that sets an end replaces both ends below."""
+    """Merge a layer of settings over another; a stop in it replaces both stops of the base."""
     budgets = ("stop_at_steps", "stop_at_iterations")
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}
@@ -345,7 +345,7 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """The config with this many episodes an iteration, in slots of at most its width."""
+    """Return the config with `episodes` episodes per iteration, keeping slots at most as wide."""
     if episodes < 1:
         raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
     widest = min(config.learning.rollout.envs_per_slot, episodes)
@@ -356,9 +356,9 @@ def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
 
 
 def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
-    """The config with the samples of an update, and the learning rates, of all learners together.
+    """Return the config with the batch and the learning rates multiplied by the learners.
 
-    With a replay, N times the samples make an Nth of the updates.
+    With a replay, N times the samples per update come with 1/N of the updates.
     """
     learning, learners = config.learning, config.runtime.learners
     if learners == 1 or not (batch or learning_rate):
@@ -375,9 +375,9 @@ def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunC
         if learning.replay is not None:
             settings["updates_per_step"] /= learners
         elif learning.rollout.unit == "steps" and settings[field] > steps:
-            # It would not fit the scaled learning rate.
+            # The minibatch would be too small for the scaled learning rate.
             raise ConfigError(
-                f"--scale-batch makes minibatches of {settings[field]:,} samples, and an iteration "
+                f"--scale-batch needs minibatches of {settings[field]:,} samples, but an iteration "
                 f"collects {steps:,}.",
                 f"--set rollout.steps={-(-settings[field] // learning.rollout.columns)}",
             )

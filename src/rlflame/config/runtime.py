@@ -1,6 +1,6 @@
-"""The runtime, which decides the speed: where a run goes, how it is shown and what is kept.
+"""The runtime, which decides the speed: where a run executes, how it is shown, what it keeps.
 
-No setting here may change a bit of what is learned.
+No setting here may change a bit of the weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class SettingsModel(BaseModel):
-    """Base of every part of a config: frozen, without unknown fields."""
+    """Base class for every section of a config: frozen, and unknown fields are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
@@ -22,13 +22,13 @@ class SettingsModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_number(cls, value: object, info: ValidationInfo) -> object:
-        """Python would take true for 1; a checkpoint cannot hold more than 64 bits."""
+        """Refuse booleans for numbers, and integers that a checkpoint's 64 bits cannot hold."""
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, int) and abs(part) >= 2**63:
-                raise ValueError(f"a number of {part.bit_length()} bits is too large, 63 fit")
+                raise ValueError(f"a number of {part.bit_length()} bits is too large (maximum 63)")
             annotation = cls.model_fields[str(info.field_name)].annotation
             if isinstance(part, bool) and bool not in (annotation, *get_args(annotation)):
-                raise ValueError("true and false are no values for it")
+                raise ValueError("true and false are not allowed")
         return value
 
 
@@ -36,14 +36,14 @@ class FlameSettings(SettingsModel):
     """How a run uses a Flame cluster."""
 
     cpu: int | None = Field(
-        None, ge=0, le=1024, description="Processors per executor; by default the cluster's own."
+        None, ge=0, le=1024, description="CPUs per executor; by default the cluster's setting."
     )
     memory: str | None = Field(
         None,
         pattern=r"^[0-9]+[kmgtKMGT]?$",
-        description="Memory per executor, such as 2g; by default the cluster's own.",
+        description="Memory per executor, such as 2g; by default the cluster's setting.",
     )
-    min_executors: int = Field(0, ge=0, le=4096, description="Executors to start at once.")
+    min_executors: int = Field(0, ge=0, le=4096, description="Minimum number of executors.")
     python_version: str | None = Field(
         None,
         pattern=r"^3\.[0-9]+$",
@@ -56,21 +56,21 @@ class FlameSettings(SettingsModel):
         "each run (install). auto asks the executors.",
     )
     extra_dependencies: tuple[str, ...] = Field(
-        (), description="Packages to install for your environment."
+        (), description="Additional packages to install for your environment."
     )
     template: str | None = Field(None, description="Application template; by default flmrun.")
     start_deadline_s: float = Field(300.0, gt=0.0, description="Longest wait for an executor.")
     task_deadline_s: float = Field(
-        600.0, gt=0.0, description="A slower fragment goes to another executor, max_retries times."
+        600.0, gt=0.0, description="Retry a slower fragment elsewhere, up to max_retries times."
     )
     reconnect_s: float = Field(
-        120.0, ge=0.0, description="Longest outage of session manager or cache during a run."
+        120.0, ge=0.0, description="Longest outage of the session manager or cache during a run."
     )
-    delay_release_s: int = Field(120, ge=1, le=86_400, description="How long idle executors stay.")
+    delay_release_s: int = Field(120, ge=1, le=86_400, description="Time idle executors are kept.")
 
 
 class RuntimeSettings(SettingsModel):
-    """What decides the speed, and changes no bit."""
+    """The settings that decide the speed and change no bit of the weights."""
 
     fleet: Literal["auto", "local", "flame", "inline"] = Field(
         "auto",
@@ -108,9 +108,9 @@ class RuntimeSettings(SettingsModel):
     checkpoint_every_steps: Positive = Field(
         100_000, description="Steps between checkpoints; one is always written at the end."
     )
-    keep_checkpoints: Positive = Field(3, description="Newest checkpoints kept.")
+    keep_checkpoints: Positive = Field(3, description="Number of newest checkpoints to keep.")
     video_every_steps: Positive | None = Field(
-        None, description="Steps between short films of the policy, in videos/; absent: none."
+        None, description="Steps between short videos of the policy, in videos/; absent: none."
     )
     step_deadline_s: float = Field(
         60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
@@ -120,5 +120,5 @@ class RuntimeSettings(SettingsModel):
         "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
     )
     tensorboard: bool = Field(False, description="Write curves for TensorBoard to the run folder.")
-    debug: bool = Field(False, description="Show tracebacks and what environments print.")
+    debug: bool = Field(False, description="Show tracebacks and the output of environments.")
     flame: FlameSettings = FlameSettings()

@@ -1,7 +1,7 @@
-"""Settings as TOML, both ways: whatever is written reads back as the same values.
+"""Reads and writes settings as TOML; written values read back unchanged.
 
-TOML has no null, so the word "none" stands for an absent value; a text that is really that word
-carries a backslash before it.
+TOML has no null, so the word "none" stands for an absent value. The literal text "none" is written
+with a leading backslash.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rlflame.terminal_text import escape_unicode
 NONE = "none"
 _ESCAPED_NONE = re.compile(r"\\+none")
 _NEEDS_ESCAPE = re.compile(r"\\*none")
-#: As tomllib understands a key without quotes.
+#: A key that tomllib reads without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-#: The pieces of a text as far as keys are made of them; everything else ends a key.
+#: The tokens that can belong to a key; `other` ends a key.
 _TOKENS = re.compile(
     r"""(?P<text>\"{3}(?:\\[\s\S]|(?!\"{3})[^\\])*+(?:\"{3,5})?|'{3}(?:(?!'{3})[\s\S])*+(?:'{3,5})?"""
     r"""|"(?:\\.|[^"\\\n])*+"?|'[^'\n]*+'?)"""
     r"""|(?P<comment>\#[^\n]*+)|(?P<word>[A-Za-z0-9_-]++)|(?P<space>[ \t]++)|(?P<dot>\.)"""
     r"""|(?P<other>[\s\S])"""
 )
-#: More than any config has.
+#: Limits that no real config reaches.
 _MOST_PARTS = 32
 _DEEPEST = 64
 
@@ -42,11 +42,11 @@ def read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "check --config") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}.", "check --config") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}.", "check --config") from error
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The tables of a text; a ValueError for what no config of a run has."""
+    """Return the tables of a text; raise a ValueError beyond the limits of a config."""
     _check_keys(text)
     tables = tomllib.loads(text)
     _check_values(tables)
@@ -55,7 +55,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _check_keys(text: str) -> None:
-    """Bound the parts of a key: tomllib takes the square of their number for each key."""
+    """Limit the parts of a key: tomllib's time grows with the square of their number."""
     parts = 0
     for token in _TOKENS.finditer(text):
         if token.lastgroup == "dot":
@@ -68,10 +68,10 @@ def _check_keys(text: str) -> None:
 
 
 def _check_values(value: Any, depth: int = 0) -> None:
-    """Bound the depth of tables and lists, and whole numbers."""
+    """Limit the depth of tables and lists, and the size of integers."""
     if depth > _DEEPEST:
-        raise ValueError(f"tables or lists lie more than {_DEEPEST} deep in each other")
-    # Python prints no number of more than 4,300 digits. The fields judge all others.
+        raise ValueError(f"tables or lists are nested more than {_DEEPEST} deep")
+    # Python cannot print integers of more than 4,300 digits. The fields validate all others.
     if isinstance(value, int) and abs(value) >= 10**400:
         raise ValueError(f"a number of {value.bit_length()} bits is too large")
     if isinstance(value, Mapping | list):
@@ -80,7 +80,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, or else the text itself, so that plain words need no quotes."""
+    """Parse a TOML value, or return the text itself, so that plain words need no quotes."""
     try:
         _check_keys(text)
         table = tomllib.loads(f"x = {text}")
@@ -88,20 +88,20 @@ def parse_value(text: str) -> Any:
     except (ValueError, RecursionError):
         return _replace_none(text)
     value = table["x"] if len(table) == 1 else text
-    # A date is nothing that a setting could be; whoever types one means the text.
+    # No setting is a date, so text that looks like one stays text.
     is_plain = isinstance(value, str | bool | int | float | list | dict)
     return _replace_none(value if is_plain else text)
 
 
 def to_toml(config: BaseModel) -> str:
-    """A config as the TOML that reads back as the same config."""
+    """Return a config as TOML that reads back as the same config."""
     lines: list[str] = []
     _write_table(config.model_dump(mode="json"), "", lines)
     return "\n".join(lines).strip() + "\n"
 
 
 def _replace_none(value: Any) -> Any:
-    """The value with the word for an absent one turned into one."""
+    """Replace the word `none` with None, and remove the backslash of the literal text."""
     if isinstance(value, Mapping):
         return {key: _replace_none(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -129,12 +129,12 @@ def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
 
 
 def format_key(name: str) -> str:
-    """A name as TOML."""
+    """Format a key as TOML."""
     return name if _BARE_KEY.fullmatch(name) else _format_string(name)
 
 
 def format_value(value: Any) -> str:
-    """A value as TOML."""
+    """Format a value as TOML."""
     if value is None:
         return f'"{NONE}"'
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Settings by their names, and data validated as a config, with errors that name the setting."""
+"""Validates configs, with errors that name the setting, and finds settings by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOULD = "Input should "
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
-    """The config, or a sentence that names the field, its meaning and the value seen."""
+    """Return the config; raise a ConfigError with the setting, its meaning and its value."""
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
@@ -26,21 +26,20 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     for name, value in config.learning.environment.kwargs.items():
         if not _is_json_value(value):
             raise ConfigError(
-                f"The environment's argument {name} = {value!r:.200} is not what a recipe can "
-                "carry.",
-                "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
-                "them",
+                f"The environment argument {name} = {value!r:.200} cannot be stored in a recipe.",
+                "use strings, finite numbers of at most 64 bits, true, false, none, and lists and "
+                "tables of them",
             )
     return config
 
 
 def make_error(error: ValidationError) -> ConfigError:
-    """What pydantic says, without what Python calls it."""
+    """Convert an error of pydantic to a ConfigError without Python's type names."""
     first, *rest = error.errors(include_url=False)
     path = _find_setting(first["loc"])
     if first["type"] == "extra_forbidden":
         return make_unknown_error(path)
-    # A setting that may be several things has an error for each of them.
+    # A setting with several possible types has one error for each of them.
     path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
     kinds = {"model_type": "table", "dict_type": "table", "tuple_type": "list"}
     reasons = [
@@ -55,12 +54,12 @@ def make_error(error: ValidationError) -> ConfigError:
         sentence = f"{subject}: {reason}" if subject else reason
     else:
         seen_text = format_seen_value(first["input"])
-        sentence = f"{subject} should be {' or '.join(choices)}, seen {seen_text}"
-    return ConfigError(f"{sentence}.", "rlflame config lists all")
+        sentence = f"{subject} should be {' or '.join(choices)}, but is {seen_text}"
+    return ConfigError(f"{sentence}.", "rlflame config lists all settings")
 
 
 def make_unknown_error(name: str) -> ConfigError:
-    """For a name that was mistyped, or that another version of rlflame knows."""
+    """Return the error for a name that is mistyped or from another version of rlflame."""
     message = f"There is no setting {name!r} in this version of rlflame."
     return ConfigError(message, _suggest_settings(name))
 
@@ -70,7 +69,7 @@ def format_seen_value(value: Any) -> str:
 
 
 def _is_json_value(value: Any) -> bool:
-    """Whether JSON, in which recipes are kept, can say it."""
+    """Whether JSON, the format of stored recipes, can represent a value."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, list | tuple):
@@ -78,12 +77,12 @@ def _is_json_value(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(name, str) and _is_json_value(inner) for name, inner in value.items())
     if isinstance(value, int):
-        return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
+        return abs(value) < 2**63  # a checkpoint with a larger integer could not be read again
     return value is None or isinstance(value, str)
 
 
 def parse_set(text: str) -> tuple[str, Any]:
-    """`ppo.clip_range=0.1` -> the full path of the one setting that ends so, and its value."""
+    """Parse `ppo.clip_range=0.1` to the setting's full path and its value."""
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
@@ -99,17 +98,17 @@ def _find_full_key(key: str) -> str:
     if not matches:
         raise make_unknown_error(key)
     if len(matches) > 1:
-        raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
+        raise ConfigError(f"{key!r} is ambiguous: {', '.join(matches)}.", "use a full name")
     return matches[0]
 
 
 def list_settings() -> dict[str, str]:
-    """Every setting by its full path, with its explanation."""
+    """Return the description of every setting, by full path."""
     return {path: field.description or "" for path, field in walk_settings(RunConfig)}
 
 
 def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, FieldInfo) of every setting that is not itself a section."""
+    """Yield (path, FieldInfo) of every setting that is not itself a section."""
     for name, field in model.model_fields.items():
         section = _find_section(field.annotation)
         if section is None:
@@ -119,7 +118,7 @@ def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def _find_section(annotation: Any) -> type[BaseModel] | None:
-    """The model of a section, which may be absent."""
+    """Return the model of a section, which may be optional; None for a setting."""
     options = [option for option in get_args(annotation) or [annotation] if option is not NoneType]
     first = options[0]
     is_section = len(options) == 1 and isinstance(first, type) and issubclass(first, BaseModel)
@@ -127,13 +126,13 @@ def _find_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _find_setting(location: Sequence[int | str]) -> str:
-    """The setting that pydantic complains of; its path may go on to a part, or to one choice."""
+    """Return the setting of an error; pydantic's path may continue to a part or a choice."""
     path = ".".join(map(str, location))
     return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
 
 
 def _suggest_settings(key: str) -> str:
-    """Those most like the key, by their full paths or their last names."""
+    """Return a hint with the settings most similar to the key, by full path or last name."""
 
     def measure_likeness(path: str) -> float:
         names = (path, path.rpartition(".")[2])

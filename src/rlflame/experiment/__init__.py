@@ -1,1 +1,1 @@
-"""One run, or many seeds: from a config or a checkpoint to a result."""
+"""Runs and sweeps: train from a config or a checkpoint to a result."""

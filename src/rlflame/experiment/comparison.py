@@ -1,4 +1,4 @@
-"""Checkpoints in words, the first difference between two, and checks of an evaluation."""
+"""Describes and compares checkpoints, and checks evaluations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rlflame.training.trainer import BUFFER_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class ReplayFiles:
-    """What a checkpoint needs besides itself, and whether it is there. In transitions."""
+    """The replay segment files that a checkpoint needs. Sizes are in transitions."""
 
     transitions: int
     segments: int
     bytes: int
     tail: int
-    #: The folder is not beside the file: a copy, which is good for all but resuming.
+    #: The replay folder is missing, as beside a copied file, which cannot be resumed.
     absent: bool
     #: What is missing or damaged.
     problem: str | None
@@ -44,7 +44,7 @@ class ReplayFiles:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A checkpoint, the path it was named by, and what there is of its replay."""
+    """A checkpoint, the path that named it, and the state of its replay files."""
 
     path: Path
     checkpoint: Checkpoint
@@ -55,7 +55,7 @@ class FileContent:
         return "checkpoint" if self.checkpoint.resumable else "policy"
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """As pairs of a word and what there is to say about it."""
+        """Return pairs of a label and a text."""
         checkpoint, progress = self.checkpoint, self.checkpoint.progress
         tensors = collect_tensors(checkpoint)
         size = format_count(sum(tensor.size for tensor in tensors.values()), "number")
@@ -75,7 +75,7 @@ class FileContent:
         ]
 
     def format_outline(self) -> str:
-        """In one line, for comparisons."""
+        """Summarise the file in one line."""
         learning = self.checkpoint.recipe.learning
         return (
             f"{self.path}: {self.kind}, {learning.environment.id}, {learning.algorithm}, "
@@ -84,7 +84,7 @@ class FileContent:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs, under names that stay."""
+        """Return the content for JSON output; the keys are stable."""
         checkpoint = self.checkpoint
         return {
             "file": str(self.path),
@@ -105,19 +105,19 @@ class FileContent:
 
 
 def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) -> FileContent:
-    """The newest checkpoint, and what there is of its replay."""
+    """Read the newest checkpoint, and with `with_replay` verify its replay."""
     checkpoint, replay, last_digest = run_folder.load_newest_checkpoint(path, note), None, None
     while with_replay and checkpoint.digest != last_digest:
         replay, last_digest = inspect_replay(path, checkpoint), checkpoint.digest
         if replay is None or replay.problem is None:
             break
-        # A run that is being trained may have moved on, and removed what it needs no more.
+        # A running trainer may have saved a new checkpoint and removed old segments.
         checkpoint = run_folder.load_newest_checkpoint(path, note)
     return FileContent(path, checkpoint, replay)
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
-    """The replay of a checkpoint, every file of it read and verified; None where there is none."""
+    """Read and verify all replay files of a checkpoint; return None if it has no replay."""
     snapshot = checkpoint.snapshot
     if snapshot is None or f"{BUFFER_PREFIX}tail.rewards" not in snapshot.learner:
         return None
@@ -147,9 +147,9 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 
 
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
-    """The first recipe field, counter or tensor in which two files differ; None where equal.
+    """Return the first recipe field, counter or tensor that differs; None if all are equal.
 
-    A digest is also of how a recipe is written, and a version that knows more settings writes more.
+    Digests alone do not decide: they cover the recipe's text, and newer versions add settings.
     """
     if a.digest == b.digest:
         return None
@@ -173,7 +173,7 @@ def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | No
                 f"tensor {name}: {tensor_a.dtype}{tensor_a.shape} and "
                 f"{tensor_b.dtype}{tensor_b.shape}"
             )
-        # Bytes, because that is what the digest is made of: 0.0 and -0.0 differ.
+        # Compare bytes, as the digest does: 0.0 and -0.0 differ.
         bytes_a, bytes_b = (
             x.reshape(-1).view(np.uint8).reshape(x.size, x.itemsize) for x in (tensor_a, tensor_b)
         )
@@ -191,7 +191,7 @@ def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | No
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCheck:
-    """Whether a check passed, in a sentence."""
+    """The result of a check, with a sentence that explains it."""
 
     check: str
     passed: bool
@@ -199,7 +199,7 @@ class EvaluationCheck:
 
 
 def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
-    """The episodes that the file says it was scored on."""
+    """Return the plan of the evaluation that is recorded in the file."""
     record = source.evaluation
     if record is None:
         raise CheckpointError(
@@ -209,11 +209,11 @@ def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
 
 
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
-    """Only policies for the same environment can play the same episodes."""
+    """Raise ConfigError unless both policies were trained in the same environment."""
     if a.env != b.env:
         difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
         raise ConfigError(
-            f"--vs compares policies of one environment, and these differ in {difference}.",
+            f"--vs compares policies of one environment, but these differ in {difference}.",
             "rlflame inspect shows what a file was trained on",
         )
 
@@ -224,7 +224,7 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """The checks that were asked for; `differences` of machines where the record is one of them."""
+    """Run the requested checks; with `differences` of machines, also against the record."""
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return
@@ -238,10 +238,10 @@ def check_evaluation(
 def _check_against_record(
     expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
 ) -> EvaluationCheck:
-    """Equal to the last bit on an equal machine; elsewhere, intervals that overlap."""
+    """Require bit-identical returns on an equal machine, else overlapping intervals."""
     if record.returns == expected.returns and record.lengths == expected.lengths:
         return EvaluationCheck(
-            "recorded", True, f"All {record.episodes} returns are the recorded ones, bit for bit."
+            "recorded", True, f"All {record.episodes} returns are bit-identical to the record."
         )
     unequal = np.not_equal([record.returns, record.lengths], [expected.returns, expected.lengths])
     episode = int(unequal.any(axis=0).argmax())

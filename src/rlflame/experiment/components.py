@@ -1,4 +1,4 @@
-"""Makes the parts of a run from its recipe: environment, policy, algorithm, checkpoint, trainer."""
+"""Makes the components of a run: environment, policy, algorithm, checkpoint and trainer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trai
 
 
 def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
-    """The shapes of an environment, or an error that says why nothing can learn in it."""
+    """Return the shapes of an environment; raise an error if rlflame cannot learn in it."""
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
@@ -41,13 +41,13 @@ def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
 
 
 def has_continuous_actions(config: RunConfig) -> bool:
-    """Whether the actions of a config's environment are numbers, not choices."""
+    """Return whether the environment of a config has continuous actions."""
     return make_env_spec(config.learning.environment).action_kind == "continuous"
 
 
 def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
-    """The shapes of an environment, read from an instance of it."""
-    from rlflame.rollout.envs.make import read_env_spec  # Gymnasium takes long to load
+    """Return the shapes of an environment, read from an instance of it."""
+    from rlflame.rollout.envs.make import read_env_spec  # Gymnasium is slow to import
 
     modules = check_modules(settings.id, settings.kwargs)
     try:
@@ -59,7 +59,7 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
 
 
 def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:
-    """Why an environment cannot be made, or cannot be learned in."""
+    """Return the error for an environment that cannot be made or is unsupported."""
     import gymnasium
 
     from rlflame.rollout.envs.make import UnsupportedSpace
@@ -67,25 +67,25 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
     name, cause = settings.id, _get_first_line(error)
     if isinstance(error, UnsupportedSpace):
         return ConfigError(
-            f"{name} has {error}, which rlflame does not learn in.",
-            "it takes Box observations (no images), and Discrete or Box actions",
+            f"{name} has {error}, which rlflame does not support.",
+            "supported: Box observations (no images) and Discrete or Box actions",
         )
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         return ConfigError(
             f"There is no environment {name!r}. {cause.rstrip('?')}.",
-            "rlflame envs lists them; one of yours: --env-file FILE.py",
+            "rlflame envs lists them; for your own environment: --env-file FILE.py",
         )
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
         if error.__cause__ is not None:
             cause = f"{cause}: {_get_first_line(error.__cause__)}"
         return ConfigError(
-            f"{name} needs a package that is missing or cannot be loaded: {cause}.",
-            "install it into the environment that rlflame runs in; a module in the current folder "
-            "is searched for only if the command names it: --allow-module MODULE",
+            f"{name} needs a package that is missing or cannot be imported: {cause}.",
+            "install it where rlflame is installed; a module in the current folder must be named: "
+            "--allow-module MODULE",
         )
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
-    hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists those that work"
-    return ConfigError(f"{name} cannot be made{kwargs_text}: {cause}.", hint)
+    hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists the available environments"
+    return ConfigError(f"{name} cannot be created{kwargs_text}: {cause}.", hint)
 
 
 def _get_first_line(error: BaseException) -> str:
@@ -94,20 +94,20 @@ def _get_first_line(error: BaseException) -> str:
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """The shape of the policy of a recipe, or an error where it does not fit the environment."""
+    """Return the shape of a recipe's policy; raise ConfigError if the environment does not fit."""
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
     if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
         raise ConfigError(
-            f"{algorithm if is_squashed else 'gsde'} needs actions that are numbers, and {env.id} "
-            f"has {env.action_size} choices.",
+            f"{algorithm if is_squashed else 'gsde'} needs continuous actions, but {env.id} "
+            f"has {env.action_size} discrete actions.",
             "--algo ppo" if is_squashed else "--set network.exploration=independent",
         )
     if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
         raise ConfigError(
-            f"{algorithm} needs actions between two bounds, and those of {env.id} have none.",
-            "--algo ppo, or give the environment's action_space finite bounds",
+            f"{algorithm} needs bounded actions, but those of {env.id} have no bounds.",
+            "use --algo ppo, or give the environment's action_space finite bounds",
         )
     return build_policy_spec(learning, env)
 
@@ -118,7 +118,7 @@ def create_folder(
     name: str,
     show_note: Callable[[str], None],
 ) -> RunFolder:
-    """A new folder for a run or a sweep, where the runtime says or under runs/."""
+    """Create the folder of a run or sweep, at `runtime.out` or under runs/."""
     short_name = make_short_name(learning.environment.id)
     path = Path(runtime.out or f"runs/{short_name}-{learning.algorithm}-{name}")
     folder = RunFolder.create(path)
@@ -134,7 +134,7 @@ def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
 def make_initial_checkpoint(
     recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None
 ) -> Checkpoint:
-    """A run of this recipe before its first step, as a checkpoint without a snapshot."""
+    """Make a checkpoint without a snapshot: a run of this recipe before its first step."""
     spec = make_policy_spec(recipe.learning, env)
     learner = make_algorithm(recipe.learning, spec, start)
     return Checkpoint(
@@ -155,7 +155,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """A trainer at the position of the checkpoint; by default this process learns alone."""
+    """Make a trainer at the checkpoint's position; by default this process learns alone."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(
@@ -177,9 +177,9 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """The algorithm of a checkpoint's recipe before its first update; in a group, its leader.
+    """Make the algorithm of a checkpoint before its first update; in a group, its leader.
 
-    `start` is the policy whose weights it starts from.
+    `start` is the policy that provides the initial weights.
     """
     learning, spec = checkpoint.recipe.learning, checkpoint.policy_spec
     if group is None or group.size == 1:

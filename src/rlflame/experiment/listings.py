@@ -1,6 +1,6 @@
-"""What `rlflame runs`, `envs` and `config` list: runs, environments and settings. Never writes.
+"""Lists runs, environments and settings for `rlflame runs`, `envs` and `config`. Never writes.
 
-A sweep is one line; listed by itself, a line for each of its seeds.
+A sweep is one line. The listing of a sweep folder has one line per seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlflame.storage import run_reader
 from rlflame.storage.run_folder import is_locked, load_newest_checkpoint
 from rlflame.storage.sweep_folder import SWEEP_FILE, is_sweep, list_seed_runs
 
-#: The words of a JSON schema's types and bounds in the range of a setting.
+#: How types and bounds of a JSON schema are shown in the range of a setting.
 _TYPES = {
     "integer": "integer",
     "number": "number",
@@ -38,7 +38,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
-    """A run folder at a glance. `state` is training, finished, stopped, or damaged."""
+    """A summary of a run folder. `state` is training, finished, stopped or damaged."""
 
     folder: str
     state: str
@@ -51,14 +51,14 @@ class RunOverview:
     stop_at_iterations: int | None = None
     best_return: float | None = None
     problem: str | None = None
-    #: Of a job of seeds, how many there are and how many have finished; the best is then the
-    #: interquartile mean of their bests.
+    #: Sweeps only: the number of seeds and of finished seeds. `best_return` is then the
+    #: interquartile mean of the seeds' best returns.
     seeds: int | None = None
     seeds_finished: int | None = None
 
 
 def list_runs(folder: Path) -> list[RunOverview]:
-    """The run folders in a folder, or the folder itself where it is one; newest last."""
+    """List the run folders in a folder, newest last, or the folder itself if it is a run."""
     if is_run(folder):
         return [read_run_overview(folder)]
     if is_sweep(folder):
@@ -67,7 +67,7 @@ def list_runs(folder: Path) -> list[RunOverview]:
         paths = [path for path in folder.iterdir() if is_run(path) or is_sweep(path)]
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be read: {error.strerror}.", "rlflame runs DIR lists another folder"
+            f"{folder} cannot be read: {error.strerror}.", "list another folder: rlflame runs DIR"
         ) from error
     return [
         read_sweep_overview(path) if is_sweep(path) else read_run_overview(path)
@@ -93,13 +93,13 @@ def read_run_overview(folder: Path) -> RunOverview:
     try:
         checkpoint = load_newest_checkpoint(folder, problems.append)
     except (CheckpointError, OSError) as error:
-        # A run that has only just begun has no checkpoint yet.
+        # A run that has just started has no checkpoint yet.
         state = "training" if training else "damaged"
         return RunOverview(str(folder), state, problem=None if training else str(error))
     recipe, progress = checkpoint.recipe, checkpoint.progress
-    # Without its final evaluation a run has something left to do.
+    # A run without its final evaluation is not complete.
     is_complete = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
-    # A trainer records each iteration, and saves a checkpoint now and then.
+    # Metrics are newer than the checkpoint: a trainer records them in each iteration.
     last = _read_last_line(folder / "metrics.jsonl") if training else {}
     return RunOverview(
         folder=str(folder),
@@ -117,7 +117,7 @@ def read_run_overview(folder: Path) -> RunOverview:
 
 
 def _read_age(folder: Path) -> tuple[float, str]:
-    """When a run or a seed of a job was changed last, and its name."""
+    """Return the time of the last change to a run or a sweep's seeds, and the folder name."""
     times = [0.0]
     for path in (folder, *list_seed_runs(folder)):
         for name in ("metrics.jsonl", "config.toml"):
@@ -127,7 +127,7 @@ def _read_age(folder: Path) -> tuple[float, str]:
 
 
 def read_sweep_overview(folder: Path) -> RunOverview:
-    """A job of seeds as one line."""
+    """Summarise a sweep as one line."""
     try:
         number = len(toml_io.read_file(folder / SWEEP_FILE)["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
@@ -150,7 +150,7 @@ def read_sweep_overview(folder: Path) -> RunOverview:
 
 
 def _read_last_line(path: Path) -> dict[str, Any]:
-    """The numbers of the last whole line; a running trainer may be writing the next."""
+    """Return the numbers of the last whole line; a running trainer may be writing the next."""
     last = ""
     try:
         for line in regular_file.read_lines(path):
@@ -161,8 +161,8 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """All aliases, looked at as they are installed here, and the presets that suit them."""
-    from rlflame.experiment.components import inspect_env  # slow to load
+    """List all aliases with the installed environment's sizes and the suitable presets."""
+    from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []
     for alias, target in resolve.ALIASES.items():
@@ -183,7 +183,7 @@ def list_environments() -> list[dict[str, Any]]:
 
 
 def list_settings() -> list[dict[str, Any]]:
-    """Every setting there is, read from the config model."""
+    """List all settings of the config model."""
     settings = []
     for name, field in walk_settings(RunConfig):
         bounded_type: Any = Annotated[field.annotation, field]
@@ -199,7 +199,7 @@ def list_settings() -> list[dict[str, Any]]:
 
 
 def _format_range(schema: dict[str, Any]) -> str:
-    """The type and its bounds: `integer >= 1 and <= 4096 | none`."""
+    """Format a type and its bounds, such as `integer >= 1 and <= 4096 | none`."""
     if "anyOf" in schema:
         return " | ".join(map(_format_range, schema["anyOf"]))
     if "const" in schema:

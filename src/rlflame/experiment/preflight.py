@@ -1,6 +1,6 @@
-"""The checks before a run, which train, resume, sweeps and dry runs share.
+"""The checks before a run, shared by train, resume, sweeps and dry runs.
 
-Nothing is written before all of them have passed. Loads numpy only where the settings are good.
+All checks run before anything is written. numpy is imported only after the settings are valid.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
 
-#: Of a step in memory: a float32 that was collected, and the same in another order.
+#: Per number of a step: the collected float32 and its copy in minibatch order.
 _BYTES_PER_NUMBER = 8
-#: A weight, its gradient and the two moments of Adam.
+#: Per weight: the float32 weight, its gradient and the two moments of Adam.
 _BYTES_PER_WEIGHT = 16
 
 
 class Preflight(NamedTuple):
-    """A recipe that has passed the checks, with its environment and the policy it starts from."""
+    """A recipe that has passed the checks, its environment and its start policy."""
 
     recipe: Recipe
     env: EnvSpec
@@ -46,10 +46,10 @@ def run_preflight(
     stop: StopRequest | None = None,
     show_note: Callable[[str], None] = lambda note: None,
 ) -> Preflight:
-    """Check all that can refuse a run, the quick checks first, and show the warnings.
+    """Run all checks, the quick ones first, and show the warnings.
 
-    A resumed run has its policy already. A dry run reads the environment from an instance of it,
-    and may be meant for a machine with more memory.
+    A resumed run needs no `init_from`. A dry run reads the shapes from an instance of the
+    environment, and only notes a lack of memory, because another machine may have more.
     """
     recipe = pin_env_file(recipe, runtime.env_file)
     check_settings(recipe, runtime)
@@ -58,7 +58,7 @@ def run_preflight(
 
     if recipe.learning.init_policy is not None and init_from is None and not is_resume:
         raise ConfigError(
-            f"The recipe starts from the policy {recipe.learning.init_policy}, and no file was "
+            f"The recipe starts from the policy {recipe.learning.init_policy}, but no file was "
             "given.",
             "--init-from FILE, or --set learning.init_policy=none",
         )
@@ -71,7 +71,7 @@ def run_preflight(
     except ConfigError as error:
         if not dry_run:
             raise
-        show_note(f"Not on this machine: {error.message} {error.hint}")
+        show_note(f"This machine cannot train it: {error.message} {error.hint}")
     start = None
     if init_from is not None:
         learning, start = _load_start_policy(recipe.learning, env, init_from)
@@ -82,7 +82,7 @@ def run_preflight(
 
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
-    """The checks of settings alone, which a command makes before it opens a fleet."""
+    """Check the settings alone, before a command opens a fleet."""
     rank, units = read_rank(), count_units(recipe.learning)
     useful = units if rank is None else count_useful_learners(units, rank.size)
     if rank is not None and rank.size > useful:
@@ -99,7 +99,7 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
 
 
 def list_warnings(recipe: Recipe) -> Iterator[str]:
-    """What the user should know before the run, and that does not refuse it."""
+    """Yield warnings that do not prevent the run."""
     from rlflame.rollout.mujoco.known_spaces import find_unverified_version
 
     if recipe.budget_warning:
@@ -107,15 +107,15 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
     version = find_unverified_version(recipe.learning.environment.id)
     if version is not None:
         yield (
-            f"Gymnasium {version} steps the environments: rlflame's own MuJoCo loop, which is "
-            "faster, was not compared with this version."
+            f"Gymnasium {version} steps the environments: rlflame's faster MuJoCo loop is not "
+            "verified for this version."
         )
 
 
 def _load_start_policy(
     learning: LearningSettings, env: EnvSpec, file: Path
 ) -> tuple[LearningSettings, PolicyArrays]:
-    """The settings of a run that starts from the policy in a file, and that policy."""
+    """Load the start policy from a file; return the settings that name it, and the policy."""
     from rlflame.experiment.components import make_policy_spec
     from rlflame.fleet.base import make_policy_id
     from rlflame.rollout.policy import compute_array_shapes
@@ -126,22 +126,22 @@ def _load_start_policy(
         make_policy_spec(learning, env)
     ):
         raise ConfigError(
-            f"{file} does not fit this recipe: its tensors have other names or shapes.",
+            f"{file} does not fit this recipe: its tensors have different names or shapes.",
             "set learning.network and the environment as in that file: "
             f"{format_command('inspect', file)}",
         )
     policy_id = make_policy_id(source.policy)
     if learning.init_policy not in (None, policy_id):
         raise ConfigError(
-            f"The recipe starts from the policy {learning.init_policy}, and {file} holds "
+            f"The recipe starts from the policy {learning.init_policy}, but {file} holds "
             f"{policy_id}.",
-            "--init-from the file it was made with, or --set learning.init_policy=none",
+            "use --init-from with the original file, or --set learning.init_policy=none",
         )
     return learning.model_copy(update={"init_policy": policy_id}), source.policy
 
 
 def check_memory(recipe: Recipe, env: EnvSpec) -> None:
-    """Refuse networks, a replay or a batch that the machine cannot hold, before hours fill it."""
+    """Raise ConfigError if the networks, the replay or a batch do not fit into memory."""
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.components import make_policy_spec
     from rlflame.rollout.policy import compute_array_shapes
@@ -165,8 +165,7 @@ def check_memory(recipe: Recipe, env: EnvSpec) -> None:
     for subject, setting, nbytes in needs:
         if nbytes > available:
             raise ConfigError(
-                f"{subject} takes {format_size(nbytes)} of memory, and {format_size(available)} "
-                "are available for it.",
-                f"a smaller learning.{setting}; or free some, raise a limit, or take another "
-                "machine",
+                f"{subject} takes {format_size(nbytes)} of memory, but only "
+                f"{format_size(available)} are available.",
+                f"use a smaller learning.{setting}, free memory or raise its limit",
             )

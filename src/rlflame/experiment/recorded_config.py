@@ -1,6 +1,6 @@
-"""The config.toml of a run folder, and the runtime to resume the run with.
+"""Reads the saved config of a run or sweep and resolves the runtime to resume it with.
 
-Needs no numpy, which loads only after the saved number of threads is known.
+Does not import numpy, which must load after the saved number of threads is known.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, lis
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:
-    """The config of a run folder, of a checkpoint in one, or of a sweep; empty where it is gone."""
+    """Return the config of a run folder, a checkpoint's run or a sweep; empty if missing."""
     file = _find_config(target)
     if not file.is_file() and list_seed_runs(file.parent):
-        raise ConfigError(f"{file.parent} holds seeds, and no {SWEEP_FILE}.", RESTORE_HINT)
-    # The checkpoints of a run hold its recipe, but a sweep is what its file says.
+        raise ConfigError(f"{file.parent} holds seeds but no {SWEEP_FILE}.", RESTORE_HINT)
+    # Checkpoints also hold the recipe of a run, but only this file defines a sweep.
     is_run = file.name != SWEEP_FILE
-    hint = f"mend it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT
+    hint = f"repair it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT
     try:
         return toml_io.read_file(file) if file.is_file() else {}
     except ConfigError as error:
@@ -39,7 +39,7 @@ def read_recorded_threads(config_layer: Mapping[str, Any]) -> int:
 def resolve_resumed_runtime(
     target: Path, config_layer: Mapping[str, Any], flags: RuntimeFlags
 ) -> RuntimeSettings:
-    """The runtime to resume with: options and --set over the saved runtime."""
+    """Return the saved runtime, overridden by command-line options and --set."""
     file = _find_config(target)
     config = file.with_name("config.toml")
     policy = config.with_name("latest.safetensors") if target.is_dir() else target
@@ -49,13 +49,13 @@ def resolve_resumed_runtime(
         flags,
         config_layer,
         file,
-        reason="which resume does not change.",
-        hint=f"--steps N for another end; or start a new run from this policy: {command}",
+        reason="which resume cannot change.",
+        hint=f"change the end with --steps N, or start a new run from this policy: {command}",
     )
 
 
 def _find_config(target: Path) -> Path:
-    """The config of a run or sweep, or of the run that a checkpoint lies in."""
+    """Return the config path of a run, a sweep or the run that contains a checkpoint."""
     folder = target if target.is_dir() else target.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""Whether and how a run continues from one of its checkpoints."""
+"""Prepares a run to continue from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rlflame.training.trainer import BUFFER_PREFIX, restore_components
 
 
 def find_run(target: Path) -> Path:
-    """The folder of a run, or of the run that a checkpoint lies in."""
+    """Return the run folder: the target itself, or the folder of the checkpoint's run."""
     return target if target.is_dir() else replay_segments.find_run_folder(target)
 
 
 def is_finished(source: Checkpoint) -> bool:
-    """Whether training is over; the final evaluation may still be missing."""
+    """Return whether training is complete; the final evaluation may still be missing."""
     return source.progress.is_spent(source.recipe.stop_at_steps, source.recipe.stop_at_iterations)
 
 
 def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
-    """Whether the final evaluation is there, in the checkpoint and beside it."""
+    """Return whether both the checkpoint and result.json hold the final evaluation."""
     try:
         result = run_reader.read_result(folder / "result.json")
     except CheckpointError:
@@ -49,11 +49,11 @@ def load_source(
     fresh_replay: bool,
     show_note: Callable[[str], None],
 ) -> Checkpoint:
-    """The newest checkpoint of a run, or the named one, with the end that the user asks for."""
+    """Load the newest checkpoint of a run, or the named one, with `steps` as its end."""
     source = load_newest_checkpoint(target, show_note)
     if not source.resumable:
         raise CheckpointError(
-            f"{target} holds a policy alone, without the state that training needs.",
+            f"{target} holds only a policy, without the state that training needs.",
             f"start a new run from it: {format_command('train', '--init-from', target)}",
         )
     if fresh_replay:
@@ -62,17 +62,17 @@ def load_source(
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """The same run with another end, or an error where it cannot learn until there.
+    """Return the run with a new end; raise ConfigError if it cannot learn until then.
 
-    `policy` is the file that a new run can start from where this run cannot continue.
+    `policy` is the file that the error suggests as the start of a new run.
     """
     recipe, progress = source.recipe, source.progress
     if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
         return source
     if progress.reached:
         raise ConfigError(
-            f"This run ended at step {progress.steps}, when an evaluation had reached "
-            f"{recipe.evaluation.until_return:g}; it does not go on.",
+            f"This run ended at step {progress.steps}, when an evaluation reached "
+            f"{recipe.evaluation.until_return:g}; it cannot continue.",
             f"start a new run from its policy: {format_train_command(source, policy)}",
         )
     if steps <= progress.steps:
@@ -82,8 +82,8 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
         )
     if _is_annealed(source):
         raise ConfigError(
-            "This run's learning rate has fallen to 0, where its schedule ends, by step "
-            f"{progress.steps:,}; more steps would change no weight.",
+            "The learning-rate schedule of this run has reached 0 by step "
+            f"{progress.steps:,}; more steps would not change the weights.",
             "start a new run from its policy: "
             f"{format_train_command(source, policy, steps - progress.steps)}",
         )
@@ -96,7 +96,7 @@ def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
 
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
-    """The command that continues an ended run for as many steps again, while it can learn."""
+    """Return the command that doubles the steps of an ended run, or starts a new run from it."""
     if source.progress.reached:
         return format_train_command(source, policy)
     if _is_annealed(source):
@@ -112,7 +112,7 @@ def _is_annealed(source: Checkpoint) -> bool:
 
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
-    """The best file of a run to start another run from, among those that can be read."""
+    """Return the best readable file of a run to start a new run from."""
     for path in (run / "best.safetensors", fallback, *reversed(list_step_files(run))):
         if path.is_file():
             with contextlib.suppress(CheckpointError):
@@ -122,9 +122,9 @@ def find_best_policy(run: Path, fallback: Path) -> Path:
 
 
 def format_train_command(source: Checkpoint, policy: Path, steps: int | None = None) -> str:
-    """The command that starts a new run from a policy of a run that is over.
+    """Return the command that starts a new run from a policy of an ended run.
 
-    With `steps` it has another end, and schedules that are made for it.
+    With `steps`, the new run has that end and schedules that fit it.
     """
     learning, folder = source.recipe.learning, policy.parent
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
@@ -145,7 +145,7 @@ def format_train_command(source: Checkpoint, policy: Path, steps: int | None = N
 def find_machine_differences(
     source: Checkpoint, fingerprint: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The differences between this machine and that of a checkpoint which can change bits."""
+    """List the differences from the checkpoint's machine that can change bits."""
     differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
     digest = module_trust.get_loaded_digest()
@@ -155,17 +155,17 @@ def find_machine_differences(
 
 
 def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Checkpoint:
-    """The checkpoint, if the environment here is the one that its policy was made for.
+    """Return the checkpoint with the modules that its environment may import.
 
-    Its environment may then import the modules that were allowed.
+    Raises CheckpointError if the environment here does not fit the policy.
     """
     env_spec = env_spec or make_env_spec(source.recipe.learning.environment)
     for name in ("observation_size", "action_kind", "action_size", "action_start"):
         expected, actual = getattr(source.env, name), getattr(env_spec, name)
         if expected != actual:
             raise CheckpointError(
-                f"{source.env.id} has {name} {actual} here, and {expected} in the checkpoint.",
-                "install the environment's version that the checkpoint was made with",
+                f"{source.env.id} has {name} {actual} here, but {expected} in the checkpoint.",
+                "install the version of the environment that wrote the checkpoint",
             )
     return replace(source, env=replace(source.env, modules=env_spec.modules))
 
@@ -189,7 +189,7 @@ def check_state(source: Checkpoint, target: Path) -> None:
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
-    """The same state with an empty replay, of a new lineage."""
+    """Return the same state with an empty replay and a new lineage."""
     snapshot = source.snapshot
     learner = {} if snapshot is None else dict(snapshot.learner)
     replay = {
@@ -199,7 +199,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
     }
     if snapshot is None or not replay:
         raise ConfigError(
-            f"--fresh-replay is for a replay, and {source.recipe.learning.algorithm} keeps none.",
+            f"--fresh-replay needs a replay, but {source.recipe.learning.algorithm} has none.",
             "leave it out",
         )
     fresh = make_emptied_state(replay)
@@ -208,11 +208,11 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """What to type where the replay is incomplete; the command that loses nothing comes first."""
+    """Return the commands to use if the replay is incomplete, the lossless one first."""
     goal, steps = source.recipe.stop_at_steps, source.progress.steps
     end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
     fresh_command = format_command("resume", target, "--fresh-replay", *end)
-    hint = f"{fresh_command} goes on with its weights and an empty replay"
+    hint = f"{fresh_command} continues with its weights and an empty replay"
     for path in reversed(list_step_files(find_run(target))):
         with contextlib.suppress(CheckpointError):
             older = checkpoint.load(path)
@@ -222,12 +222,12 @@ def format_replay_hint(source: Checkpoint, target: Path) -> str:
             for segment in older.snapshot.segments:
                 segment.arrays()
             command = format_command("resume", path, *end)
-            return f"{command} goes on from before, to the same bits; {hint}"
+            return f"{command} continues from an earlier checkpoint, bit-identically; {hint}"
     return hint
 
 
 def _has_same_lineage(a: Checkpoint, b: Checkpoint) -> bool:
-    """Whether the replay was not emptied between the two."""
+    """Return whether the replay was not emptied between the two checkpoints."""
     first, second = (
         source.snapshot.learner.get(f"{BUFFER_PREFIX}lineage", 0) if source.snapshot else 0
         for source in (a, b)

@@ -1,6 +1,6 @@
-"""One run, from its config or its checkpoint to its result.
+"""Trains one run from a config, or resumes it from a checkpoint, to its result.
 
-Never loads torch unless a recipe asks for it.
+Imports torch only if the recipe needs it.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class RunHost:
-    """Who shows and stops a run, and what the run shares with others."""
+    """A run's display, stop request and resources shared with other runs."""
 
     view: RunView = field(default_factory=NullView)
     stop: StopRequest = field(default_factory=NullStop)
-    #: A fleet that stays open afterwards; None: the run opens the fleet of its runtime.
+    #: A fleet that stays open after the run; None: the run opens the fleet of its runtime.
     fleet: Fleet | None = None
-    #: The observer of that fleet's events; without one they are not counted.
+    #: Counts the events of that fleet; None: they are not counted.
     counts: EventCounter | None = None
-    #: Whether other runs learn on this machine at the same time.
+    #: Whether other runs train on this machine at the same time.
     is_shared: bool = False
 
     def show_warning(self, text: str) -> None:
-        """Show a warning of a recipe; a sweep has shown it for all of its runs."""
+        """Show a warning about the recipe, unless a sweep has shown it for all its runs."""
         if not self.is_shared:
             self.view.show_note(text)
 
@@ -93,10 +93,10 @@ def resume_run(
     steps: int | None,
     fresh_replay: bool = False,
 ) -> RunResult:
-    """Continue a run at its newest checkpoint, or at the named one.
+    """Continue a run from its newest checkpoint, or from the checkpoint file `target`.
 
-    With `fresh_replay` the weights stay and the replay is emptied, which makes it another run from
-    there on, with other digests.
+    `fresh_replay` keeps the weights and empties the replay. From then on it is a different run with
+    different digests.
     """
     folder = _open_run_folder(target, host.view)
     try:
@@ -107,8 +107,8 @@ def resume_run(
             launcher.release_learners()
             if fresh_replay:
                 raise ConfigError(
-                    f"This run is over: it ended at step {source.progress.steps}, and an empty "
-                    "replay is for going on.",
+                    f"This run ended at step {source.progress.steps}; --fresh-replay needs "
+                    "more steps to train.",
                     format_command(
                         "resume", target, "--fresh-replay", "--steps", 2 * source.progress.steps
                     ),
@@ -134,10 +134,10 @@ def resume_run(
 
 def _open_run_folder(target: Path, view: RunView) -> RunFolder:
     if not target.exists():
-        raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
+        raise CheckpointError(f"{target} does not exist.", "list the runs here: rlflame runs")
     path = resume.find_run(target)
     if not has_checkpoint_files(path):
-        load_newest_checkpoint(target, view.show_note)  # raises, and leaves no lock behind
+        load_newest_checkpoint(target, view.show_note)  # raises before a lock file is created
     return RunFolder.open(path)
 
 
@@ -145,7 +145,7 @@ def _open_run_folder(target: Path, view: RunView) -> RunFolder:
 def _open_fleet(
     runtime: RuntimeSettings, recipe: Recipe, host: RunHost
 ) -> Iterator[tuple[Fleet, EventCounter]]:
-    """The fleet of the host, or one for this run, with the observer of its events."""
+    """Yield the host's fleet, or a new one for this run, and its event counter."""
     if host.fleet is not None:
         yield host.fleet, host.counts or EventCounter(kinds=())
         return
@@ -157,14 +157,14 @@ def _open_fleet(
 
 @dataclass(frozen=True)
 class Run:
-    """A run in a folder that this process has locked."""
+    """A run in a folder that is locked by this process."""
 
     folder: RunFolder
-    #: Where the run stands.
+    #: The checkpoint to continue from.
     source: Checkpoint
     runtime: RuntimeSettings
     host: RunHost
-    #: The fleet and the observer of its events.
+    #: The fleet and its event counter.
     rollouts: tuple[Fleet, EventCounter]
     preset: str = ""
     #: The policy that a new run starts from.
@@ -172,7 +172,7 @@ class Run:
     is_resume: bool = False
 
     def train(self) -> RunResult:
-        """Train to the end of the recipe or to a stop request, and score the final policy."""
+        """Train until the recipe's end or a stop request, then score the final policy."""
         (fleet, counts), host = self.rollouts, self.host
         traffic = TrafficCounter(fleet)
         recorder = FileRecorder(
@@ -193,7 +193,7 @@ class Run:
         )
         complete = False
         try:
-            # Not earlier: a run that is refused keeps its config.
+            # Not earlier, so that a refused resume leaves the saved config unchanged.
             self._write_config()
             complete = self._train(fleet, recorder, clip_recorder)
         finally:
@@ -203,7 +203,7 @@ class Run:
         return _make_result(self.folder, self.runtime, result, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
-        """Whether training and the final evaluation are complete."""
+        """Return whether training and the final evaluation are complete."""
         source, runtime, host = self.source, self.runtime, self.host
         machine_log = MachineLog(self.folder, fleet, source.progress.steps)
         if runtime.tensorboard:
@@ -272,7 +272,7 @@ def _make_result(
     environment = result.recipe.learning.environment
     options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
     if runtime.env_file is not None:
-        options = ["--env-file", Path(runtime.env_file)]  # which names its own module
+        options = ["--env-file", Path(runtime.env_file)]  # the file names its own module
     best = resume.find_best_policy(folder.path, folder.latest)
     command = resume.format_continue_command(result, folder.path, best)
     return RunResult(
@@ -292,7 +292,7 @@ def _make_result(
 def _score(
     trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: StopRequest
 ) -> bool:
-    """The final evaluation, written into the last checkpoint; False when it was cut short."""
+    """Write the final evaluation into the last checkpoint; return False if it was stopped."""
     snapshot = trainer.take_snapshot()
     try:
         with recorder.time_phase("evaluate"), stop.allow_interrupt():

@@ -1,1 +1,1 @@
-"""Where rollout tasks run: in this process, in worker processes, or on a cluster."""
+"""Fleets run rollout tasks: in this process, in worker processes, or on a cluster."""

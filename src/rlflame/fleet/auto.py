@@ -1,9 +1,9 @@
-"""A fleet over two: both work in turn until it is known which is faster, then that one alone.
+"""A fleet that alternates between two fleets until it knows which is faster, then keeps that one.
 
-Whole iterations of training are timed, from their submission to the last of their fragments: what
-counts is how long a run waits. A fragment is the same wherever it comes from, and so is the run.
-What a side does first after the other has worked is not counted: its workers have to come, and to
-restore the environments. The loser is closed as soon as nothing runs there any more.
+Whole training iterations are timed, from the submission to the last fragment: this is how long a
+run waits. Fragments, and so the run, do not depend on the fleet that computes them. The first
+iterations after a change of sides are not timed, because workers have to start and to restore the
+environments. The slower fleet is closed as soon as nothing runs there any more.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .base import (
 )
 
 FleetSide = Literal["home", "away"]
-#: Steps a second of timed iterations.
+#: Steps per second of timed iterations.
 Rates = Mapping[FleetSide, list[float]]
-#: Iterations in which all workers of the away side have to come.
+#: The maximum number of iterations until all workers of the away side have started.
 _MAX_WARMUP_ITERATIONS = 4
-#: A factor that is enough after one timed iteration on each side.
+#: A speed ratio that is decisive after one timed iteration on each side.
 _CLEAR_FACTOR = 2.0
-#: A factor that counts as no difference.
+#: Up to this speed ratio, the home side wins.
 _TIE_FACTOR = 1.05
 
 
 def generate_turns(
     is_ready: Callable[[], bool], is_complete: Callable[[], bool], rates: Rates
 ) -> Iterator[tuple[FleetSide, bool]]:
-    """For each iteration the side that runs it, and whether it is timed into `rates`.
+    """Yield for each iteration the side that runs it, and whether it is timed into `rates`.
 
-    The home side begins, until the away side `is_ready`. From then on it takes at most seventeen
-    iterations. `is_complete`: whether all workers of the away side are there.
+    The home side runs until the away side `is_ready`. After that, the choice takes at most
+    seventeen iterations. `is_complete`: whether all workers of the away side have answered.
     """
     yield "home", False
     while not is_ready():
@@ -66,14 +66,14 @@ def generate_turns(
 
 
 def compute_factor(rates: Rates) -> float:
-    """How many times as fast the away side is, by the medians; 1 where that is not known."""
+    """Return the ratio of the away side's median speed to the home side's; 1 if unknown."""
     if not all(rates.values()):
         return 1.0
     return median(rates["away"]) / median(rates["home"])
 
 
 class AutoFleet(ContextManagerMixin):
-    """`local` ("home") is there already and begins; `remote` ("away") has to be worth it."""
+    """Starts with `local` ("home"), and changes to `remote` ("away") if that is faster."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class AutoFleet(ContextManagerMixin):
             lambda: len(remote.probe()) >= remote.capacity,
             self._rates,
         )
-        #: Where evaluations run, and everything after the choice.
+        #: The side that runs evaluations and, after the choice, everything.
         self._side: FleetSide = "home"
         self._has_decided = False
         self._open_counts: Counter[FleetSide] = Counter()
@@ -166,7 +166,7 @@ class AutoFleet(ContextManagerMixin):
             self._fleets["away"].close()
 
     def _take_turn(self, is_training: bool) -> tuple[FleetSide, bool]:
-        """The side of a submission, and whether it is timed; chooses after the last turn."""
+        """Return a submission's side and whether it is timed; choose after the last turn."""
         is_timed = decides = False
         with self._lock:
             if is_training and not self._has_decided:
@@ -183,7 +183,7 @@ class AutoFleet(ContextManagerMixin):
         return side, is_timed
 
     def _release_loser(self) -> None:
-        """In a thread, because a cluster takes its time to let go; with the lock held."""
+        """Close the slower fleet in a thread, because a cluster closes slowly. Needs the lock."""
         loser: FleetSide = "home" if self._side == "away" else "away"
         if self._has_decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
@@ -198,17 +198,17 @@ class AutoFleet(ContextManagerMixin):
 
     def _format_choice(self) -> str:
         sides = [
-            f"{fleet.name} with {fleet.capacity} comes to {median(self._rates[side]):,.0f} steps/s"
+            f"{fleet.name} with {fleet.capacity} ran {median(self._rates[side]):,.0f} steps/s"
             for side, fleet in self._fleets.items()
             if self._rates[side]
         ]
-        choice = f"{self._fleets[self._side].name} goes on alone"
-        return f"auto: timed in turn, {' and '.join(sides)}: {choice}"
+        choice = f"using {self._fleets[self._side].name} from now on"
+        return f"auto: in alternate iterations, {' and '.join(sides)}: {choice}"
 
 
 @dataclass(eq=False)
 class _Lap:
-    """A submission that reports once when it is over: the steps of all its fragments, or zero."""
+    """A submission that reports its end once, with the steps of all its fragments or zero."""
 
     submission: Submission
     on_finish: Callable[[int], None] | None

@@ -1,7 +1,7 @@
-"""The contract of a fleet: where rollout tasks run. Every fleet gives the same fragments.
+"""The interface of a fleet, which runs rollout tasks. All fleets return the same fragments.
 
-A fleet takes tasks as a `Submission`; iterating it yields each task's fragment once, in the order
-in which they finish. Policies are put by content and released.
+`Fleet.submit` returns a `Submission`; iterating it yields each task's fragment once, in the order
+in which the tasks finish. Policies are stored by content and released after use.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
 class FleetEvent:
     """A change of a task or of the fleet, for displays.
 
-    A task is submitted, then running, retried, or speculated (given to a second worker while the
-    first is slow) any number of times, and ends once: done with its fragment, lost with an error,
+    A task is submitted, then running, retried, or speculated (sent to a second worker while the
+    first is slow) any number of times. It ends once: done with its fragment, lost with an error,
     or cancelled. A retry without a text has the reason of the previous one. The text of a `phase`
-    says what the fleet does before tasks run, and is empty afterwards. `workers` comes with the
+    describes what the fleet does before tasks run, and is empty afterwards. `workers` has the
     number of workers that have answered, in fleets whose workers come and go. A `note` is a
     sentence for the user. Observers are called from any thread.
     """
@@ -39,7 +39,7 @@ class FleetEvent:
     purpose: Literal["train", "evaluate", ""]
     slot: int
     text: str = ""
-    #: The number of workers, of a `workers` event.
+    #: The number of workers in a `workers` event.
     count: int = 0
 
     @classmethod
@@ -55,7 +55,7 @@ def ignore_event(event: FleetEvent) -> None:
 
 
 class EventCounter:
-    """An observer that counts what went wrong on its way to another observer."""
+    """An observer that counts events of some kinds and passes all events to another observer."""
 
     def __init__(
         self,
@@ -73,21 +73,21 @@ class EventCounter:
         self._observer(event)
 
     def take(self) -> dict[str, int]:
-        """How many of each kind since the last time."""
+        """Return the number of events of each kind since the last call."""
         with self._lock:
             counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
         return counts
 
 
 class Traffic(NamedTuple):
-    """Bytes of payloads that went to workers and came back since the fleet was started."""
+    """Payload bytes sent to workers and received from them since the fleet started."""
 
     bytes_out: int = 0
     bytes_in: int = 0
 
 
 class TrafficMeter:
-    """Counts traffic, from any thread."""
+    """Counts traffic. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ class TrafficMeter:
 
 
 class TrafficCounter:
-    """A fleet's traffic since the last look."""
+    """Measures a fleet's traffic between calls of `take`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -124,37 +124,37 @@ class TrafficCounter:
 
 
 class Submission(Protocol):
-    """Tasks under way together. Iterating raises the error that ended a task for good."""
+    """A group of submitted tasks. Iterating raises the error of a task that failed for good."""
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
     def cancel(self) -> None:
-        """Forget the tasks that have not finished."""
+        """Cancel the tasks that have not finished."""
 
 
 class Fleet(Protocol):
-    """Somewhere to run tasks. `close()` may be called twice and leaves nothing behind."""
+    """Runs tasks. `close()` may be called twice, and removes all that the fleet created."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def capacity(self) -> int:
-        """How many tasks can run at one moment."""
+        """The number of tasks that can run at the same time."""
 
     @property
     def ready(self) -> bool:
-        """Whether tasks need not wait for the fleet to start; true, too, where it never will."""
+        """Whether the fleet has started or failed to start, so that tasks do not wait for it."""
 
     def put(self, policy: PolicyArrays) -> str:
-        """Keep weights under a name that their content decides, until they are released once."""
+        """Store weights until they are released once; return an ID derived from the content."""
 
     def release(self, policy_id: str) -> None: ...
 
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
 
     def probe(self) -> list[dict[str, Any]]:
-        """What the fleet's workers run on, by their own report."""
+        """Return the workers' descriptions of their machines and packages."""
 
     def read_traffic(self) -> Traffic: ...
 
@@ -166,7 +166,7 @@ class Fleet(Protocol):
 
 
 class ContextManagerMixin:
-    """Closes at the end of a `with`."""
+    """Calls `close()` at the end of a `with` block."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -179,14 +179,14 @@ class ContextManagerMixin:
 
 
 def make_policy_id(policy: PolicyArrays) -> str:
-    """The name of weights; equal content has one name."""
+    """Return the ID of weights; equal content has the same ID."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
         array = np.ascontiguousarray(policy[name])
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FleetError(
-                f"The policy's {name} holds NaN or infinity, and no worker should act with it.",
-                "rlflame resume goes on from the last checkpoint",
+                f"The policy's {name} contains NaN or infinity, so no worker can act with it.",
+                "rlflame resume continues from the last checkpoint",
             )
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
         digest.update(array.tobytes())
@@ -196,24 +196,25 @@ def make_policy_id(policy: PolicyArrays) -> str:
 def make_environment_failure(
     task: RolloutTask, failure: RolloutFailure, hint: str = ""
 ) -> EnvironmentFailure:
-    """The error that ends the run after a worker's report of a failure."""
+    """Return the error that ends the run after a worker reported a failure."""
     location = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
     detail = failure.traceback.rstrip()
     if failure.output.strip():
-        detail += f"\nIt had printed:\n{failure.output.rstrip()}"
+        detail += f"\nOutput of the worker:\n{failure.output.rstrip()}"
     return EnvironmentFailure(
         f"{failure.message} ({location}).",
-        hint or f"reset {task.env.id} with seed {failure.seed} to meet it again at that step",
+        hint
+        or f"to reproduce it, reset {task.env.id} with seed {failure.seed} and step it as often",
         detail.strip(),
     )
 
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
-    """The fragment, if it can be the answer to the task. Workers are not trusted."""
+    """Return the fragment if it can be the answer to the task. Workers are not trusted."""
     if not isinstance(fragment, Fragment) or not _is_answer(task, fragment):
         raise FleetError(
-            f"A worker answered slot {task.slot} of iteration {task.iteration} with something "
-            "that is not its fragment.",
+            f"A worker's answer for slot {task.slot} of iteration {task.iteration} is not a "
+            "fragment of this task.",
             "check that every worker runs the same version of rlflame",
         )
     return fragment

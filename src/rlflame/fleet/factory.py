@@ -1,7 +1,7 @@
-"""Makes the fleet that the runtime settings name.
+"""Creates the fleet that the runtime settings name.
 
-A new fleet is a module in this package and a row of FLEETS; its name is a choice of
-`runtime.fleet`. No other code compares a fleet's name.
+To add a fleet, add a module to this package, a row to FLEETS and a choice to `runtime.fleet`. No
+other code compares the names of fleets.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """What a fleet is made for."""
+    """The parameters of a new fleet."""
 
     runtime: RuntimeSettings
-    #: The most tasks at once; None: not known.
+    #: The maximum number of tasks at a time; None if unknown.
     tasks: int | None = None
     observer: Observer = ignore_event
-    #: The environment that local workers load before there are tasks.
+    #: The environment that local workers load before they get tasks.
     environment: str | None = None
     #: Local workers that have started already.
     prestart_pool: PrestartPool | None = None
@@ -44,15 +44,15 @@ def make_fleet(
     *,
     is_training: bool = False,
 ) -> Fleet:
-    """The fleet of a runtime, with at most as many workers as there are tasks at once.
+    """Create the fleet of a runtime, with at most one worker for each concurrent task.
 
-    Where `auto` finds a cluster, training times both sides and chooses one.
+    If `auto` finds a cluster, training times the cluster and this machine and chooses one.
     """
     name = resolve_fleet_kind(runtime)
     request = FleetRequest(runtime, tasks, observer, environment, prestart_pool)
     if not is_training or runtime.fleet != "auto" or not is_remote(name):
         return FLEETS[name].make(request)
-    # First, so that a cluster that cannot be reached ends it before anything has started.
+    # The remote fleet comes first: an unreachable cluster raises before local workers start.
     remote = FLEETS[name].make(request)
     try:
         cores = machine.count_usable_cores()
@@ -66,14 +66,14 @@ def make_fleet(
 
 
 def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
-    """The fleet inside this process, whose position callers can watch."""
-    from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
+    """Create the fleet inside this process, whose position callers can watch."""
+    from rlflame.fleet.inline import InlineFleet  # imports Gymnasium
 
     return InlineFleet(observer)
 
 
 def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
-    """The name that `auto` stands for: a remote fleet that is configured, or else local."""
+    """Return the fleet's name; `auto` becomes a configured remote fleet, or else `local`."""
     if runtime.fleet != "auto":
         return runtime.fleet
     names = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())
@@ -81,32 +81,32 @@ def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
 
 
 def is_remote(name: object) -> bool:
-    """Whether a fleet of this name has its workers on other machines."""
+    """Whether a fleet of this name runs its workers on other machines."""
     return _get_kind(name).is_remote
 
 
 def has_workers(name: object) -> bool:
-    """Whether a fleet of this name has workers beside this process."""
+    """Whether a fleet of this name has worker processes."""
     return _get_kind(name).has_workers
 
 
 def get_worker_noun(name: object) -> str:
-    """The word for a worker of a fleet of this name."""
+    """Return the word for a worker of a fleet of this name."""
     return _get_kind(name).worker_noun
 
 
 def _get_kind(name: object) -> FleetKind:
-    """What is known of a fleet; of an unknown name as of the local one."""
+    """Return the row of FLEETS; an unknown name gets the row of the local fleet."""
     return FLEETS.get(str(name), FLEETS["local"])
 
 
 def is_local_fallback(runtime: RuntimeSettings) -> bool:
-    """Whether `auto` stands for this machine."""
+    """Whether `auto` resolves to this machine."""
     return runtime.fleet == "auto" and resolve_fleet_kind(runtime) == "local"
 
 
 def list_candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
-    """Names and capacities of the fleets between which `auto` has not chosen yet."""
+    """Return the names and capacities of the fleets that `auto` may still choose."""
     return fleet.candidates if isinstance(fleet, AutoFleet) else ()
 
 
@@ -139,14 +139,14 @@ def _is_flame_configured() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FleetKind:
-    """How a fleet is made, and what other code must know about it."""
+    """The constructor and the properties of a kind of fleet."""
 
     make: Callable[[FleetRequest], Fleet]
-    #: Whether its workers are on other machines. `auto` chooses it where it is configured.
+    #: Whether its workers are on other machines. `auto` uses it if it is configured.
     is_remote: bool = False
     is_configured: Callable[[], bool] = lambda: True
     worker_noun: str = "worker"
-    #: Whether its workers are other processes; without, this process steps the environments.
+    #: Whether its workers are other processes; if not, this process steps the environments.
     has_workers: bool = True
 
 

@@ -1,4 +1,4 @@
-"""A fleet inside this process: each task runs when its fragment is asked for."""
+"""A fleet inside this process: each task runs when its fragment is requested."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TAIL_CHARS = 4000
 
 
 class InlineFleet(ContextManagerMixin):
-    """No parallelism and no isolation: the reference that the other fleets are compared with."""
+    """Runs tasks without parallelism or isolation: the reference for the other fleets."""
 
     name = "inline"
     capacity = 1
@@ -51,7 +51,7 @@ class InlineFleet(ContextManagerMixin):
 
     @property
     def current_position(self) -> TaskPosition | None:
-        """The environment that is stepped now, for a thread that watches it."""
+        """The position of the environment that is being stepped, for a monitoring thread."""
         return self._worker.position
 
     def put(self, policy: PolicyArrays) -> str:
@@ -69,7 +69,7 @@ class InlineFleet(ContextManagerMixin):
             self._policies.pop(policy_id, None)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> _InlineSubmission:
-        # Weights are bound now: releasing a policy never pulls it from under a submission.
+        # Weights are bound now, so that a later release does not affect the submission.
         weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         submission = _InlineSubmission(self, merge_tasks(tasks, self.capacity), weights)
         for task in submission.tasks:
@@ -107,7 +107,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """A stream that keeps what this thread prints. Output of other threads passes through."""
+    """A stream that captures this thread's output. Output of other threads passes through."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
-"""Jobs: which worker should run which next, the one end of each, and the fragments of a submission.
+"""Jobs: their assignment to workers, their outcomes, and the fragments of a submission.
 
-Code that shares a `JobQueue` between threads holds a lock around every call.
+Threads that share a `JobQueue` hold a lock during every call.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .base import EventKind, FleetEvent, Observer
 #: `stray`: an answer that says nothing about the environment. `loss`: an attempt without an answer.
 #: `delay`: a loss of an attempt that ran this job alone and took too long.
 FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
-#: The outcomes of the jobs of a submission; None wakes whoever waits for one that was cancelled.
+#: The outcomes of a submission's jobs; None wakes its reader when the submission is cancelled.
 AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
 
 
 @dataclass(eq=False, repr=False)
 class FleetJob:
-    """A task, ready to be sent, and the failures of its attempts."""
+    """An encoded task and the failures of its attempts."""
 
     task: RolloutTask
     payload: bytes
     policy: bytes
     answers: AnswerQueue
     failures: Counter[FailureKind] = field(default_factory=Counter)
-    #: Answered or cancelled: a later answer is ignored.
+    #: Whether it was answered or cancelled, so that a later answer is ignored.
     is_over: bool = False
 
     @property
@@ -43,16 +43,16 @@ class FleetJob:
 
 
 class JobQueue:
-    """Jobs that wait for a worker, and the news of all of them."""
+    """Jobs that wait for a worker, and undelivered events of all jobs."""
 
     def __init__(self) -> None:
-        #: Events to be told, and then the outcome of a job that has ended: an observer hears of a
-        #: task's end before anybody can act on it.
+        #: Undelivered events, each with the outcome of a job that has ended. The observer gets the
+        #: events before the submission gets the outcome.
         self._news: deque[tuple[list[FleetEvent], FleetJob, Fragment | RlflameError | None]] = (
             deque()
         )
         self._waiting: deque[FleetJob] = deque()
-        #: Which worker ran a slot last, and so holds its environments.
+        #: The worker that last ran a slot, and so holds its environments.
         self._slot_workers: dict[tuple[str, tuple[int, ...]], object] = {}
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class JobQueue:
         self._waiting.extend(jobs)
 
     def take(self, worker: object) -> FleetJob:
-        """The best job for a worker: of a slot that it ran last, else of a slot that no worker has,
+        """Take the best job for a worker: a slot that it ran last, else a slot that no worker has,
         else the last one."""
         own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
         free_jobs = (job for job in self._waiting if self._find_owner(job) is None)
@@ -76,9 +76,9 @@ class JobQueue:
         return self._slot_workers.get(job.affinity) if job.affinity else None
 
     def take_similar(self, job: FleetJob, limit: int) -> list[FleetJob]:
-        """At most `limit` jobs from the front with the same policy and purpose.
+        """Take at most `limit` jobs from the front with the same policy and purpose.
 
-        A job that has failed before stays alone, where it can harm no other.
+        A job that has failed before stays alone, so that it cannot affect others.
         """
         similar: list[FleetJob] = []
         while len(similar) < limit and not job.failures and self._waiting:
@@ -93,23 +93,23 @@ class JobQueue:
         return similar
 
     def mark_running(self, job: FleetJob) -> None:
-        """A worker has begun with it."""
+        """Record that a worker has started the job."""
         if not job.is_over:
             self._add_news(job, "running")
 
     def requeue(self, job: FleetJob, reason: str) -> None:
-        """Its worker was lost: another one comes to the same result."""
+        """Requeue a job whose worker was lost; another one returns the same result."""
         self._add_news(job, "retried", reason)
         self._waiting.appendleft(job)
 
     def forget_worker(self, worker: object) -> None:
-        """This worker and the environments it held are no more."""
+        """Forget a worker that has ended, with the environments it held."""
         self._slot_workers = {
             slot: owner for slot, owner in self._slot_workers.items() if owner is not worker
         }
 
     def finish(self, job: FleetJob, outcome: Fragment | RlflameError) -> None:
-        """A job ends once."""
+        """Record the outcome of a job, unless it has already ended."""
         if not job.is_over:
             job.is_over = True
             self._add_news(
@@ -124,7 +124,7 @@ class JobQueue:
         self._waiting = deque(job for job in self._waiting if not job.is_over)
 
     def fail_all(self, error: RlflameError, running: Iterable[FleetJob]) -> None:
-        """Nothing will be run any more: tell everybody who waits."""
+        """End all waiting and running jobs with the error."""
         for job in (*self._waiting, *running):
             self.finish(job, error)
         self._waiting.clear()
@@ -140,7 +140,7 @@ class JobQueue:
         self._news.append((events, job, outcome))
 
     def deliver_news(self, lock: AbstractContextManager[Any], observer: Observer) -> None:
-        """Pass the news on, without the lock: an observer may ask the fleet something in turn."""
+        """Deliver events and outcomes without the lock, because an observer may call the fleet."""
         while True:
             with lock:
                 if not self._news:
@@ -155,7 +155,7 @@ class JobQueue:
 
 
 class JobSubmission:
-    """Tasks under way together: yields the fragment of each slot once, as they finish.
+    """A group of submitted tasks: yields the fragment of each slot once, as they finish.
 
     `on_finish` is called once.
     """

@@ -1,7 +1,7 @@
 """A fleet of child processes on this machine, one BLAS thread each.
 
-A thread keeps the workers busy. A caller that submits tasks sends them to idle workers itself: to
-wake the thread, which then waits for the interpreter, takes longer than to send them.
+A thread keeps the workers busy. A caller that submits tasks sends them to idle workers itself:
+waking the thread, which must then wait for the interpreter lock, takes longer than sending them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .retry_policy import decode_result, make_broken_worker_error
 from .worker_pool import START_DEADLINE_S, WorkerHandle, WorkerPool
 
 _TICK_S = 0.2
-#: For a thread that may or may not have begun when Ctrl-C came.
+#: The wait for a thread that may or may not have started when Ctrl-C came.
 _INTERRUPT_WAIT_S = 2.0
 
 
 class LocalFleet(ContextManagerMixin):
-    """`capacity` child processes, alive from construction to `close()`.
+    """Runs tasks in `workers` child processes, from construction to `close()`.
 
-    They load what the `environment` needs before there are tasks. Some of them may be `processes`
-    that run already. Every public method is safe from any thread.
+    The workers load what the `environment` needs before they get tasks. Some of them may be
+    `processes` that already run. All public methods are thread-safe.
     """
 
     name = "local"
@@ -95,10 +95,10 @@ class LocalFleet(ContextManagerMixin):
     def _start_thread(self) -> None:
         try:
             self._thread.start()
-        except RuntimeError:  # it has not begun
+        except RuntimeError:  # the thread did not start
             raise
         except BaseException:
-            # Ctrl-C may have come while the thread began, which must not see its workers end.
+            # Ctrl-C may have come while the thread started. End it before its workers end.
             with self._lock:
                 self._closing = True
             self._wake_pipe.wake()
@@ -107,7 +107,7 @@ class LocalFleet(ContextManagerMixin):
 
     def put(self, policy: PolicyArrays) -> str:
         name = make_policy_id(policy)
-        # Encoded once, here: the bytes are a copy, and the same for every child.
+        # Encoded once: the bytes are a copy, and the same for every child.
         frame = wire.encode({"id": name, "arrays": dict(policy)})
         with self._lock:
             self._policies[name] = frame
@@ -116,7 +116,7 @@ class LocalFleet(ContextManagerMixin):
         return name
 
     def release(self, policy_id: str) -> None:
-        """Workers forget it with the next jobs, or at the next tick."""
+        """Release a policy; workers forget it with the next jobs, or at the next tick."""
         with self._lock:
             self._puts[policy_id] -= 1
             if self._puts[policy_id] <= 0:
@@ -127,7 +127,7 @@ class LocalFleet(ContextManagerMixin):
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
         answers: AnswerQueue = queue.SimpleQueue()
         with self._lock:
-            # Weights are bound now: releasing a policy never pulls it from under a submission.
+            # Weights are bound now, so that a later release does not affect the submission.
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
@@ -146,20 +146,20 @@ class LocalFleet(ContextManagerMixin):
         return JobSubmission(self.cancel, jobs, answers)
 
     def _add(self, jobs: Iterable[FleetJob]) -> None:
-        """Send each to an idle worker at once, if there is one; the iterator may still make others.
+        """Send each job to an idle worker, if any, before the iterator creates the next one.
 
-        Where Ctrl-C comes in between, the caller has nothing to wait for and must cancel them.
+        If Ctrl-C interrupts this, the caller must cancel the jobs.
         """
         for job in jobs:
             with self._lock:
                 was_empty = not self._jobs
                 self._jobs.add([job])
                 if was_empty and self._pool.final_error is None:
-                    # No other caller's jobs, which Ctrl-C must not take along.
+                    # The queue only has this job: Ctrl-C must not affect those of other callers.
                     try:
                         self._pool.dispatch()
                     except BaseException:
-                        # Before the thread replaces the worker and counts that as a failure.
+                        # Cancel it before the thread replaces the worker and counts a failure.
                         self._jobs.cancel([job])
                         raise
         with self._lock:
@@ -186,7 +186,7 @@ class LocalFleet(ContextManagerMixin):
         return self._meter.read()
 
     def list_pids(self) -> list[int]:
-        """The worker processes alive now."""
+        """Return the process IDs of the current workers."""
         with self._lock:
             return [worker.process.pid for worker in self._pool.workers]
 
@@ -206,14 +206,14 @@ class LocalFleet(ContextManagerMixin):
         self._wake_pipe.close()
 
     def _notify_observer(self) -> None:
-        """Call the observer without the lock: it may ask the fleet something in turn."""
+        """Call the observer without the lock, because it may call the fleet."""
         self._jobs.deliver_news(self._lock, self._observer)
 
     def _serve(self) -> None:
-        """The life of the thread."""
+        """Run the dispatcher thread."""
         try:
             self._serve_until_closed()
-        except Exception as error:  # an error for those who would otherwise wait for ever
+        except Exception as error:  # otherwise callers would wait forever
             with self._lock:
                 self._pool.fail_all(
                     FleetError(f"The dispatcher failed: {error!r}.", "", traceback.format_exc())
@@ -229,7 +229,7 @@ class LocalFleet(ContextManagerMixin):
             for channel in wait(worker_by_channel, _TICK_S, self._wake_pipe):
                 self._receive(worker_by_channel[channel])
             for worker in [worker for worker in self._pool.workers if worker.process.has_exited]:
-                # A program that it started may hold its pipe open, so that no end of file comes.
+                # A program that the worker started may keep its pipe open, so no EOF arrives.
                 self._receive(worker)
                 with self._lock:
                     self._pool.handle_loss(worker)

@@ -1,7 +1,7 @@
-"""Worker processes that are started before the command line is parsed.
+"""Starts worker processes before the command line is parsed.
 
-Loading takes most of the time of a start, and until the settings are known all processors but one
-are idle.
+Imports take most of the startup time, and all processors but one are idle until the settings are
+known.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from rlflame.rollout.process.worker_process import WorkerProcess
 
 #: More are started once the number of workers is known.
 _MAX_PROCESSES = 2
-#: Options with which local workers are unlikely to be needed, and those that may set what a worker
-#: process gets when it is started.
+#: Options with which local workers are probably not needed, or which may change the parameters of
+#: a worker process.
 _EXCLUDING_OPTIONS = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
 _EXCLUDING_OPTIONS |= {"--env-file", "--allow-module", "--debug", "--config", "--set"}
 
 
 class PrestartPool:
-    """Processes that have been started, until they are taken or closed."""
+    """Started worker processes, until they are taken or closed."""
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
-        """For the arguments of `rlflame train`; of torchrun's learners only the first has a
-        fleet."""
+        """Create a pool for the arguments of `rlflame train`. With torchrun, only the first
+        learner has a fleet."""
         is_first_learner = os.environ.get("RANK", "0") == "0"
-        # A worker gets the folder of the module in `module:Id`.
+        # With `module:Id`, a worker needs the folder of the module.
         is_excluded = any(
             argument.partition("=")[0] in _EXCLUDING_OPTIONS or ":" in argument
             for argument in arguments
@@ -41,7 +41,7 @@ class PrestartPool:
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         self._processes: list[WorkerProcess] = []
-        # The fleet reports a machine without room for them.
+        # If the machine cannot start them, the fleet reports it.
         with contextlib.suppress(OSError):
             for _ in range(min(_MAX_PROCESSES, cores - 1, max_processes)):
                 self._processes.append(WorkerProcess(environment=make_thread_variables(1)))
@@ -50,7 +50,7 @@ class PrestartPool:
         return len(self._processes)
 
     def take(self, count: int) -> list[WorkerProcess]:
-        """At most `count` processes, which the caller ends."""
+        """Return at most `count` processes, which the caller must end."""
         processes, self._processes = self._processes[:count], self._processes[count:]
         return processes
 

@@ -1,4 +1,4 @@
-"""What a failed attempt or an answer of a worker means for its job: an end, or a retry."""
+"""Decides whether a failed attempt or a worker's answer ends a job or leads to a retry."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlflame.rollout.task import Fragment, RolloutFailure, RolloutTask, TaskPosi
 from .base import check_fragment, make_environment_failure
 from .job_queue import FleetJob
 
-#: Enough for a minute of trouble, with the pauses between.
+#: With the pauses in between, enough for an outage of a minute.
 MAX_STRAYS = 30
 _STRAY_REASONS = {
-    "no_policy": "its weights were gone from the cache",
-    "cancelled": "its executor had heard no sign of life of this run",
+    "no_policy": "its weights were missing from the cache",
+    "cancelled": "its executor received no heartbeat of this run",
 }
 HANG_REASON = "did not answer in time"
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The job has to be tried once more."""
+    """The job must be run again."""
 
     reason: str
     weights_lost: bool = False
@@ -35,9 +35,9 @@ class Retry:
 def classify_answer(
     job: FleetJob, answer: dict[str, Any], max_retries: int, step_deadline_s: float
 ) -> Fragment | RlflameError | Retry:
-    """Counts deaths and hangs on the job, and ends it when there were too many."""
+    """Return the job's outcome or a retry; counts deaths and hangs on the job."""
     kind, output = answer["kind"], str(answer.get("printed", ""))
-    position = answer.get("position") or None  # none where the child died before its first beat
+    position = answer.get("position") or None  # None if the child died before its first beat
     if kind == "result":
         return decode_result(job.task, answer["body"], lambda: output)
     if kind == "broken":
@@ -52,8 +52,8 @@ def classify_answer(
     if strays > MAX_STRAYS:
         return FleetError(
             f"Slot {job.task.slot} of iteration {job.task.iteration} came back {strays} times "
-            f"without having run: {reason}.",
-            "rlflame cluster-check; an object cache without a storage folder forgets what it holds",
+            f"without being run: {reason}.",
+            "rlflame cluster-check; an object cache without a storage folder can lose objects",
         )
     return Retry(reason, weights_lost=kind == "no_policy", pause_s=min(2.0, 0.05 * 2**strays))
 
@@ -61,7 +61,7 @@ def classify_answer(
 def decode_result(
     task: RolloutTask, payload: Any, read_output: Callable[[], str]
 ) -> Fragment | RlflameError:
-    """The fragment in a worker's answer, or the error that it reports or is itself."""
+    """Return the fragment in a worker's answer, or an error if it reports one or is invalid."""
     try:
         result = wire.decode(payload)
         if isinstance(result, RolloutFailure):
@@ -76,7 +76,7 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """The error of a second hang: one may be the machine's fault (it slept, it swapped)."""
+    """Count a hang; return the error of the second one. One may be due to sleep or swapping."""
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
         return None
@@ -91,39 +91,39 @@ def count_hang(
 def count_death(
     job: FleetJob, position: TaskPosition | None, cause: str, output: str, max_retries: int
 ) -> RlflameError | None:
-    """The error of a task that took too many workers with it."""
+    """Count the death of a worker; return an error after more than `max_retries`."""
     deaths = job.failures["death"] = job.failures["death"] + 1
     if deaths <= max_retries:
         return None
     location = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
     return FleetError(
-        f"Worker processes died {deaths} times over {_format_slots(job.task)} of iteration "
-        f"{job.task.iteration}, the last one {cause}{location}.",
+        f"Worker processes died {deaths} times in {_format_slots(job.task)} of iteration "
+        f"{job.task.iteration}; the last one {cause}{location}.",
         "signal 9 often means that memory ran out: try fewer --workers"
         if "signal 9" in cause
-        else "run it with --fleet inline to see it happen in this process",
+        else "run it with --fleet inline to reproduce the failure in this process",
         output,
     )
 
 
 def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> RlflameError | None:
-    """The error of a task that took too many attempts longer than the deadline."""
+    """Count a missed deadline; return an error after more than `max_retries`."""
     delays = job.failures["delay"] = job.failures["delay"] + 1
     if delays <= max_retries:
         return None
     return FleetError(
-        f"Slot {job.task.slot} of iteration {job.task.iteration} took {delays} executors "
-        f"longer than {task_deadline_s:g} s.",
+        f"Slot {job.task.slot} of iteration {job.task.iteration} missed its deadline on {delays} "
+        f"executors ({task_deadline_s:g} s).",
         "if fragments really take that long: "
         f"--set runtime.flame.task_deadline_s={10 * task_deadline_s:g}",
     )
 
 
 def make_broken_worker_error(task: RolloutTask, trace: str, output: str) -> RlflameError:
-    """The error of a worker that failed outside the environment."""
+    """Return the error of a worker that failed outside the environment."""
     return FleetError(
         f"A worker could not run {_format_slots(task)}: {trace.strip().splitlines()[-1]}.",
-        "this is a fault in rlflame, not in the environment",
+        "this is a bug in rlflame, not in the environment",
         trace + output,
     )
 

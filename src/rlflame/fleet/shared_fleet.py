@@ -1,6 +1,6 @@
-"""The fleet that a sweep shares with its seeds: tasks and fragments over a channel.
+"""Shares a sweep's fleet with the processes of its seeds, over channels.
 
-`FleetClient` is the end in the process of a seed, and `FleetServer` the one in the sweep.
+`FleetClient` runs in the process of a seed, and `FleetServer` in the process of the sweep.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PROBE_S = 10.0
 
 
 class FleetClient(ContextManagerMixin):
-    """Weights and tasks go out, fragments come back; nothing runs here."""
+    """Sends weights and tasks to the sweep's fleet, and receives fragments."""
 
-    #: The sweep waits for the fleet.
+    #: The sweep, not the seed, waits for the fleet to start.
     ready = True
 
     def __init__(self, channel: Channel, name: str, capacity: int) -> None:
@@ -63,7 +63,7 @@ class FleetClient(ContextManagerMixin):
         return self._submissions.pop(number, None) is not None
 
     def receive(self, message: Message) -> None:
-        """An answer of the sweep; called by the thread that listens."""
+        """Handle an answer of the sweep; called by the listening thread."""
         value = message.value
         if message.kind is MessageKind.HELLO:
             self._reports.put(value)
@@ -75,10 +75,10 @@ class FleetClient(ContextManagerMixin):
         try:
             return [*self._reports.get(timeout=_PROBE_S)["workers"]]
         except queue.Empty:
-            raise FleetError("The fleet does not say what it runs on.") from None
+            raise FleetError("The fleet did not describe its workers in time.") from None
 
     def read_traffic(self) -> Traffic:
-        """None: the fleet counts the traffic of all seeds together."""
+        """Return zero: the sweep counts the traffic of all seeds together."""
         return Traffic()
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class FleetClient(ContextManagerMixin):
 
 @dataclass(eq=False)
 class _RemoteSubmission:
-    """The tasks that wait for their fragments, by slot."""
+    """A submission of a seed; `tasks` has the tasks without a fragment, by slot."""
 
     fleet: FleetClient
     number: int
@@ -108,7 +108,7 @@ class _RemoteSubmission:
             fragment = value["fragment"]
             task = self.tasks.pop(fragment.slot, None)
             if task is None:
-                raise FleetError("A fragment came twice, or for a slot that nobody asked for.")
+                raise FleetError("A fragment arrived twice, or for a slot that was not submitted.")
             if not self.tasks:
                 self.fleet.forget(self.number)
             yield check_fragment(task, fragment)
@@ -119,11 +119,11 @@ class _RemoteSubmission:
 
 
 class FleetServer:
-    """What one seed has on the fleet; `close()` takes all of it back.
+    """Runs the requests of one seed on the fleet; `close()` cancels and releases all of them.
 
-    One thread handles the seed's requests in order and one each submission, so that the sweep never
-    waits for a fleet. Answers go into the seed's `channel`. The thread that waits for the channel
-    is woken for what the pipe did not take at once.
+    One thread handles the seed's requests in order, and another one each submission, so that the
+    sweep never waits for a fleet. Answers are sent over the seed's `channel`. If its pipe is full,
+    the thread that waits for the channel is woken to send the rest.
     """
 
     def __init__(self, fleet: Fleet, channel: Channel, wake_pipe: WakePipe) -> None:
@@ -139,7 +139,7 @@ class FleetServer:
         self._requests.put((kind, value))
 
     def close(self) -> None:
-        """Cancel and release what the seed had, without waiting for it."""
+        """Cancel the seed's submissions and release its policies, without waiting."""
         self._requests.put(None)
 
     def _start_thread(self, target: Callable[..., None], *arguments: Any) -> None:

@@ -1,6 +1,6 @@
-"""The worker processes of a local fleet: which job each has, and what follows a death or a hang.
+"""The worker processes of a local fleet, their jobs, and the handling of deaths and hangs.
 
-A worker that dies is replaced and its job given to another, which returns the same fragment. A
+A worker that dies is replaced and its job given to another one, which returns the same fragment. A
 worker whose environment does not answer is killed.
 """
 
@@ -20,7 +20,7 @@ from .base import TrafficMeter
 from .job_queue import FleetJob, JobQueue
 from .retry_policy import HANG_REASON, count_death, count_hang
 
-#: Starts that may fail in a row; more where something kills them, which need not happen again.
+#: The limit of consecutive failed starts. It is higher for kills, which may not happen again.
 _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 START_DEADLINE_S = 120.0
@@ -37,28 +37,28 @@ class WorkerHandle:
     moved_at: float
     hello: dict[str, str] | None = None
     job: FleetJob | None = None
-    #: Where its task stood at the last beat.
+    #: The position of its task at the last beat.
     position: TaskPosition | None = None
-    #: Between the first and the last of the messages that belong together. A thread that takes the
-    #: lock and sees this knows that Ctrl-C came in between.
+    #: Whether only a part of the messages that belong together has been sent. If a thread holds
+    #: the lock and sees this, Ctrl-C came in between.
     is_mid_send: bool = False
     policies: set[str] = field(default_factory=set)
 
     @property
     def idle(self) -> bool:
-        """A process that has ended is not idle: its end is not the doing of the next job."""
+        """Whether it can take a job. An ended process cannot: the job did not cause its end."""
         ready = self.hello is not None and self.job is None and not self.is_mid_send
         return ready and not self.process.has_exited
 
     @contextlib.contextmanager
     def guard_send(self) -> Iterator[None]:
-        """Messages sent inside belong together. After an interruption `is_mid_send` stays."""
+        """Mark messages that belong together; after an interruption, `is_mid_send` stays set."""
         self.is_mid_send = True
         yield
         self.is_mid_send = False
 
     def send_job(self, job: FleetJob, now: float) -> None:
-        """Send a job, and before it the job's policy if the worker does not have it."""
+        """Send a job, after its policy if the worker does not have it."""
         self.job = job
         self.moved_at, self.position = now, None
         name = job.task.policy_id
@@ -97,7 +97,7 @@ class WorkerPool:
     ) -> None:
         self.workers: list[WorkerHandle] = []
         self.final_error: FleetError | None = None
-        #: Every worker has said hello, or none will.
+        #: Set when every worker has said hello, or none will.
         self.all_greeted = threading.Event()
         self._jobs = jobs
         self._meter = meter
@@ -109,7 +109,7 @@ class WorkerPool:
         self._failed_starts = 0
 
     def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
-        """Fill the pool, first with processes that run already."""
+        """Fill the pool, first with `processes` that already run."""
         for process in processes:
             self.workers.append(self._start_worker(process))
         while len(self.workers) < count:
@@ -131,7 +131,7 @@ class WorkerPool:
                     job = self._jobs.take(worker)
                     self._jobs.mark_running(job)
                     worker.send_job(job, self._clock())
-        # Behind the jobs, which are waited for.
+        # After the jobs, because callers wait for those.
         for worker in self.workers:
             for name in worker.policies - self.policy_ids:
                 worker.forget_policy(name)
@@ -143,12 +143,12 @@ class WorkerPool:
             self.all_greeted.set()
 
     def check_workers(self) -> None:
-        """Notice what no pipe tells: silence, and endless output."""
+        """Detect what no message reports: silence and endless output."""
         now = self._clock()
         for worker in list(self.workers):
             if worker.is_mid_send:
-                # The worker may have half a message, and would misread everything that follows.
-                self._replace_dead(worker, "was being given a task when that was interrupted")
+                # The worker may have received half a message, and would misread the next ones.
+                self._replace_dead(worker, "was interrupted while it received a task")
                 continue
             worker.process.trim_output()
             silent_s = now - worker.moved_at
@@ -158,7 +158,7 @@ class WorkerPool:
                 self._replace_hanging(worker, worker.job)
 
     def handle_loss(self, worker: WorkerHandle, error: Exception | None = None) -> None:
-        """A worker has ended, or sends what is no message."""
+        """Replace a worker that has ended or sent an invalid message."""
         if worker in self.workers:
             is_protocol_error = isinstance(error, ProtocolError)
             self._replace_dead(worker, f"sent {error}" if is_protocol_error else "")
@@ -170,7 +170,7 @@ class WorkerPool:
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
-        """Start another worker, and requeue the job; without a cause the exit code is one."""
+        """Start another worker and requeue the job; without a cause, the exit code is used."""
         code = worker.process.terminate(grace_s=0.0 if cause else _EXIT_GRACE_S)
         attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
         cause = cause or describe_exit(code)
@@ -192,14 +192,14 @@ class WorkerPool:
             self._jobs.requeue(job, reason)
 
     def _replace(self, worker: WorkerHandle) -> None:
-        """Start another worker in its place; none once the fleet is over."""
+        """Start another worker in its place, unless the fleet has ended."""
         worker.process.terminate()
         self._jobs.forget_worker(worker)
         index = self.workers.index(worker)
         self.workers[index : index + 1] = [self._start_worker()] if self.final_error is None else []
 
     def fail_all(self, error: FleetError) -> None:
-        """Nothing will be run any more: every job ends with the error, now or later."""
+        """End every job with the error, including jobs that are added later."""
         self.final_error = self.final_error or error
         self.all_greeted.set()
         running = [worker.job for worker in self.workers if worker.job]

@@ -1,1 +1,1 @@
-"""Files: checkpoints, run folders, records, replay segments and exports."""
+"""Reads and writes checkpoints, run folders, logs, replay segments and exports."""

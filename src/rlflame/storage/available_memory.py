@@ -1,4 +1,4 @@
-"""How much memory this process can still have."""
+"""Measures how much memory this process can still use."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-#: What a process that trains takes besides a replay: interpreter, numpy, environments, networks.
+#: Memory of a training process besides a replay: interpreter, numpy, environments and networks.
 PROCESS_BYTES = 150_000_000
-#: What it reserves besides, at least, of the addresses that it may have: stacks of threads,
-#: arenas, buffers of BLAS. Little of that is ever touched.
+#: Address space that a process reserves at least: thread stacks, malloc arenas, BLAS buffers.
+#: Little of it is ever touched.
 RESERVED_BYTES = 250_000_000
 _ROOT = Path("/")
 
 
 def measure_available_bytes(root: Path = _ROOT) -> int:
-    """What the machine has left, or its container where that is less."""
+    """Return the free memory of the machine, or of its container if that is less."""
     machine_bytes = _read_number(root / "proc/meminfo", "MemAvailable:") * 1024
     machine_bytes = machine_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min([machine_bytes, *_read_cgroup_limits(root)]))
 
 
 def measure_usable_bytes(root: Path = _ROOT) -> int:
-    """What one replay can take in this process beside all else that it will need."""
+    """Return the memory that a replay can use beside the other needs of this process."""
     free_bytes = measure_available_bytes(root) - PROCESS_BYTES
     return int(max(0, min(free_bytes, _read_address_bytes(root) - RESERVED_BYTES)))
 
 
 def _read_address_bytes(root: Path) -> float:
-    """Of `ulimit -v`, what this process has not taken yet; infinite without a limit."""
+    """Return the unused part of `ulimit -v`; infinite without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -41,7 +41,7 @@ def _read_address_bytes(root: Path) -> float:
 
 
 def _read_cgroup_limits(root: Path) -> Iterator[int]:
-    """What each control group that this process is in has left, of either version."""
+    """Yield the free memory of each control group (v1 or v2) of this process."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -56,21 +56,21 @@ def _read_cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """Of a group and all above it; inside a container the path may be one of outside."""
+    """Yield the free memory of a group and its parents; a container may not see the group."""
     limit, usage, cache = names
     directory = base / path.lstrip("/")
     for folder in (directory, *directory.parents):
         with contextlib.suppress(OSError, ValueError):
-            # A group without a limit says `max`, or has no such file.
+            # A group without a limit contains `max`, or has no such file.
             free_bytes = int((folder / limit).read_text()) - int((folder / usage).read_text())
-            # Pages of files count as used, and are given up when they are needed.
+            # The page cache counts as used, but the kernel reclaims it when needed.
             yield free_bytes + _read_number(folder / "memory.stat", cache)
         if folder == base:
             return
 
 
 def _read_number(file: Path, name: str) -> int:
-    """The number after a name in a file of statistics; 0 where there is none."""
+    """Return the number after a name in a statistics file; 0 if there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in file.read_text().splitlines():
             if line.startswith(f"{name} "):

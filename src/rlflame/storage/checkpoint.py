@@ -1,7 +1,7 @@
-"""One file that holds a run, or a policy alone.
+"""Checkpoint files, which hold a whole run or only a policy.
 
-Strings and tensors are checked against what the recipe implies before they are used. The sealed
-segments of a replay stand in files beside it (replay_segments.py).
+Strings and tensors are checked against the recipe before they are used. The sealed segments of a
+replay are separate files (replay_segments.py).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
     *("best", "evaluation", "state_digest", "digest"),
 }
-#: Its names are the environment's, and may have dots.
+#: A leaf, because its keys come from the environment and may contain dots.
 _KWARGS = "learning.environment.kwargs"
 T = TypeVar("T")
-#: Number and digest of each segment that a checkpoint needs.
+#: The number and digest of each segment that a checkpoint needs.
 _SegmentIds = tuple[tuple[Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file says: a policy with its recipe, and in a full checkpoint the whole run."""
+    """The content of a file: a policy and its recipe; in a full checkpoint also the run state."""
 
     recipe: Recipe
     env: EnvSpec
@@ -63,13 +63,13 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
-    """Write the file so that at every moment either the old one or the new one is there."""
+    """Write the file atomically; return the checkpoint with its digests."""
     tensors = collect_tensors(checkpoint)
     recipe = checkpoint.recipe.model_dump_json()
     state_digest = _hash_state(tensors, checkpoint.progress)
     digest = _hash_recipe(state_digest, recipe)
     env = asdict(checkpoint.env)
-    del env["modules"]  # every command decides itself what an environment may import
+    del env["modules"]  # each command decides which modules an environment may import
     metadata = {
         "kind": "checkpoint" if checkpoint.resumable else "policy",
         "recipe": recipe,
@@ -92,26 +92,26 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def compute_state_digest(checkpoint: Checkpoint) -> str:
-    """Of the state that it holds now, which may not be the one it was read with."""
+    """Compute the digest of the current state, which may differ from the saved one."""
     return _hash_state(collect_tensors(checkpoint), checkpoint.progress)
 
 
 def load(path: Path) -> Checkpoint:
-    """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
+    """Read and verify a file; raise CheckpointError for any problem."""
     with safetensors_file.report_read_errors(path):
         return _parse(path, *safetensors_file.read(path, "recipe", _FIELDS, _check_header))
 
 
 def read_segment_names(path: Path) -> set[str]:
-    """The files of the replay that a checkpoint needs, read from its header alone.
+    """Read the names of the segment files that a checkpoint needs from its header.
 
-    Raises OSError where it is there and cannot be read: it may need any of them.
+    Raises OSError if the file exists but cannot be read, since it may need any segment.
     """
     try:
         segment_ids = _parse_json(
             _SegmentIds, safetensors_file.read_metadata(path).get("segments", "[]")
         )
-    except ValueError:  # nothing that can be resumed
+    except ValueError:  # not a resumable checkpoint
         return set()
     return {replay_segments.format_segment_name(*segment) for segment in segment_ids}
 
@@ -119,7 +119,7 @@ def read_segment_names(path: Path) -> set[str]:
 def make_policy_checkpoint(
     checkpoint: Checkpoint, evaluation: EvaluationRecord | None
 ) -> Checkpoint:
-    """The small file that eval and render need, with the evaluation it is known for."""
+    """Make the small policy checkpoint for eval and render, with its evaluation."""
     return replace(
         checkpoint, snapshot=None, line_counts=(0, 0), best=evaluation, evaluation=evaluation
     )
@@ -134,7 +134,7 @@ def collect_tensors(checkpoint: Checkpoint) -> dict[str, Array]:
         tensors["envs"] = states
         if snapshot.behaviour is not None:
             tensors |= {f"behaviour.{name}": a for name, a in snapshot.behaviour.items()}
-    # Not np.ascontiguousarray, which would give a counter without axes one.
+    # Not np.ascontiguousarray, which would turn 0-d counters into 1-d arrays.
     return {name: np.asarray(array, order="C") for name, array in tensors.items()}
 
 
@@ -149,13 +149,13 @@ def _hash_state(tensors: Mapping[str, Array], progress: Progress) -> str:
 
 
 def _hash_recipe(state_digest: str, recipe: str) -> str:
-    """Of the recipe's own text: a field that a later version adds leaves older files valid."""
+    """Hash the saved recipe text, so that fields of later versions keep old files valid."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
-    """Recipe, policy and tensors fit each other, before any tensor is read."""
+    """Check that recipe, policy and tensor layouts fit, before any tensor is read."""
     _, _, spec = _parse_policy(metadata)
     actual = {name: (layout.dtype, layout.shape) for name, layout in layouts.items()}
     groups = ["policy"]
@@ -166,7 +166,7 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
     expected = {f"{group}.{name}": ("F32", shape) for group in groups for name, shape in shapes}
     if differing := [n for n in actual | expected if actual.get(n) != expected.get(n)]:
         names = ", ".join(sorted(differing)[:5])
-        raise ValueError(f"its tensors are missing, unknown or of another type: {names}")
+        raise ValueError(f"its tensors are missing, unknown or of the wrong type: {names}")
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
@@ -200,14 +200,14 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
         digest=metadata["digest"],
     )
     if _hash_state(collect_tensors(checkpoint), progress) != metadata["state_digest"]:
-        raise ValueError("its tensors are not those its digest was made of")
+        raise ValueError("its tensors do not match its state digest")
     if _hash_recipe(metadata["state_digest"], metadata["recipe"]) != metadata["digest"]:
-        raise ValueError("its recipe is not the one its digest was made of")
+        raise ValueError("its recipe does not match its digest")
     return checkpoint
 
 
 def _parse_policy(metadata: Mapping[str, str]) -> tuple[Recipe, EnvSpec, PolicySpec]:
-    """Three that fit each other."""
+    """Parse recipe, environment and policy, and check that they fit each other."""
     recipe = _parse_recipe(metadata["recipe"])
     env: EnvSpec = _parse_json(EnvSpec, metadata["environment"])
     spec: PolicySpec = _parse_json(PolicySpec, metadata["policy"])
@@ -222,9 +222,9 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Sizes that memory will be asked for, or arrays compared with, must not be free to lie.
+    """Check the sizes that memory is allocated for, which a crafted file could set freely.
 
-    The recipe alone determines how the environment is made. An absent time limit stays absent: the
+    The recipe alone determines how the environment is made. A missing time limit stays missing: the
     environment's registration sets it wherever the policy runs.
     """
     names = ("id", "kwargs", "max_episode_steps")
@@ -234,13 +234,13 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
         for source in (recipe.learning.environment, env)
     )
     if actual != expected:
-        raise ValueError(f"its environment is {actual:.160}, and its recipe's {expected:.160}")
+        raise ValueError(f"its environment is {actual:.160}, but its recipe has {expected:.160}")
     if spec != build_policy_spec(recipe.learning, env) or not _has_valid_actions(env):
-        raise ValueError("its policy is not one for its environment and recipe")
+        raise ValueError("its policy does not fit its environment and recipe")
 
 
 def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """The shape of the policy of a recipe over an environment that suits it."""
+    """Build the policy shape of a recipe for a compatible environment."""
     network = learning.network
     return PolicySpec(
         action_kind=env.action_kind,
@@ -260,7 +260,7 @@ def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
 
 
 def _has_valid_actions(env: EnvSpec) -> bool:
-    """Whether the actions can have the recorded numbers, bounds and shape."""
+    """Return whether the recorded size, bounds and shape of the actions are consistent."""
     shape, bounds = env.action_shape, {len(env.action_low), len(env.action_high)}
     if env.action_kind == "discrete":
         return bounds == {0} and not shape and abs(env.action_start) + env.action_size < MAX_COUNT
@@ -271,7 +271,7 @@ def _has_valid_actions(env: EnvSpec) -> bool:
 
 
 def _check_progress(progress: Progress, recipe: Recipe) -> None:
-    """The counters can be those of a run of this recipe."""
+    """Check that the counters are possible for a run of this recipe."""
     rollout, every_steps = recipe.learning.rollout, recipe.evaluation.every_steps
     counters = (progress.iteration, progress.steps, progress.episodes, progress.evaluations)
     per_iteration = rollout.columns * rollout.steps
@@ -281,7 +281,7 @@ def _check_progress(progress: Progress, recipe: Recipe) -> None:
         or progress.episodes > progress.steps
         or progress.evaluations > (progress.steps // every_steps if every_steps is not None else 0)
     ):
-        raise ValueError("its progress is of no run of its recipe")
+        raise ValueError("its progress is impossible for its recipe")
 
 
 def _decode_states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
@@ -301,7 +301,7 @@ def _decode_states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvState
 
 
 def _is_valid_state(state: EnvState, env: EnvSpec) -> bool:
-    """Whether an environment of this shape can be taken to the state at all."""
+    """Return whether the state fits an environment of this shape."""
     if state.observation.shape not in ((0,), (env.observation_size,)):
         return False
     if state.kind == "fresh":
@@ -319,7 +319,7 @@ def _parse_record(name: str, text: str) -> EvaluationRecord | None:
 
 
 def _parse_json(kind: Any, text: str) -> Any:
-    """A frozen value from its JSON, each field of its declared type, and no other field."""
+    """Parse JSON strictly: each field has its declared type, and no field is unknown."""
     value = _make_adapter(kind).validate_json(text, strict=True)
     names = {field.name for field in fields(value)} if is_dataclass(value) else None
     safetensors_file.check_json(text, names)
@@ -329,11 +329,11 @@ def _parse_json(kind: Any, text: str) -> Any:
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
     settings = recipe.model_dump(mode="json")
-    # A text that was read as a number, or a number as true, would be written otherwise.
+    # Reject coerced values, such as a text read as a number or a number read as true.
     for name, value in nested_dict.flatten(safetensors_file.check_json(text), leaves=[_KWARGS]):
         meaning = nested_dict.get_nested(settings, name)
         if json.dumps(value, sort_keys=True) != json.dumps(meaning, sort_keys=True):
-            raise ValueError(f"recipe.{name} is {value!r:.80}, and means {meaning!r:.80}")
+            raise ValueError(f"recipe.{name} is {value!r:.80}, but is read as {meaning!r:.80}")
     return recipe
 
 

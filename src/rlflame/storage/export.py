@@ -1,8 +1,8 @@
-"""A policy without its run: a small policy file, or an ONNX model.
+"""Exports a policy without its run, as a small policy file or an ONNX model.
 
-An ONNX model maps an observation to the deterministic action and needs nothing else: the
-normaliser, the choice or the squashing, and the action bounds are in the graph. The `onnx` and
-`onnxruntime` packages are an extra.
+An ONNX model maps an observation to the deterministic action. The graph includes the normaliser,
+the argmax or the squashing, and the action bounds. The `onnx` and `onnxruntime` packages are
+installed as an extra.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
 
 OBSERVATION_COUNT = 1000
-#: What rounding may come to where another library multiplies.
+#: The largest rounding difference allowed between numpy and ONNX Runtime.
 TOLERANCE = 1e-5
 INPUT, OUTPUT = "observation", "action"
-#: Old enough for runtimes of several years.
+#: Old versions, which runtimes of the last several years support.
 _OPSET, _IR = 17, 8
 
 
@@ -37,22 +37,22 @@ def check_onnx_available() -> None:
 
 
 def check_target(file: Path, out: Path, onnx: bool) -> None:
-    """What cannot be meant, before anything is written."""
+    """Raise ConfigError for an output path that must be a mistake."""
     suffix = ".onnx" if onnx else ".safetensors"
     if out.suffix.lower() != suffix or (out.exists() and out.samefile(file)):
         raise ConfigError(
-            f"-o {str(out)!r} does not end {suffix}, or is the checkpoint itself.",
+            f"-o {str(out)!r} does not end in {suffix}, or is the checkpoint itself.",
             format_shell("-o", replace_suffix(out, f".small{suffix}", "policy")),
         )
 
 
 def write_policy(source: Checkpoint, out: Path) -> None:
-    """The policy with its recipe and its recorded evaluation."""
+    """Write the policy with its recipe and its recorded evaluation."""
     checkpoint.save(out, checkpoint.make_policy_checkpoint(source, source.evaluation))
 
 
 def write_onnx(source: Checkpoint, out: Path) -> bytes:
-    """The model, written whole or not at all."""
+    """Write the model atomically and return its bytes."""
     learning = source.recipe.learning
     metadata = {
         "environment": source.env.id,
@@ -66,7 +66,7 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
 
 
 def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
-    """The largest one between the model and the policy over observations that it meets."""
+    """Return the largest difference between model and policy on sampled observations."""
     policy = Policy(source.policy_spec, source.policy)
     return measure_largest_difference(
         data, source.env, policy, sample_observations(source, OBSERVATION_COUNT)
@@ -74,9 +74,9 @@ def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
 
 
 def sample_observations(source: Checkpoint, count: int) -> Float32:
-    """The first observations of an evaluation's episodes, one episode after the other.
+    """Return the first `count` observations of evaluation episodes, in episode order.
 
-    A worker process steps the environment: one that hangs inside a C library stops for no Ctrl-C.
+    A worker process steps the environment, because Ctrl-C cannot interrupt a hang in a C library.
     """
     width = source.policy_spec.width
     episodes: list[Float32] = []
@@ -95,7 +95,7 @@ def sample_observations(source: Checkpoint, count: int) -> Float32:
 
 
 class _Graph:
-    """Nodes one after the other, each working on what came out of the one before."""
+    """A chain of ONNX nodes; each takes the output of the previous node."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -121,7 +121,7 @@ class _Graph:
 def build_onnx_model(
     env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, metadata: Mapping[str, str]
 ) -> bytes:
-    """The file's bytes; `metadata` is text about the policy."""
+    """Build an ONNX model and return its bytes; `metadata` describes the policy."""
     from onnx import TensorProto, checker, helper
 
     graph = _Graph()
@@ -165,10 +165,10 @@ def build_onnx_model(
 
 
 def _add_action_bounds(graph: _Graph, spec: PolicySpec) -> None:
-    """From what the network puts out to what the environment takes."""
+    """Add the nodes that map the network's output to the environment's action range."""
     low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
     if spec.squash:
-        # The means come first, the deviations after them.
+        # The means come first, then the standard deviations.
         start, end, axis = (np.array([number], np.int64) for number in (0, spec.action_size, 1))
         graph.add_node("Slice", start, end, axis)
         graph.add_node("Tanh")
@@ -181,10 +181,10 @@ def _add_action_bounds(graph: _Graph, spec: PolicySpec) -> None:
 def measure_largest_difference(
     data: bytes, env: EnvSpec, policy: Policy, observations: Float32
 ) -> float:
-    """Between the model's actions and the policy's own, over these observations.
+    """Return the largest difference between the actions of the model and the policy.
 
-    Relative to the action where that is larger than one. For a choice: by how much the logit of
-    the model's falls short of the best, so that equal logits are no difference.
+    It is relative for actions larger than 1. For discrete actions it is the gap between the best
+    logit and that of the model's action, so that ties are no difference.
     """
     import onnxruntime
 

@@ -1,7 +1,7 @@
-"""The closed list of metric names, each explained, the files they are written to, and the clocks.
+"""Defines all metric names, the log files of a run and the phase timer.
 
-The files of a run's record hold no wall clock, so two runs can be compared byte by byte. Timing
-goes to a separate file.
+metrics.jsonl and episodes.csv hold no wall-clock times, so two runs can be compared byte by byte.
+Timing goes to a separate file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: name -> what it measures. The live view, metrics.jsonl and the docs use these names.
+#: Maps a name to its description. The live view, metrics.jsonl and the docs use these names.
 NAMES: dict[str, str] = {
     "iteration": "Iterations finished: collect one batch, learn from it.",
     "steps": "Environment steps taken in training.",
@@ -56,7 +56,7 @@ NAMES: dict[str, str] = {
     "eval_episodes": "Episodes it ran.",
 }
 
-#: What tells at a glance whether learning is sound: name -> label and format in the live view.
+#: The key metrics of the live view: maps a name to its label and format.
 LIVE_METRICS: dict[str, tuple[str, str]] = {
     "loss": ("loss", ".3g"),
     "approx_kl": ("kl", ".4f"),
@@ -72,10 +72,10 @@ EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
 
 
 class LineFile:
-    """A text file of which a checkpoint counts the lines, after a header that is not counted.
+    """A text file whose lines a checkpoint counts, without the header.
 
-    Opening it finds the counted lines and changes nothing; `truncate` removes what follows them,
-    which was written after the checkpoint and belongs to work that will be done again.
+    Opening the file finds the counted lines and changes nothing. `truncate` removes the lines after
+    them, which were written after the checkpoint and belong to work that will be repeated.
     """
 
     def __init__(self, path: Path, lines: int, header: str = "") -> None:
@@ -94,11 +94,11 @@ class LineFile:
         self.lines += 1
 
     def flush(self) -> None:
-        """On return others read the lines, as long as the machine runs."""
+        """Make the lines visible to other processes; a power failure may still lose them."""
         self._file.flush()
 
     def sync(self) -> None:
-        """On return the lines are on disk: called before the checkpoint that counts them."""
+        """Write the lines to disk; required before the checkpoint that counts them."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -107,7 +107,7 @@ class LineFile:
 
 
 def _find_end_offset(path: Path, lines: int, header: str) -> int:
-    """The length of the header and so many whole lines; a CheckpointError if some are missing."""
+    """Return the byte length of the header and `lines` lines; raise if some are missing."""
     remaining, end = lines + header.count("\n"), 0
     if path.exists():
         with regular_file.open_to_read(path) as file:
@@ -116,19 +116,19 @@ def _find_end_offset(path: Path, lines: int, header: str) -> int:
                 remaining -= 1
     if remaining and lines:
         raise CheckpointError(
-            f"{path} has lost {min(remaining, lines)} of the {lines} lines its checkpoint counts.",
-            "resume an earlier checkpoint by its name, or this one from an empty folder",
+            f"{path} lacks {min(remaining, lines)} of the {lines} lines its checkpoint counts.",
+            "resume an earlier checkpoint file, or copy this one into an empty folder",
         )
     return end
 
 
 class JsonLines(LineFile):
-    """One JSON object a line; the order of keys is the order of writing."""
+    """A log with one JSON object per line; keys keep their order of insertion."""
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         if unknown := metrics.keys() - NAMES.keys():
-            raise KeyError(f"metrics without an explanation in NAMES: {sorted(unknown)}")
-        # JSON knows neither NaN nor infinity: such a measurement is absent.
+            raise KeyError(f"metrics without a description in NAMES: {sorted(unknown)}")
+        # JSON has neither NaN nor infinity; null marks them as not measured.
         numbers = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in metrics.items()
@@ -137,7 +137,7 @@ class JsonLines(LineFile):
 
 
 class PhaseTimer:
-    """Wall and processor seconds by phase, lap by lap; the workers' where they can be known."""
+    """Measures the seconds of each phase and the wall and CPU seconds of each lap."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -152,11 +152,11 @@ class PhaseTimer:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def finish_lap(self) -> dict[str, float]:
-        """What has passed since the last one."""
+        """Return the seconds since the last lap, and start a new lap."""
         wall, processor, workers = self._read_clocks()
         lap = {"wall_s": wall - self._wall_s, "driver_cpu_s": processor - self._processor_s}
         if workers is not None and self._workers_cpu_s is not None:
-            # A worker that has just ended may be counted a moment late.
+            # A worker that has just ended may be missing from the count for a moment.
             lap["workers_cpu_s"] = max(0.0, workers - self._workers_cpu_s)
         lap |= {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         self._seconds.clear()
@@ -168,7 +168,7 @@ class PhaseTimer:
 
 
 def read_children_cpu_s() -> float | None:
-    """Processor seconds of the processes begun by this one; None where the system does not tell."""
+    """Return the CPU seconds of all child processes; None if the system does not report them."""
     if not (_TASKS / str(os.getpid()) / "children").exists():
         return None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -180,9 +180,9 @@ def read_children_cpu_s() -> float | None:
 
 
 def _read_cpu_ticks(pid: str) -> int:
-    """Its own and its ended children's; nothing once it has ended itself."""
+    """Return the CPU ticks of a process and its ended children; 0 once it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # The name, in parentheses, may hold anything; utime is the twelfth word after it.
+        # The name in parentheses may contain spaces; utime is the twelfth word after it.
         stat = Path("/proc", pid, "stat").read_text(errors="replace")
         return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
     return 0

@@ -1,9 +1,9 @@
-"""The sealed parts of a replay on disk: one file for each, written once.
+"""The sealed segments of a replay on disk: one file each, written once.
 
     RUN/replay/segment-000012-0123456789abcdef.safetensors
 
-The name holds the beginning of the digest, which stands for all that came before: what a run that
-went back has collected anew is never taken for what it had collected at first.
+The name contains the start of the digest, which covers all earlier segments. Data that a rewound
+run collects again is therefore never confused with the data that it collected at first.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rlflame.storage import safetensors_file
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")
 _FIELDS = ("kind", "segment", "digest")
-_HINT = "rlflame resume RUN --fresh-replay goes on with an empty replay"
+_HINT = "continue with an empty replay: rlflame resume RUN --fresh-replay"
 
 
 def find_run_folder(checkpoint: Path) -> Path:
-    """The run folder that a checkpoint file lies in."""
+    """Return the run folder that contains a checkpoint file."""
     parent = checkpoint.absolute().parent
     return parent.parent if parent.name == "checkpoints" else parent
 
 
 def find_segment_folder(checkpoint: Path) -> Path:
-    """Where the segments lie that a checkpoint names."""
+    """Return the folder of the segments that a checkpoint names."""
     return find_run_folder(checkpoint) / "replay"
 
 
@@ -38,7 +38,7 @@ def format_segment_name(number: int, digest: str) -> str:
 
 
 def make_lazy_segment(folder: Path, number: int, digest: str) -> Segment:
-    """A segment whose content is read, and verified, when it is asked for."""
+    """Make a segment whose content is read and verified on demand."""
     return Segment(
         number,
         digest,
@@ -58,7 +58,7 @@ def _read_segment(path: Path, number: int, digest: str) -> State:
 
 
 class SegmentFiles:
-    """The segments of one run folder. `verified` are known to be there as they should be."""
+    """The segments of one run folder; `verified_segments` are known to be intact on disk."""
 
     def __init__(self, run: Path, verified_segments: Iterable[Segment]) -> None:
         self._folder = run / "replay"
@@ -67,7 +67,7 @@ class SegmentFiles:
         }
 
     def write_missing(self, segments: Iterable[Segment]) -> None:
-        """Write those that are not there yet; before the checkpoint that names them."""
+        """Write the missing segments; call this before saving the checkpoint that names them."""
         for segment in segments:
             number, digest = segment.number, segment.digest
             name = format_segment_name(number, digest)
@@ -80,11 +80,11 @@ class SegmentFiles:
                 self._names.add(name)
 
     def prune(self, find_needed_names: Callable[[], Collection[str]]) -> None:
-        """Remove what no checkpoint names any more."""
+        """Remove the segments that no checkpoint names any more."""
         if self._folder.exists():
             try:
                 needed_names = find_needed_names()
-            except OSError:  # a checkpoint that cannot be read now may need any of them
+            except OSError:  # an unreadable checkpoint may need any of them
                 return
             for path in self._folder.iterdir():
                 if path.name not in needed_names and _NAME.fullmatch(path.name):

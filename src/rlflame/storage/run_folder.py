@@ -1,16 +1,16 @@
-"""A run on disk: its lock, its config, its logs and its checkpoints.
+"""A run folder: its lock, config, logs and checkpoints.
 
 config.toml          recipe and runtime
-metrics.jsonl        one line an iteration, one an evaluation; no wall clock
-episodes.csv         one line a training episode; no wall clock
-timing.jsonl         wall and processor seconds of each iteration by phase, and bytes shipped
-machines.json        every process that trained here, the machine and the workers it had
+metrics.jsonl        one line per iteration and per evaluation; no wall-clock times
+episodes.csv         one line per training episode; no wall-clock times
+timing.jsonl         wall and CPU seconds of each iteration by phase, and bytes transferred
+machines.json        every process that trained here, with its machine and workers
 checkpoints/         step-000100000.safetensors, the newest few
-replay/              the segments of a replay that these checkpoints name
+replay/              the replay segments that these checkpoints name
 latest.safetensors   the newest checkpoint
 best.safetensors     the policy with the best evaluation
 result.json          the final evaluation
-videos/              short films of the policy, where they were asked for
+videos/              short videos of the policy, if enabled
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.trainer import Progress
 
-#: What to type where nothing stands in a folder yet.
-RETRY_HINT = "begin again with the same command"
-#: Longer than a check of the lock holds it.
+#: The hint for a folder that holds nothing yet.
+RETRY_HINT = "start again with the same command"
+#: Longer than `is_locked` holds the lock.
 _LOCK_WAIT_S = 0.2
 _LOCK_NAME = ".lock"
-#: Files that are appended to, and folders that files are written into: none may be a link.
+#: Files that are appended to and folders that are written into must not be symbolic links.
 _LINKS_REFUSED = (
     *(_LOCK_NAME, "metrics.jsonl", "episodes.csv", "timing.jsonl"),
     *("checkpoints", "replay", "videos", "tensorboard", "tensorboard/hparams"),
@@ -48,28 +48,28 @@ _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
 
 
 class FolderInUseError(CheckpointError):
-    """A folder that another process holds."""
+    """The folder is locked by another process."""
 
 
 class RunFolder:
-    """The paths of a run and the exclusive right to write them.
+    """The paths of a run and an exclusive lock on its folder.
 
-    Files are written by their paths and the lock is on an open file, so every write begins with a
-    `check` that both are still the same folder.
+    Files are written by path, but the lock is on an open file. Every write therefore begins with a
+    `check` that both are still in the same folder.
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self._lock_fd = lock_fd
-        # An open folder keeps its number from being given to another.
+        # While the folder is open, its inode number is not reused.
         self._folder_fd = -1
-        with contextlib.suppress(OSError):  # one that may be entered and written, not read
+        with contextlib.suppress(OSError):  # a folder without read permission
             self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def check(self) -> None:
-        """Raise CheckpointError where another folder, or none, is at the path now.
+        """Raise CheckpointError if the folder at the path was moved, removed or replaced.
 
-        A folder that has lost its lock file is the same: the recorder saves before it stops.
+        A missing lock file alone is no error here, so that the recorder can save before it stops.
         """
         if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd) or self.is_unlocked:
             return
@@ -80,7 +80,7 @@ class RunFolder:
 
     @property
     def is_unlocked(self) -> bool:
-        """Whether the folder is the same and lacks its lock file."""
+        """Whether the folder is still the same but its lock file was removed."""
         return (
             min(self._lock_fd, self._folder_fd) >= 0
             and not os.path.lexists(self.path / _LOCK_NAME)
@@ -88,7 +88,7 @@ class RunFolder:
         )
 
     def check_lock(self) -> None:
-        """The same check, and an error where the lock file was removed."""
+        """Run `check`, and raise CheckpointError if the lock file was removed."""
         self.check()
         if self.is_unlocked:
             raise CheckpointError(
@@ -98,19 +98,19 @@ class RunFolder:
             )
 
     def check_all(self) -> None:
-        """The same, and refuse symbolic links that a write would follow out of the folder."""
+        """Run `check`, and refuse symbolic links that a write would follow out of the folder."""
         self.check()
         refuse_links(self.path)
 
     @classmethod
     def create(cls, target: Path) -> RunFolder:
-        """A new folder, or an empty one; beside one that is not, under a name with a number."""
+        """Create and lock a folder, or an empty one; append a number if the name is taken."""
         if target.name in ("", ".."):
             target = target.resolve()
         path, number = target, 1
         while True:
             if _make_folder(path) or _is_free(path):
-                # Another process may be as quick.
+                # Another process may lock the folder first.
                 with contextlib.suppress(FolderInUseError):
                     folder = cls(path, _acquire_lock(path, "choose another folder with --out"))
                     if _is_free(path):
@@ -121,11 +121,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing folder, rid of files that were half written when their process died."""
+        """Open and lock an existing folder, and remove temporary files of a killed process."""
         if not path.is_dir():
-            raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
+            raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (
-            f"make it writable, or go on in a copy: {format_shell('cp', '-r', path, 'COPY')}; "
+            f"make it writable, or continue in a copy: {format_shell('cp', '-r', path, 'COPY')}; "
             "rlflame resume COPY"
         )
         refuse_links(path)
@@ -138,10 +138,10 @@ class RunFolder:
         return folder
 
     def format_relocation_note(self, out: str | None) -> str | None:
-        """What to say where it is not the one that was asked for by name."""
+        """Return a note if the folder is not the requested `out`, else None."""
         if out is None or self.path.resolve() == Path(out).resolve():
             return None
-        return f"{out} is taken and stays as it is; this run is in {self.path}."
+        return f"{out} already exists and is left unchanged; this run is in {self.path}."
 
     def release(self) -> None:
         for descriptor in (self._lock_fd, self._folder_fd):
@@ -159,19 +159,19 @@ class RunFolder:
 
 
 def refuse_links(folder: Path, names: Iterable[str] = _LINKS_REFUSED) -> None:
-    """Raise CheckpointError where one of the names in a folder is a symbolic link."""
+    """Raise CheckpointError if one of the names in a folder is a symbolic link."""
     for name in names:
         path = folder / name
         if path.is_symlink():
             raise CheckpointError(
-                f"{path} is a symbolic link, and rlflame does not write through it.",
-                "put the file or folder itself there, or remove the link: "
+                f"{path} is a symbolic link, which rlflame does not write through.",
+                "replace it with the file or folder itself, or remove the link: "
                 f"{format_shell('rm', path)}",
             )
 
 
 def _is_same(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one at the path."""
+    """Return whether the open file is the one at the path."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
@@ -179,24 +179,24 @@ def _is_same(path: Path, descriptor: int) -> bool:
 
 
 def _make_folder(path: Path) -> bool:
-    """Whether there is a folder now where there was nothing."""
+    """Create a folder; return False if the path exists."""
     missing = [level for level in (path, *path.parents) if not level.exists()]
     try:
         path.mkdir(parents=True)
         for level in missing:
-            with contextlib.suppress(PermissionError):  # one that may be entered, not read
+            with contextlib.suppress(PermissionError):  # a folder without read permission
                 safetensors_file.sync_folder(level.parent)
     except FileExistsError:
         return False
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be made: {error.strerror}.", "choose another with --out"
+            f"{path} cannot be created: {error.strerror}.", "choose another with --out"
         ) from error
     return True
 
 
 def _is_free(path: Path) -> bool:
-    """Whether it is a folder with nothing in it but what a lock leaves behind."""
+    """Return whether the path is a folder that is empty except for a lock file."""
     try:
         return {entry.name for entry in path.iterdir()} <= {_LOCK_NAME}
     except OSError:
@@ -204,7 +204,7 @@ def _is_free(path: Path) -> bool:
 
 
 def list_step_files(folder: Path) -> list[Path]:
-    """Checkpoints in a run folder, oldest first."""
+    """List the checkpoints in a run folder, oldest first."""
     paths = folder.glob("checkpoints/step-*.safetensors")
     return sorted((path for path in paths if _STEP_FILE.fullmatch(path.name)), key=_parse_steps)
 
@@ -222,7 +222,7 @@ def list_later_files(folder: Path, progress: Progress) -> list[Path]:
 
 
 def find_needed_segments(folder: Path) -> set[str]:
-    """What any checkpoint names that lies here, those that were set aside among them."""
+    """Return the segment names of all checkpoints here, including renamed ones."""
     paths = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
     return set().union(*map(checkpoint.read_segment_names, paths))
 
@@ -230,15 +230,15 @@ def find_needed_segments(folder: Path) -> set[str]:
 def is_later(policy: Path, progress: Progress) -> bool:
     try:
         return checkpoint.load(policy).progress.steps > progress.steps
-    except CheckpointError:  # absent, or useless
+    except CheckpointError:  # missing or unreadable
         return False
 
 
 def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
-    """The newest valid checkpoint of a run folder, or the one in the file that is named.
+    """Load the newest valid checkpoint of a run folder, or the named checkpoint file.
 
-    `latest.safetensors` comes last: a process may have died between writing a checkpoint and
-    pointing to it.
+    `latest.safetensors` is tried last, because a process may have died between writing a
+    checkpoint and updating this link.
     """
     if not target.is_dir():
         return checkpoint.load(target)
@@ -253,7 +253,7 @@ def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpo
             note(error.message)
     if errors:
         raise DamagedCheckpointsError(
-            f"{target} holds no checkpoint that can be read; of the newest: {errors[0].message}",
+            f"{target} holds no readable checkpoint; the newest: {errors[0].message}",
             f"restore one from a copy, or {_format_restart(target)}",
         ) from errors[0]
     raise CheckpointError(
@@ -265,33 +265,33 @@ def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpo
 
 
 def _format_restart(folder: Path) -> str:
-    return f"begin again: {format_command('train', '--config', folder / 'config.toml')}"
+    return f"start again: {format_command('train', '--config', folder / 'config.toml')}"
 
 
 def has_checkpoint_files(folder: Path) -> bool:
-    """Whether a run folder has a checkpoint of any kind, whole or not."""
+    """Return whether a run folder has any checkpoint or replay file, intact or not."""
     patterns = ("*.safetensors*", "checkpoints/*", "replay/*")
     return any(path for place in patterns for path in folder.glob(place))
 
 
 def format_resume_hint(folder: Path) -> str:
-    """What to type after a run has failed."""
+    """Return the hint for a failed run."""
     if paths := list_step_files(folder):
-        return f"{format_command('resume', folder)} goes on from {paths[-1].relative_to(folder)}"
+        return f"{format_command('resume', folder)} continues from {paths[-1].relative_to(folder)}"
     return _format_restart(folder) if (folder / "config.toml").exists() else RETRY_HINT
 
 
 def load_policy_file(path: Path) -> Checkpoint:
-    """The policy in a file; for a folder, an error with the file that may have been meant."""
+    """Load the policy from a file; the error for a folder suggests a file in it."""
     if path.is_dir():
-        for policy_file in sorted(path.glob("*.safetensors")):  # the best one first
-            raise CheckpointError(f"{path} is a folder.", f"a file in it: {policy_file}")
+        for policy_file in sorted(path.glob("*.safetensors")):  # best.safetensors comes first
+            raise CheckpointError(f"{path} is a folder.", f"name a file in it: {policy_file}")
     return checkpoint.load(path)
 
 
 @contextlib.contextmanager
 def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
-    """A full or read-only disk as a sentence; its hint is how to resume, unless one is given."""
+    """Convert write errors to DiskError; the default hint is the resume command."""
     try:
         yield
     except (OSError, CheckpointError) as error:
@@ -301,7 +301,7 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
         path = cause.filename2 or cause.filename or folder
         message = f"{path} could not be written: {cause.strerror or cause}."
         is_full = cause.errno in safetensors_file.FULL_DISK_ERRNOS
-        remedy = "make room" if is_full else "see that it can be written"
+        remedy = "make room" if is_full else "make it writable"
         failure = DiskError(
             error.message if isinstance(error, CheckpointError) else message,
             f"{remedy}, then {hint or format_resume_hint(folder)}",
@@ -311,31 +311,31 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 
 
 def _acquire_lock(path: Path, hint: str) -> int:
-    """An exclusive lock that ends with this process, however it ends.
+    """Lock a folder exclusively until this process ends, and return the lock's descriptor.
 
-    The `hint` is for a folder that may not be written.
+    `hint` belongs to the error for a folder that cannot be written.
     """
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        # It may have been moved or removed in between.
+        # The lock file may have been moved or removed in between.
         is_held = _wait_for_lock(lock_fd) and _is_same(path / _LOCK_NAME, lock_fd)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
     if not is_held:
         os.close(lock_fd)
         raise FolderInUseError(
-            f"Another rlflame is training in {path}.",
+            f"Another rlflame process is training in {path}.",
             "wait for it, or start a new run with another --out",
         )
-    # A user who can open a lock file can hold it. The file of another user stays as it is.
+    # Any user who can open a lock file can hold it. Files of other users cannot be changed.
     with contextlib.suppress(OSError):
         os.fchmod(lock_fd, 0o600)
     return lock_fd
 
 
 def _wait_for_lock(lock_fd: int) -> bool:
-    """Whether it could be had: a check of the lock holds it for a moment."""
+    """Try to lock until the timeout, since `is_locked` holds the lock for a moment."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
@@ -346,7 +346,7 @@ def _wait_for_lock(lock_fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a trainer holds the folder now."""
+    """Return whether a trainer has locked the folder."""
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,7 +1,7 @@
-"""A run's folder, read for pictures, reports and lists. Never writes.
+"""Reads a run folder for plots, reports and listings. Never writes.
 
-A damaged record or final evaluation is refused by name, because numbers are made of it. A single
-value of another type than expected, or too large to be averaged, counts as absent.
+A damaged log or final evaluation is an error that names the file, because results depend on it. A
+single value of an unexpected type, or too large to be averaged, counts as missing.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from rlflame.rollout.task import Float64
 from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
 Line = dict[str, Any]
-#: Steps and bytes are counted in 64 bits.
+#: Steps and bytes are 64-bit integers.
 MAX_COUNT = 2**63
 Count = Annotated[int, Field(strict=True, ge=0, lt=MAX_COUNT)]
-#: The sum of the squares of all episodes' returns is then still finite.
+#: Keeps the sum of the squares of all episodes' returns finite.
 _MAX_VALUE = 1e140
 Number = (
     Annotated[int, Field(strict=True, gt=-MAX_COUNT, lt=MAX_COUNT)]
     | Annotated[float, Field(strict=True, ge=-_MAX_VALUE, le=_MAX_VALUE)]
 )
-#: Printable as one line.
+#: Printable text on one line.
 Text = Annotated[str, Field(strict=True, pattern=r"^( |[^\p{C}\p{Z}])*$")]
 
 
@@ -59,7 +59,7 @@ _MaybeCount = Annotated[Count | None, _OR_NONE]
 
 
 class _Numbers(BaseModel):
-    """An object of which only the numbers are read."""
+    """An object whose numbers are read and whose other values are dropped."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Number | None, _OR_NONE]]
@@ -79,7 +79,7 @@ class _Result(BaseModel):
 
 
 class _Facts(BaseModel):
-    """What is known of a process, a machine or a worker: text, but for what counts something."""
+    """Facts about a process, a machine or a worker: texts and the counts below."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Text | None, _OR_NONE]]
@@ -103,7 +103,7 @@ class _EnvironmentHead(BaseModel):
 
 
 class _LearningHead(BaseModel):
-    """The settings by which runs are told apart. The others are only compared."""
+    """The settings that identify a run. The others are only compared."""
 
     seed: Count = 0
     algorithm: Text = DEFAULT_ALGORITHM
@@ -112,7 +112,7 @@ class _LearningHead(BaseModel):
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's files. Lines are those that are whole; a trainer may be writing the next."""
+    """The content of a run folder. Only whole lines count; a trainer may be writing the next."""
 
     folder: Path
     config: dict[str, Any]
@@ -121,9 +121,9 @@ class RunData:
     seed: int
     metrics: tuple[Line, ...]
     timing: tuple[Line, ...]
-    #: Every process that trained here and the machine it ran on, in order.
+    #: Every process that trained here and its machine, in order.
     machines: tuple[Line, ...]
-    #: The final evaluation and the steps it was made at, once there is one.
+    #: The final evaluation and its steps; None before training has finished.
     result: Line | None
 
     @property
@@ -134,7 +134,7 @@ class RunData:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """All settings but the runtime's: a run from before a setting has it by its default."""
+        """All settings except the runtime; settings that an old run lacks have defaults."""
         settings = {key: value for key, value in self.config.items() if key != "runtime"}
         return nested_dict.merge(make_defaults(self.algorithm), settings)
 
@@ -144,19 +144,19 @@ class RunData:
         return settings if isinstance(settings, dict) else {}
 
     def get_runtime_count(self, setting: str) -> int:
-        """A number among the settings of the runtime; 0 where it is not known."""
+        """Return a positive count from the runtime settings; 0 if it is missing."""
         value = self.runtime.get(setting)
         return value if type(value) is int and value > 0 else 0
 
     @property
     def init_policy(self) -> str | None:
-        """The content hash of the policy that its weights started from, if they did."""
+        """The content hash of the policy that the run started from; None without one."""
         policy_hash = nested_dict.get_nested(self.config, "learning.init_policy")
         return policy_hash if isinstance(policy_hash, str) else None
 
     @property
     def evaluation(self) -> Line | None:
-        """The final one; there is none any more where the run has gone on since."""
+        """The final evaluation; None if the run has continued since."""
         if self.result is None or self.result["steps"] < self.steps:
             return None
         evaluation: Line = self.result["evaluation"]
@@ -167,13 +167,13 @@ class RunData:
         return max((int(line["steps"]) for line in self.metrics), default=0)
 
     def read_values(self, metric: str) -> tuple[Float64, Float64]:
-        """Steps and values of a metric where it was measured; a NaN is no measurement."""
+        """Return the steps and values of a metric where it was measured (NaN is not)."""
         points = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
         table = np.array(points, np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
     def read_episodes(self) -> tuple[Float64, Float64]:
-        """Return and length of every training episode, in the order they were collected."""
+        """Read the return and length of all training episodes, in the order of collection."""
         path = self.folder / "episodes.csv"
         rows: list[tuple[float, float]] = []
         try:
@@ -184,16 +184,16 @@ class RunData:
                     (float(row["r"]), float(row["l"])) for row in csv.DictReader(complete_lines)
                 )
         except (ValueError, KeyError, TypeError, csv.Error) as error:
-            reason = "not all its lines have a return and a length"
+            reason = "not all of its lines have a return and a length"
             raise _make_damage_error(path, reason) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
-        table = table[(np.abs(table) <= _MAX_VALUE).all(axis=1)]  # no NaN either
+        table = table[(np.abs(table) <= _MAX_VALUE).all(axis=1)]  # also drops NaN
         return table[:, 0], table[:, 1]
 
     def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
-        """Steps, and the seconds that the phases named took until then; None where unknown.
+        """Return steps and the cumulative seconds of the named phases; None if unknown.
 
-        Work that was lost when a process died and then done again counts once.
+        Work that was lost when a process died and then repeated counts once.
         """
         seconds_by_step: dict[int, float] = {}
         for line in self.timing:
@@ -215,7 +215,7 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """The run in a folder; a sentence where there is none, or where it is damaged."""
+    """Read the run in a folder; raise CheckpointError if it is missing or damaged."""
     config = folder / "config.toml"
     if not config.is_file():
         raise CheckpointError(
@@ -244,9 +244,9 @@ def read_run(folder: Path) -> RunData:
 
 
 def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
-    """The runs named and those in folders of runs, and notes on those left out.
+    """Read runs and folders of runs; return the runs and notes about skipped ones.
 
-    A run that was named must be readable; one that merely lies in a folder need not.
+    A run that is named must be readable. Unreadable runs inside a folder are skipped.
     """
     runs, notes = [], []
     for path in paths:
@@ -262,11 +262,11 @@ def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
             if run.metrics:
                 runs.append(run)
             else:
-                notes.append(f"{folder} has nothing recorded yet. It is left out.")
+                notes.append(f"{folder} has no metrics yet. It is left out.")
     if paths and not runs:
         names = ", ".join(map(str, paths))
         raise CheckpointError(
-            " ".join([f"There is no run to look at in {names}.", *notes]),
+            " ".join([f"There is no run with metrics in {names}.", *notes]),
             "rlflame runs lists the runs here",
         )
     unique = {run.folder.resolve(): run for run in runs}
@@ -274,7 +274,7 @@ def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
 
 
 def _find_runs(folder: Path) -> list[Path]:
-    """The runs in a folder, and those of the jobs of seeds in it."""
+    """List the runs in a folder, including those of its sweeps."""
     if is_sweep(folder):
         return [run for run in list_seed_runs(folder) if (run / "config.toml").is_file()]
     try:
@@ -287,7 +287,7 @@ def _find_runs(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _report_read_errors(path: Path) -> Iterator[None]:
-    """A CheckpointError for a file that cannot be read; an absent one reads as empty."""
+    """Convert read errors to CheckpointError; ignore a missing file."""
     try:
         yield
     except FileNotFoundError:
@@ -301,16 +301,16 @@ def _report_read_errors(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path) -> str:
-    """All of a file; nothing where there is none."""
+    """Read a whole file; return an empty string if it is missing."""
     with _report_read_errors(path):
         return regular_file.read_text(path, regular_file.RECORD_BYTES)
     return ""
 
 
 def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
-    """The whole lines of a JSONL file, each with its steps; none where there is no file.
+    """Read the whole lines of a JSONL file, each with its steps; empty if it is missing.
 
-    A file that is never truncated is not read strictly: a crash may have left half a line in it.
+    `strict=False` is for a file that is never truncated, where a crash may have left half a line.
     """
     records: list[Line] = []
     with _report_read_errors(path) if strict else contextlib.suppress(OSError, UnicodeDecodeError):
@@ -320,18 +320,18 @@ def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
                     records.append(parse_line(content))
             except ValueError as error:
                 if strict:
-                    reason = f"line {number} is not one of a run's"
+                    reason = f"line {number} is not a line of a run's log"
                     raise _make_damage_error(path, reason) from error
     return tuple(records)
 
 
 def parse_line(content: str | bytes) -> Line:
-    """The numbers of a line, the steps among them; a ValueError for anything else."""
+    """Parse the numbers of a line, which must include its steps; else raise ValueError."""
     return _Record.model_validate_json(content).model_dump(exclude_none=True)
 
 
 def read_result(path: Path) -> Line | None:
-    """The steps and the numbers of the final evaluation, which has a mean at least."""
+    """Read the final evaluation and its steps; it must have a mean. None if missing."""
     if not (content := read_text(path)):
         return None
     try:
@@ -344,7 +344,7 @@ def read_result(path: Path) -> Line | None:
 
 
 def read_machines(path: Path) -> tuple[Line, ...]:
-    """The processes that trained in the folder, each with what is known of it."""
+    """Read the facts about all processes that trained in the folder."""
     try:
         entries = _MACHINES.validate_json(read_text(path) or "[]")
     except (ValueError, CheckpointError):
@@ -353,9 +353,9 @@ def read_machines(path: Path) -> tuple[Line, ...]:
 
 
 def _make_damage_error(path: Path, reason: str) -> CheckpointError:
-    """A checkpoint knows how long the records were when it was written, and resume rewinds them."""
+    """Make an error whose hint resumes the oldest checkpoint, which rewinds the logs."""
     checkpoints = sorted((path.parent / "checkpoints").glob("step-*.safetensors"))
     hint = format_command("train", "--config", path.parent / "config.toml")
     if checkpoints:
-        hint = f"write it anew: {format_command('resume', checkpoints[0])}"
+        hint = f"rewind the logs: {format_command('resume', checkpoints[0])}"
     return CheckpointError(f"{path} is damaged: {reason}.", hint)

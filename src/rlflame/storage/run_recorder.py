@@ -1,4 +1,4 @@
-"""The record of a run in its folder: logs first, then the checkpoint that counts their lines."""
+"""Writes the logs of a run, then the checkpoints that count their lines."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class RunObserver(Protocol):
 
 
 class FileRecorder:
-    """Writes a run's record and its checkpoints; the trainer's Recorder.
+    """Writes a run's logs and checkpoints; implements the trainer's Recorder.
 
-    A record that goes on from a checkpoint takes its folder back to it: the logs are cut to the
-    lines it counts, and what is of a later step, checkpoints and the best policy, is set aside
-    under the name `*.later`: it is damaged, or of a future that will be worked out again. A
-    checkpoint that lies in a folder without any logs begins new ones there.
+    When a run continues from a checkpoint, the recorder rewinds the folder to it. The logs are cut
+    to the lines that the checkpoint counts. Checkpoints and a best policy of later steps are
+    renamed to `*.later`, because they are damaged or will be computed again. If the folder has no
+    logs, new ones are started.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class FileRecorder:
         with report_disk_errors(folder.path), contextlib.ExitStack() as stack:
             self._open_logs(stack)
             if template.snapshot is not None:
-                # Written anew before the logs are cut, so that at every moment the newest
-                # checkpoint finds its lines; and so that a changed recipe is not forgotten.
+                # Saved again before the logs are cut, so that the newest checkpoint always finds
+                # its lines. This also saves a changed recipe.
                 self._rewind(template.snapshot)
             self._metric_file.truncate()
             self._episode_file.truncate()
@@ -103,9 +103,7 @@ class FileRecorder:
         metrics, episodes = folder / "metrics.jsonl", folder / "episodes.csv"
         metric_lines, episode_lines = self._template.line_counts
         if metric_lines and not metrics.exists() and not episodes.exists():
-            self._observer.show_note(
-                f"{folder} has no record of what was before: a new one begins."
-            )
+            self._observer.show_note(f"{folder} has no earlier logs; new logs start here.")
             metric_lines = episode_lines = 0
         self._metric_file = JsonLines(metrics, metric_lines)
         stack.callback(self._metric_file.close)
@@ -157,7 +155,7 @@ class FileRecorder:
     def offer_best(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> bool:
-        """Keep a policy that did better than any before it, or as well over more episodes."""
+        """Save a policy with a higher score than before, or the same over more episodes."""
         previous_best = self.best
         if previous_best is not None and (record.mean, record.episodes) <= (
             previous_best.mean,
@@ -181,7 +179,7 @@ class FileRecorder:
         self._folder.check_lock()
 
     def save_final_evaluation(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
-        """Write the last checkpoint again, with the evaluation of its policy in it."""
+        """Write the last checkpoint again, with the final evaluation of its policy."""
         self._template = replace(self._template, evaluation=record)
         self._save(snapshot)
         result = {"steps": snapshot.progress.steps, "evaluation": record.as_dict()}
@@ -192,7 +190,7 @@ class FileRecorder:
                 sink.write(snapshot.progress.steps, {"final_return": record.mean})
 
     def add_sink(self, sink: TensorBoard) -> None:
-        """Somewhere else to write what is recorded from now on, timing included."""
+        """Also write all future metrics to this sink, timing included."""
         self._sinks.append(sink)
         self._resources.callback(sink.close)
 
@@ -202,31 +200,31 @@ class FileRecorder:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             if self._saved_progress is not None and not self._timing.closed:
-                # What came after the last iteration: an evaluation, a checkpoint.
+                # Covers the evaluation and checkpoint after the last iteration.
                 self._write_timing(closing=1)
         with contextlib.suppress(OSError):
             self._resources.close()
 
     @contextlib.contextmanager
     def _report_write_errors(self) -> Iterator[None]:
-        """What every write into the folder stands in."""
+        """Check the folder before a write, and report disk errors during it."""
         with report_disk_errors(self._folder.path):
             self._folder.check()
             yield
 
     def _write_timing(self, **extra: int) -> dict[str, Any]:
-        """A line of what has passed since the one before."""
+        """Write the times and counts since the previous line to timing.jsonl."""
         timing = {"steps": self._steps, **extra, **self._timer.finish_lap(), **self._take_counts()}
         self._timing.write(json.dumps(timing) + "\n")
         return timing
 
     def _flush_logs(self) -> None:
-        """Readers of the folder, such as `rlflame runs`, then see the progress."""
+        """Flush the logs, so that readers such as `rlflame runs` see the progress."""
         for file in (self._metric_file, self._episode_file, self._timing):
             file.flush()
 
     def _save(self, snapshot: Snapshot) -> None:
-        """Logs first, then the checkpoint that counts their lines."""
+        """Sync the logs, then write the checkpoint that counts their lines."""
         with self._report_write_errors():
             self._folder.check_all()
             self._metric_file.sync()
@@ -236,7 +234,7 @@ class FileRecorder:
         self._observer.show_checkpoint(path, snapshot.progress)
 
     def _rewind(self, snapshot: Snapshot) -> None:
-        """Commit where the run goes on from; its best policy is then of no later step either."""
+        """Commit the state to continue from, and restore the best policy up to that step."""
         progress, file = snapshot.progress, self._folder.best
         self._set_aside(snapshot)
         if not (list_later_files(self._folder.path, progress) and is_later(file, progress)):
@@ -245,15 +243,17 @@ class FileRecorder:
         best = self._find_best()
         if best is None and self.best is not None:
             self.best = None
-            self._observer.show_note("The best policy until here is not kept; the next one counts.")
+            self._observer.show_note(
+                "The earlier best policy was not kept; the next evaluation sets the best."
+            )
         self._commit(snapshot)
         _set_file_aside(file)
         if best is not None:
             checkpoint.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
-        """A run that goes on with another state than a checkpoint of this step holds keeps that
-        file, and with it what it names, as `*.replaced`, `*.replaced-2` and so on."""
+        """Keep a checkpoint of this step as `*.replaced`, `*.replaced-2`, ... if the run continues
+        with a different state. The segments that it names are then kept, too."""
         path = get_step_path(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
             existing = checkpoint.load(path)
@@ -261,11 +261,11 @@ class FileRecorder:
                 replaced_path = _make_aside_path(path, "replaced")
                 _link(replaced_path, path)
                 self._observer.show_note(
-                    f"What stood at step {snapshot.progress.steps} is kept: {replaced_path}."
+                    f"The old step {snapshot.progress.steps} is kept: {replaced_path}."
                 )
 
     def _find_best(self) -> Checkpoint | None:
-        """The best policy that the run had when it stood here, if a checkpoint still holds it."""
+        """Return the best policy at the rewound step, if a checkpoint still holds it."""
         with contextlib.suppress(CheckpointError):
             lines = run_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
@@ -275,7 +275,7 @@ class FileRecorder:
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
-        """Segments, the checkpoint, then what points to it; only then is what is old removed."""
+        """Write segments, the checkpoint and the link to it; only then remove old files."""
         progress, folder = snapshot.progress, self._folder.path
         path = get_step_path(folder, progress.steps)
         path.parent.mkdir(exist_ok=True)
@@ -296,7 +296,7 @@ class FileRecorder:
             _set_file_aside(file)
         if later_paths:
             self._observer.show_note(
-                f"Back to step {progress.steps}: what was later is kept as *.later."
+                f"Rewound to step {progress.steps}; later checkpoints are kept as *.later."
             )
         _link(self._folder.latest, path)
         for old in list_step_files(folder)[: -self._keep_count]:
@@ -307,10 +307,10 @@ class FileRecorder:
 
 
 def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
-    """An iteration's episodes with their slots, row by row.
+    """Return an iteration's episodes with their slots, sorted by slot, row and episode.
 
-    Fragments have them as they ended, the short ones first; a mean over the last so many would
-    then be of the long ones.
+    Fragments list episodes in the order of their ends, short ones first, which would bias a moving
+    average over the last episodes towards long ones.
     """
     episodes = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
     return sorted(episodes, key=lambda item: (item[0], item[1].row, item[1].episode))
@@ -318,18 +318,18 @@ def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeS
 
 def _set_file_aside(file: Path) -> None:
     file.replace(_make_aside_path(file, "later"))
-    file.unlink(missing_ok=True)  # two names of one file are left as they are by the line before
+    file.unlink(missing_ok=True)  # replace() does nothing if both names are links to one file
 
 
 def _make_aside_path(file: Path, word: str) -> Path:
-    """A name beside a file that nothing else has, unless it has the same content."""
+    """Return a path beside the file that is free or has the same content."""
     ends = itertools.chain([word], (f"{word}-{number}" for number in itertools.count(2)))
     paths = (file.with_name(f"{file.name}.{end}") for end in ends)
     return next(p for p in paths if not p.exists() or filecmp.cmp(file, p, shallow=False))
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make `link` another name of `target`; a copy where the disk knows no hard links."""
+    """Make `link` a hard link to `target`, or a copy if hard links are not supported."""
     temporary = link.with_name(f".{link.name}{safetensors_file.TEMPORARY_SUFFIX}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
@@ -343,7 +343,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 class MachineLog:
-    """This process's entry, and those of the processes before it."""
+    """Writes machines.json: one entry for each process that trained in the folder."""
 
     def __init__(self, folder: RunFolder, fleet: Fleet, steps: int) -> None:
         self._folder = folder
@@ -365,11 +365,12 @@ class MachineLog:
         self._write()
 
     def record_work(self, shared_batches: int) -> None:
-        """Record the workers, and the number of batches that several learners computed."""
+        """Record the workers and the batches that several learners shared, after training:
+        earlier, workers may not have joined yet."""
         self._entry["shared_batches"] = shared_batches
-        # Which fleet it is may have been decided on the way.
+        # The fleet may have been chosen only during the run.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
-        with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run
+        with contextlib.suppress(RlflameError):  # not worth an error at the end of a run
             self._entry["workers"] = _group_workers(self._fleet)
         self._write()
 
@@ -381,7 +382,7 @@ class MachineLog:
 
 
 def _group_workers(fleet: Fleet) -> list[dict[str, Any]]:
-    """The facts of the workers; equal ones together with their number."""
+    """Return the facts of the workers; equal ones are merged and counted."""
     groups: dict[str, dict[str, Any]] = {}
     for worker in fleet.probe():
         facts = {name: value for name, value in worker.items() if name not in ("name", "pid")}

@@ -1,6 +1,6 @@
-"""A .safetensors file of ours: JSON strings and plain tensors, under a checksum of every bit.
+"""Reads and writes rlflame's .safetensors files: JSON strings, tensors and a checksum.
 
-Written atomically, verified when read, and nothing in it is ever unpickled or executed.
+Files are written atomically and verified when read. Nothing in them is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlflame.storage.available_memory import measure_available_bytes
 
 FORMAT = 1
 _BLANK_CHECKSUM = "0" * 64
-#: Two evaluations of as many episodes as a recipe may have take half of it.
+#: Twice the size of two evaluations with the maximum number of episodes.
 _HEADER_LIMIT = 16_000_000
-#: More than sixteen layers of several networks have, with the state of their optimizers.
+#: More than several networks of sixteen layers and their optimizer states need.
 _MAX_TENSORS = 10_000
-#: What so many tensors take in a header besides its strings, and how many strings they take.
+#: Limits for a header with that many tensors: bytes outside strings, and number of strings.
 _SKELETON_LIMIT = 1_000_000
 _MAX_STRINGS = 5 * _MAX_TENSORS
-#: Bytes of one number of each type that numpy has.
+#: Bytes per number for each type that numpy supports.
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8"), 1),
     **dict.fromkeys(("U16", "I16", "F16"), 2),
@@ -46,11 +46,11 @@ _ITEM_BYTES = {
 }
 _TensorName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.]{0,199}$")]
 _Size = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-#: There is no room, as against no right to write.
+#: Errors of a full disk, as opposed to missing permissions.
 FULL_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: How the names end of files that are being written, and of those that were when power failed.
+#: The suffix of files that are being written; power failures leave such files behind.
 TEMPORARY_SUFFIX = ".tmp"
-#: Of `write_atomically`, and of a name that is about to point to a checkpoint.
+#: Temporary names of `write_atomically` and of new links to a checkpoint.
 _TEMPORARY_NAME = re.compile(
     r"\.(.+\.[0-9a-f]{8}|(latest|step-\d{9,})\.safetensors(\.[\w.-]+)?)"
     + re.escape(TEMPORARY_SUFFIX)
@@ -59,15 +59,15 @@ EARLIER_HINT = "use an earlier checkpoint of the same run"
 
 
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write a file so that at every moment either the old one or the new one is there.
+    """Write a file atomically.
 
-    What `read` would refuse for its numbers is refused here, while older files are still there.
+    NaN and infinity, which `read` refuses, are refused here while older files still exist.
     """
     if (name := _find_not_finite(tensors)) is not None:
         raise LearningError(
-            f"{name} has come to hold NaN or infinity; {path} was not written.",
-            "begin a new run with smaller rewards or a smaller learning rate; --init-from takes "
-            "the weights of a file that was written before",
+            f"{name} contains NaN or infinity; {path} was not written.",
+            "start a new run with smaller rewards or a smaller learning rate; to start from the "
+            "weights of an earlier file: --init-from FILE",
         )
     file_metadata = {"format": str(FORMAT), "rlflame": __version__, "checksum": _BLANK_CHECKSUM}
     data = _sort_metadata(safetensors.numpy.save(tensors, {**metadata, **file_metadata}))
@@ -76,7 +76,7 @@ def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) ->
 
 
 class Layout(BaseModel):
-    """What a header says of one tensor, before any of its bytes is read."""
+    """The header entry of one tensor."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -100,12 +100,12 @@ def read(
     fields: Collection[str],
     check: Callable[[dict[str, str], Layouts], None] | None = None,
 ) -> tuple[dict[str, str], dict[str, Array]]:
-    """The strings and tensors of a file, once all of its bytes are verified.
+    """Read the strings and tensors of a file after verifying all of its bytes.
 
-    `mark` is the field by which the kind of file is known, `fields` what it must have. The header
-    is judged first, by `check` too: no file makes this process read more than its header describes.
-    Raises CheckpointError where the file is of another kind, OSError where it cannot be read, and
-    ValueError with the reason where it is damaged.
+    `mark` is the field that identifies the kind of file, `fields` are the required fields. The
+    header is checked first, also by `check`, and no more bytes are read than it describes. Raises
+    CheckpointError for a file of another kind, OSError for an unreadable file, and ValueError with
+    the reason for a damaged file.
     """
     with regular_file.open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -135,7 +135,7 @@ def _find_not_finite(tensors: Mapping[str, Array]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """A checkpoint's strings alone, unverified; none where it is gone, or no checkpoint."""
+    """Read a checkpoint's strings unverified; empty if it is missing or no checkpoint."""
     absent_errors = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
     with contextlib.suppress(*absent_errors, ValueError, RecursionError, CheckpointError):
         with regular_file.open_to_read(path) as file:
@@ -147,12 +147,12 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def report_read_errors(path: Path) -> Iterator[None]:
-    """A CheckpointError with a sentence for whatever reading a file meets."""
+    """Convert all errors of reading a file to CheckpointError."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a crafted header provokes is one sentence to the user
+    except Exception as error:  # a crafted header can raise anything
         hint = "rlflame runs lists the runs here"
         if isinstance(error, FileNotFoundError):
             reason = "does not exist"
@@ -166,18 +166,18 @@ def report_read_errors(path: Path) -> Iterator[None]:
 
 
 def _format_reason(error: Exception) -> str:
-    """The first line of what went wrong, and for JSON of the wrong shape, where."""
+    """Return the first line of an error; for invalid JSON values, include the field."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
         name = ascii(".".join(map(str, first["loc"])))[1:-1][:200]
         if error.title == "Recipe" and first["type"] == "extra_forbidden":
-            return f"of another version of rlflame: this one does not know its setting {name}"
+            return f"from another version of rlflame: the setting {name} is unknown here"
         return f"damaged: {error.title} {name}: {first['msg']}"[:300]
     return "damaged: " + (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Temporary file in the same folder, flushed to disk, renamed, and the folder flushed."""
+    """Write a temporary file beside `path`, sync it, rename it and sync the folder."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         try:
@@ -191,7 +191,7 @@ def write_atomically(path: Path, data: bytes) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        remedy = "make room" if error.errno in FULL_DISK_ERRNOS else "see that it can be written"
+        remedy = "make room" if error.errno in FULL_DISK_ERRNOS else "make it writable"
         hint = f"{remedy}, or choose another folder"
         if not path.parent.exists():
             hint = format_shell("mkdir", "-p", path.parent)
@@ -202,18 +202,18 @@ def write_atomically(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
-            f"{path} was written, and may be lost if power fails: {error.strerror or error}.",
+            f"{path} was written, but a power failure may lose it: {error.strerror or error}.",
             "choose another folder",
         ) from error
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is one of ours that was not finished."""
+    """Return whether the name is that of an unfinished file of rlflame."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is on disk only when its folder is."""
+    """Sync a folder, without which a rename is not durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -222,42 +222,42 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sort_metadata(data: bytes) -> bytes:
-    """The same file with its metadata in one order: safetensors has a new one in each process."""
+    """Sort the metadata, whose order safetensors changes in each process."""
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
     header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    # Tensors begin at a multiple of eight, as safetensors has them.
+    # Tensors start at a multiple of eight bytes, as in safetensors.
     text += b" " * (-len(text) % 8)
     return b"".join((struct.pack("<Q", len(text)), text, data[8 + length :]))
 
 
 def _format_seal(checksum: str) -> bytes:
-    """The checksum as it stands in the header. Texts in the metadata have their quotes escaped."""
+    """Format the checksum entry of the header. It is unique, as quotes in texts are escaped."""
     return f'"checksum":"{checksum}"'.encode()
 
 
 def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
-    """The header with the eight bytes of its length before it."""
+    """Read the header, including the eight bytes of its length."""
     data = file.read(9)
     length = int.from_bytes(data[:8], "little")
     if data[8:] != b"{" or not 2 <= length <= min(_HEADER_LIMIT, size - 8):
         raise CheckpointError(
-            f"{path} is damaged or no safetensors file; pickle and zip files are never opened.",
-            "rlflame reads the .safetensors files of a run, such as its latest.safetensors",
+            f"{path} is damaged or not a safetensors file; pickle and zip files are never opened.",
+            "use a .safetensors file of a run, such as its latest.safetensors",
         )
     return data + file.read(length - 1)
 
 
 def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str, str], Layouts]:
-    """What the header says; its tensors lie side by side and fill the file exactly."""
+    """Parse the header and check that its tensors fill the file exactly."""
     _check_skeleton(head)
     header = json.loads(head[8:], object_pairs_hook=_make_distinct_dict)
     metadata = _METADATA.validate_python(header.pop("__metadata__", {}))
     if not {"format", mark} <= metadata.keys():
         raise CheckpointError(
-            f"{path} is a safetensors file, but not one of rlflame's.",
-            "rlflame reads the files that rlflame train writes",
+            f"{path} is a safetensors file, but rlflame did not write it.",
+            "use a file that rlflame train has written",
         )
     if metadata["format"] != str(FORMAT):
         raise CheckpointError(
@@ -268,15 +268,15 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
     end = 0
     for layout in sorted(layouts.values(), key=lambda layout: layout.data_offsets):
         if layout.data_offsets != (end, end + layout.nbytes):
-            raise ValueError("its tensors overlap, or do not fill the bytes between them")
+            raise ValueError("its tensors overlap or leave gaps")
         end += layout.nbytes
     if len(head) + end != size:
-        raise ValueError(f"its header describes {len(head) + end} bytes, and it has {size}")
+        raise ValueError(f"its header describes {len(head) + end} bytes, but it has {size}")
     return metadata, layouts
 
 
 def _check_skeleton(head: bytes) -> None:
-    """Bound what parsing the JSON makes: a long string costs little, a million values much."""
+    """Limit the cost of parsing the JSON: long strings are cheap, many values are not."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
     has_many_strings = plain.count(b'"') > 2 * _MAX_STRINGS
     if has_many_strings or sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
@@ -284,7 +284,7 @@ def _check_skeleton(head: bytes) -> None:
 
 
 def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
-    """The checksum is of the file with zeros in its place."""
+    """Verify the checksum, which is computed with zeros in its place."""
     checksum = metadata.get("checksum", "")
     digest = hashlib.sha256(head.replace(_format_seal(checksum), _format_seal(_BLANK_CHECKSUM)))
     digest.update(memoryview(data)[len(head) :])
@@ -293,8 +293,8 @@ def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def check_json(text: str, fields: Collection[str] | None = None) -> Any:
-    """The JSON value. A name that stands twice in an object or is not known, and a number beyond
-    64 bits, are refused."""
+    """Parse JSON; raise ValueError for duplicate or unknown keys and for integers beyond 64
+    bits."""
     value = json.loads(text, object_pairs_hook=_make_distinct_dict, parse_int=_parse_integer)
     if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
         raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")
@@ -303,13 +303,13 @@ def check_json(text: str, fields: Collection[str] | None = None) -> Any:
 
 def _parse_integer(text: str) -> int:
     if len(text) > 20 or abs(int(text)) >= 2**63:
-        raise ValueError(f"it has the number {text:.40}, which is beyond 64 bits")
+        raise ValueError(f"it has the number {text:.40}, which exceeds 64 bits")
     return int(text)
 
 
 def _make_distinct_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; two readers may disagree about one that names a key twice."""
+    """Make a dict from a JSON object; refuse duplicate keys, which are ambiguous."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("it names something twice")
+        raise ValueError("it has a duplicate key")
     return values

@@ -1,10 +1,10 @@
-"""Many seeds of one recipe as one job: their names, the layout of its folder, their results.
+"""The folder layout, seed lists and results of a sweep (several seeds of one recipe).
 
-job.toml       the recipe and the runtime, and the seeds
-seed-0/ ...    a run folder a seed, as a lone run of it would leave
-seeds.csv      a line a seed: how far, how good, digests
-summary.json   the same and what the seeds say together, as `--json` prints it
-plot.png       their curves, seeds taken together
+job.toml       the recipe, the runtime and the seeds
+seed-0/ ...    one run folder per seed, as a single run would write it
+seeds.csv      one line per seed: progress, returns and digests
+summary.json   the same and the aggregate over seeds, as printed by `--json`
+plot.png       the learning curves, aggregated over seeds
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from rlflame.statistics import SeedSummary
 
 SWEEP_FILE = "job.toml"
-#: What to do where it is damaged.
-RESTORE_HINT = "restore it from a copy; every seed in it is a run that rlflame resume takes alone"
-#: More is a typing error.
+#: The hint for a damaged or missing job.toml.
+RESTORE_HINT = "restore it from a copy, or resume each seed folder by itself with rlflame resume"
+#: More seeds are probably a typing error.
 MAX_SEEDS = 1000
 _PART = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
 _MAX_NAME_LENGTH = 60
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0-2,7` -> 0, 1, 2, 7, in the order in which they were named."""
+    """Parse a list of seeds in the given order: `0-2,7` -> 0, 1, 2, 7."""
     seeds: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
@@ -40,7 +40,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         many = len(seeds) + last - first >= MAX_SEEDS
         if last < first or last >= 2**63 or many or set(seeds) & set(range(first, last + 1)):
             raise ConfigError(
-                f"--seeds {text!r} is no list of up to {MAX_SEEDS} different seeds below 2**63.",
+                f"--seeds {text!r} is not a list of up to {MAX_SEEDS} distinct seeds below 2**63.",
                 "--seeds 0-9, or --seeds 0,3,7",
             )
         seeds += range(first, last + 1)
@@ -48,7 +48,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def format_seeds(seeds: Iterable[int]) -> str:
-    """0, 1, 2, 7 -> `0-2,7`, which `parse_seeds` reads."""
+    """Format seeds for `parse_seeds`: 0, 1, 2, 7 -> `0-2,7`."""
     parts: list[list[int]] = []
     for seed in seeds:
         if parts and seed == parts[-1][-1] + 1:
@@ -59,7 +59,7 @@ def format_seeds(seeds: Iterable[int]) -> str:
 
 
 def format_folder_name(seeds: Sequence[int]) -> str:
-    """`seeds-0-9`."""
+    """Return a folder name such as `seeds-0-9`; long lists are named by their length."""
     name = f"seeds-{format_seeds(seeds)}"
     return name if len(name) <= _MAX_NAME_LENGTH else f"{len(seeds)}-seeds"
 
@@ -76,7 +76,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def list_seed_runs(folder: Path) -> list[Path]:
-    """The folders of the seeds that have begun, in the order of the seeds."""
+    """List the folders of the seeds that have started, sorted by seed."""
     try:
         paths = [
             path for path in folder.glob("seed-*") if path.name[5:].isdigit() and path.is_dir()
@@ -91,7 +91,7 @@ SeedEnd = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class SeedOutcome:
-    """How a seed's process ended; an error where it was not as it should."""
+    """How the process of a seed ended, and its error if it failed."""
 
     end: SeedEnd
     error: RlflameError | None = None
@@ -105,7 +105,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed. `state` is waiting, stopped, finished or failed."""
+    """The result of one seed. `state` is waiting, stopped, finished or failed."""
 
     seed: int
     folder: Path
@@ -113,7 +113,7 @@ class SeedResult:
     steps: int = 0
     iterations: int = 0
     episodes: int = 0
-    #: The final evaluation, once there is one, and the best of all.
+    #: The final evaluation; None before training has finished.
     evaluation: Mapping[str, Any] | None = None
     best_return: float | None = None
     state_digest: str = ""
@@ -134,7 +134,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """All seeds, and what those say together that have a final evaluation."""
+    """The results of all seeds, and the aggregate over those with a final evaluation."""
 
     environment: str
     algorithm: str

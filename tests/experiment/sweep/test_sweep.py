@@ -88,7 +88,7 @@ def test_a_list_of_seeds_is_read_and_written(text, seeds, again):
 def test_a_list_that_means_nothing_is_refused(text, tmp_path):
     spoken = rlflame("train", "--seeds", text, "--out", tmp_path / "x")
     assert spoken.code == 2
-    assert f"{text!r} is no list of up to {MAX_SEEDS} different seeds" in spoken.err
+    assert f"{text!r} is not a list of up to {MAX_SEEDS} distinct seeds" in spoken.err
     assert "hint: " in spoken.err
     assert not (tmp_path / "x").exists()
 
@@ -237,8 +237,8 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     assert (spoken.code, "--fresh-replay is for one run" in spoken.err) == (2, True)
     assert rlflame("resume", out, "--steps", "512").code == 0
     spoken = rlflame("resume", out, "--steps", "1024")
-    assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
-    (said,) = re.findall(r"from the beginning: rlflame (.*)", spoken.err)
+    assert (spoken.code, "has reached 0" in spoken.err) == (2, True)
+    (said,) = re.findall(r"start again: rlflame (.*)", spoken.err)
     assert rlflame(*shlex.split(said), "--dry-run").code == 0
     assert f"--seeds 3,5 --set learning.horizon_steps=none --steps 1024 --out {out}-longer" in said
     for seed in (3, 5):
@@ -413,7 +413,7 @@ def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
     assert "Seed 0 failed" in spoken.err
     assert (out / "seed-0/latest.safetensors").read_bytes() == b"no"
     said = " ".join(spoken.err.split())
-    assert f"or begin the seed anew: rm -r {out}/seed-0; then rlflame resume {out}" in said
+    assert f"or start the seed again: rm -r {out}/seed-0; then rlflame resume {out}" in said
 
     shutil.rmtree(out / "seed-0")
     assert rlflame("resume", out).code == 0
@@ -439,7 +439,7 @@ def test_two_processes_do_not_run_one_job(tmp_path):
     lock = jobs.open_sweep_folder(out)
     try:
         spoken = rlflame("resume", out, "--steps", "128")
-        assert (spoken.code, "Another rlflame is training" in spoken.err) == (1, True)
+        assert (spoken.code, "Another rlflame process is training" in spoken.err) == (1, True)
     finally:
         lock.release()
 
@@ -489,7 +489,7 @@ def test_who_trains_in_a_seed_s_folder_is_waited_for_and_named(tmp_path, monkeyp
     finally:
         held.release()
     said = " ".join(spoken.err.split())
-    assert f"Another rlflame is training in {out}/seed-0." in said
+    assert f"Another rlflame process is training in {out}/seed-0." in said
 
 
 @pytest.mark.parametrize("what", ["job", "job/seed-0"])
@@ -520,12 +520,12 @@ def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
 @pytest.mark.parametrize(
     ("seeds", "said"),
     [
-        ("[0, 0]", "is no list of up to"),
-        ("[9223372036854775808]", "is no list of up to"),
-        ("[-1]", "is no list of up to"),
-        ("[true]", "is no list of up to"),
-        ('"0-3"', "is no list of up to"),
-        ("[]", "is no list of up to"),
+        ("[0, 0]", "is not a list of up to"),
+        ("[9223372036854775808]", "is not a list of up to"),
+        ("[-1]", "is not a list of up to"),
+        ("[true]", "is not a list of up to"),
+        ('"0-3"', "is not a list of up to"),
+        ("[]", "is not a list of up to"),
     ],
 )
 def test_seeds_that_train_would_refuse_are_refused_in_a_job_file(seeds, said, tmp_path):
@@ -541,7 +541,7 @@ def test_seeds_that_train_would_refuse_are_refused_in_a_job_file(seeds, said, tm
 def test_a_job_file_that_cannot_be_read_is_not_one_to_remove(tmp_path):
     (tmp_path / "job.toml").write_text("[job\n")
     said = " ".join(rlflame("resume", tmp_path).err.split())
-    assert "every seed in it is a run that rlflame resume takes alone" in said
+    assert "resume each seed folder by itself" in said
     assert "rm " not in said
 
 
@@ -550,8 +550,8 @@ def test_seeds_without_their_job_file_are_told_as_such(tmp_path):
     spoken = rlflame("resume", tmp_path / "job")
     said = " ".join(spoken.err.split())
     assert spoken.code == 2
-    assert f"{tmp_path}/job holds seeds, and no job.toml." in said
-    assert "every seed in it is a run that rlflame resume takes alone" in said
+    assert f"{tmp_path}/job holds seeds but no job.toml." in said
+    assert "resume each seed folder by itself" in said
 
 
 def test_a_full_disk_advises_to_resume_the_job_and_not_its_seed(tmp_path):
@@ -574,7 +574,7 @@ def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
     spoken = rlflame("resume", out)
     said = " ".join(spoken.err.split())
     assert spoken.code == 2
-    assert f"Seed 0 was begun with learning.ppo.discount = 0.98, and {file} has 0.5." in said
+    assert f"Seed 0 was started with learning.ppo.discount = 0.98, but {file} has 0.5." in said
     assert not (out / "seed-1").exists()
     file.write_text(before)
     assert rlflame("resume", out).code == 0

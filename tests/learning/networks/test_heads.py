@@ -341,5 +341,5 @@ def test_what_gsde_cannot_be_made_of_is_refused() -> None:
     with pytest.raises(ValidationError, match="set exploration to gsde"):
         NetworkSettings(exploration_interval=4)
     learning = LearningSettings(network=NetworkSettings(exploration="gsde"))
-    with pytest.raises(ConfigError, match="CartPole-v1 has 2 choices"):
+    with pytest.raises(ConfigError, match="CartPole-v1 has 2 discrete"):
         components.make_policy_spec(learning, components.make_env_spec(learning.environment))

@@ -1,1 +1,1 @@
-"""Charts of curves, as pictures and in a terminal."""
+"""Charts of curves and bars, as images and as text for a terminal."""

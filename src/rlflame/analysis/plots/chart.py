@@ -1,6 +1,6 @@
-"""A picture as plain numbers and words.
+"""Backend-independent descriptions of charts.
 
-plots/matplotlib_backend.py draws it as an image, plots/terminal_backend.py in characters.
+plots/matplotlib_backend.py draws them as images, plots/terminal_backend.py as text.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 
 from rlflame.rollout.task import Float64
 
-#: Okabe and Ito's colours, told apart by all kinds of eyes, without the yellow that fades on white.
+#: The colour-blind-safe palette of Okabe and Ito, without yellow, which is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line, the band around it, and the dots it was averaged from; each may be absent."""
+    """A line, the band around it, and the dots it is the average of; each may be absent."""
 
     label: str
     x: Float64
@@ -25,7 +25,7 @@ class Series:
     low: Float64 | None = None
     high: Float64 | None = None
     dots: tuple[Float64, Float64] | None = None
-    #: How many dots a point of the line is the mean of.
+    #: The number of dots averaged in each point of the line.
     average_of: int = 0
 
     def collect_x(self) -> Float64:
@@ -36,24 +36,24 @@ class Series:
         return np.concatenate([part for part in parts if part is not None])
 
     def scale_x(self, divisor: float) -> Series:
-        """The same with x in another unit."""
+        """Return a copy with all x values divided by `divisor`."""
         dots = (self.dots[0] / divisor, self.dots[1]) if self.dots else None
         return replace(self, x=self.x / divisor, dots=dots)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis."""
+    """Lines that share their axes."""
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    #: Sentences that explain lines and bands, and name missing values.
+    #: Sentences that explain lines and bands and report missing data.
     notes: tuple[str, ...] = ()
 
     def compute_bounds(self) -> tuple[float, float, float, float]:
-        """Least and largest x, least and largest y, never equal."""
+        """Return (x_min, x_max, y_min, y_max); a minimum never equals its maximum."""
         x = np.concatenate([line.collect_x() for line in self.series])
         y = np.concatenate([line.collect_y() for line in self.series])
         return *_separate_bounds(x), *_separate_bounds(y)
@@ -61,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars beside an ideal; one row of `heights` for each name, NaN where unmeasured."""
+    """Groups of bars and their ideal. `heights` is [name, group], NaN where not measured."""
 
     title: str
     x_label: str
@@ -75,16 +75,16 @@ class Bars:
 
 @dataclass(frozen=True)
 class Panels:
-    """Charts or bars with separate axes in one picture. The notes hold for all of them."""
+    """Charts or bars with separate axes in one image. The notes apply to all of them."""
 
     parts: tuple[Chart | Bars, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
 
     def number_lines(self) -> list[list[int]]:
-        """The numbers of each chart's lines. Equal labels have equal numbers in all panels.
+        """Return the numbers of each chart's lines. Equal labels have equal numbers in all panels.
 
-        A panel that has a label twice still has two lines.
+        If a label occurs twice in a panel, its lines have different numbers.
         """
         line_numbers: dict[tuple[str, int], int] = {}
         part_numbers = []
@@ -95,12 +95,12 @@ class Panels:
         return part_numbers
 
 
-#: Whatever can be drawn.
+#: Everything that the backends can draw.
 Plot = Chart | Panels | Bars
 
 
 def collect_panels(plot: Plot) -> Panels:
-    """The plot as panels, of which a single chart is one."""
+    """Return the plot as panels; a single chart or bars become one panel."""
     return plot if isinstance(plot, Panels) else Panels((plot,), plot.notes)
 
 
@@ -115,7 +115,7 @@ def _separate_bounds(values: Float64) -> tuple[float, float]:
 
 
 def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two, about as many as wanted: 1, 2 or 5 times a power of 10 apart."""
+    """Return about `count` numbers in [low, high], spaced by 1, 2 or 5 times a power of 10."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** np.floor(np.log10(rough))
     step = next(n * power for n in (1.0, 2.0, 5.0, 10.0) if n * power >= rough * 0.999)
@@ -124,7 +124,7 @@ def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def format_compact(value: float) -> str:
-    """`1.5M`, `20k`, `-0.25`."""
+    """Format a number briefly, for example `1.5M`, `20k` or `-0.25`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"

@@ -1,4 +1,4 @@
-"""A chart as an image file, or as SVG inside a page, drawn by matplotlib, which is an extra."""
+"""Draws charts as image files and as inline SVG with matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _NOTE_LETTERS = 150
-#: A plot of more lines has its legend beside it; a longer label needs the whole width.
+#: With more lines, the legend is beside the plot; a longer label needs a panel of full width.
 _MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
-#: Panels beside each other, and how high a row of them is.
+#: The height of a row of panels.
 _PANEL_INCHES = 4.4
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
-    "svg.hashsalt": "rlflame",  # equal charts have equal bytes
-    "svg.fonttype": "none",  # text stays text: searchable, and set in the reader's font
-    "text.parse_math": False,  # names are names, whatever is in them
+    "svg.hashsalt": "rlflame",  # equal charts give equal bytes
+    "svg.fonttype": "none",  # text stays searchable and uses the reader's font
+    "text.parse_math": False,  # a name may contain $
     "font.size": 12,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -58,12 +58,12 @@ _STYLE: Any = {
     "lines.linewidth": 2.2,
     "lines.solid_capstyle": "round",
 }
-#: Beyond as many lines or bars as there are colours, each again with another of these.
+#: When the colours run out, they repeat with the next dash pattern or hatch.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _HATCHES = ("", "//", "xx")
-#: More bars in a row have their heights upright, and still more have none.
+#: With more bars in a row, heights are written vertically, and beyond the second limit not at all.
 _MOST_LEVEL_HEIGHTS, _MOST_HEIGHTS = 18, 36
-#: Behind a height, which is readable where the dashes of the ideal go through it.
+#: The background of a height, so that it stays readable on the dashed line of the ideal.
 _GROUND: Any = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}
 
 
@@ -78,15 +78,15 @@ def check_available() -> None:
 def check_suffix(out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"A picture is drawn as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
+            f"Images are {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
             format_shell("-o", replace_suffix(out, ".png", "plot")),
         )
 
 
 def render_image(plot: Plot, out: Path) -> bytes:
-    """The content of a file of the kind that its name ends with."""
+    """Return the bytes of an image file, in the format of the suffix of `out`."""
     kind, data = out.suffix[1:].lower(), io.BytesIO()
-    # A picture says neither when nor by what it was made; a PNG has no such words.
+    # An SVG would contain its creation date; a PNG has no such metadata.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None
     with _use_style():
         make_figure(plot).savefig(data, dpi=_DPI, format=kind, metadata=metadata)
@@ -94,7 +94,7 @@ def render_image(plot: Plot, out: Path) -> bytes:
 
 
 def render_svg(chart: Chart) -> str:
-    """An element of a page, as wide as there is room for."""
+    """Return an <svg> element that scales to the width of its container."""
     text = render_image(chart, Path("chart.svg")).decode()
     text = text[text.index("<svg") :]
     return re.sub(r'<svg .*?(viewBox="[^"]*").*?>', r'<svg \1 role="img">', text, count=1)
@@ -103,7 +103,7 @@ def render_svg(chart: Chart) -> str:
 @contextlib.contextmanager
 def _use_style() -> Iterator[None]:
     check_available()
-    # It would log where it keeps its caches.
+    # matplotlib logs the location of its caches.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
@@ -112,8 +112,8 @@ def _use_style() -> Iterator[None]:
 
 
 def make_figure(plot: Plot) -> Figure:
-    """A chart or bars, or several of them in rows, in their order."""
-    # A Figure by itself needs no display and no global state.
+    """Draw a chart or bars, or several of them in rows."""
+    # A Figure made without pyplot needs no display and no global state.
     from matplotlib.figure import Figure
 
     panels = collect_panels(plot)
@@ -130,7 +130,7 @@ def make_figure(plot: Plot) -> Figure:
             _draw_lines(axes, part, panels.number_lines()[place], is_single=is_single)
         axes.set(xlabel=part.x_label, ylabel=part.y_label)
         axes.set_title(part.title, loc="left")
-        # Each panel says of itself what its lines are, also of one.
+        # A panel has a legend even for one line.
         labels = axes.get_legend_handles_labels()[1]
         if len(labels) > _MOST_LEGEND_LINES:
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
@@ -139,7 +139,7 @@ def make_figure(plot: Plot) -> Figure:
     if panels.title:
         figure.suptitle(panels.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
     if all_bars := [part for part in panels.parts if isinstance(part, Bars)]:
-        # Equal heights make cases comparable.
+        # Equal scales make the panels comparable.
         highest = max(np.nanmax([*bars.heights.flat, *bars.ideal]) for bars in all_bars)
         for axes in figure.axes:
             axes.set_ylim(0.0, 1.15 * highest)
@@ -151,13 +151,13 @@ def make_figure(plot: Plot) -> Figure:
 
 
 def _is_wide(part: Chart | Bars) -> bool:
-    """Whether it needs the whole width of a picture."""
+    """Return whether a panel needs the full width of the image."""
     labels = [line.label for line in part.series] if isinstance(part, Chart) else part.names
     return len(labels) > _MOST_LEGEND_LINES or max(map(len, labels)) > _MOST_PANEL_LETTERS
 
 
 def _escape_texts(figure: Figure) -> None:
-    """No font has control characters, and an SVG that holds them is not XML."""
+    """Escape control characters: fonts lack them, and an SVG with them is not valid XML."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -168,12 +168,12 @@ def _escape_texts(figure: Figure) -> None:
 
 
 def _escape_label(label: str) -> str:
-    """What begins with _ has no place in a legend of matplotlib's."""
+    """Prefix a label with a space if matplotlib would omit it from the legend (leading _)."""
     return f" {label}" if label.startswith("_") else label
 
 
 def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, is_single: bool) -> None:
-    """A single line differs from its dots; several lines differ from each other by number."""
+    """Draw the lines of a chart. `numbers` gives each line its colour and dash pattern."""
     from matplotlib.ticker import FuncFormatter
 
     for number, series in zip(numbers, chart.series, strict=True):
@@ -189,7 +189,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
     label, line_colour = _escape_label(series.label), colour
     if series.dots is not None:
         size, opacity = (5, 0.6) if is_single else (4, 0.3)
-        # Dots that are too few for a line have its name.
+        # If there are too few dots for a line, the dots have the label.
         name = "Episode" if is_single else None if len(series.x) else label
         axes.plot(
             *series.dots, linestyle="none", marker=".", markersize=size, markeredgewidth=0,
@@ -211,7 +211,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
 
 
 def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
-    """Each bar with its height above it, where there is room; each group with its ideal."""
+    """Draw bars with their heights above them, if there is room, and the ideal of each group."""
     places = np.arange(len(bars.groups))
     width, total = 0.8 / len(bars.names), across * bars.heights.size
     for number, name in enumerate(bars.names):
@@ -236,7 +236,7 @@ def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
 
 
 def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
-    """Draw the runs of a folder into a picture in it; an RlflameError without matplotlib."""
+    """Draw the runs of a folder as an image in it; raise PlotUnavailableError if impossible."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader, safetensors_file
 

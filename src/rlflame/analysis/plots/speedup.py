@@ -1,4 +1,4 @@
-"""How much faster more workers are: bars from a table of run times."""
+"""Makes bar charts of the speed-up by more workers from a table of run times."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rlflame.analysis.plots.chart import Bars, Panels
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: The names that the first and the second column may have.
+#: The accepted names of the first and of the second column.
 UNITS, SIDES = ("workers", "learners"), ("fleet", "backend", "recipe")
 _MOST_WORKERS = 1_000_000
-#: Seconds a step that can be measured and drawn.
+#: The accepted range of seconds per step.
 _LEAST_S, _MOST_S = 1e-30, 1e30
 
-#: By case, the seconds of each number of workers and fleet; a step, if steps are counted.
+#: By case, then by (workers, fleet): the seconds of each run, per step if the table has steps.
 RunTimes = dict[str, dict[tuple[int, str], list[float]]]
 
 
 def make_speedup_chart(table: Path) -> Bars | Panels:
-    """Bars of a CSV with the columns workers (or learners), fleet (or backend, or recipe), seconds
-    and, where they differ, steps.
+    """Make bars from a CSV with the columns workers (or learners), fleet (or backend, or recipe),
+    seconds, and optionally steps and case.
 
-    Rows with equal workers and fleet are repetitions; their median counts. One is the fastest of
-    the fleets with the fewest workers, so that no fleet is measured against its own overhead.
-    A column `case` separates pieces of work: each has its own one and its own plot.
+    Rows with equal workers and fleet are repetitions, of which the median is drawn. The baseline
+    (height 1) is the fastest fleet with the fewest workers, so that no fleet is compared with its
+    own overhead. Each case has its own baseline and its own panel.
     """
     unit, times = _read_run_times(table)
     fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))
@@ -46,7 +46,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 def _make_bars(
     title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """A row of bars for each fleet, also for one that this case was not measured on."""
+    """Return a row of bars for each fleet, even if this case was not measured on it."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])
@@ -63,7 +63,7 @@ def _make_bars(
 
 
 def _read_run_times(table: Path) -> tuple[str, RunTimes]:
-    """The name of the first column, and the times."""
+    """Return the name of the first column and the run times."""
     times: RunTimes = {}
     line, unit, side = 1, UNITS[0], SIDES[0]
     try:
@@ -81,19 +81,19 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
         raise CheckpointError(f"{table} cannot be read: {reason}.", "check the file") from error
     except (LookupError, TypeError, ValueError, csv.Error) as error:
         raise CheckpointError(
-            f"{table}, line {line} is no run.",
-            f"it needs the columns {unit} (1 to {_MOST_WORKERS:,}), {side} (a name) and "
+            f"{table}, line {line} is not a valid run.",
+            f"the columns are {unit} (1 to {_MOST_WORKERS:,}), {side} (a name) and "
             "seconds (above 0)",
         ) from error
     if not times:
-        raise CheckpointError(f"{table} has no rows.", "it needs one for each run")
+        raise CheckpointError(f"{table} has no rows.", "add a row for each run")
     return unit, times
 
 
 def _parse_row(row: Mapping[str, str], unit: str, side: str) -> tuple[str, tuple[int, str], float]:
-    """Case, workers with fleet, and seconds; raises any error where one of them is none."""
+    """Return the case, (workers, fleet) and seconds; raise an error if a cell is invalid."""
     if None in row or None in row.values():
-        raise ValueError("not a cell for each column")
+        raise ValueError("wrong number of cells")
     count, seconds, steps = int(row[unit]), float(row["seconds"]), float(row.get("steps", "1"))
     names = [row[name] for name in ("case", side) if name in row]
     if (

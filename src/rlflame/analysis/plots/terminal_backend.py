@@ -1,7 +1,7 @@
-"""A chart in characters, for terminals and for text files.
+"""Draws charts as text, for terminals and text files.
 
-Lines are drawn in Braille dots, two by four to a character. A letter every few columns tells which
-line it is, so that nothing hangs on colour; where the output has no Braille, letters draw it all.
+Lines are drawn in Braille characters of two by four dots. A letter every few columns identifies the
+line, so that no colour is needed. If the output cannot show Braille, lines are drawn in letters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlflame.analysis.plots.chart import (
 from rlflame.rollout.task import Float64
 from rlflame.terminal_text import escape_line
 
-#: Beyond these, and the letters of all languages, nothing is drawn.
+#: The characters that are drawn, apart from letters.
 SYMBOLS = "\u28ff└─┬│█┊"
 #: The bit of each dot in U+2800, by row and column.
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
@@ -36,7 +36,7 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Lines no wider than `width`, if that is 12 at least; `height` counts those of a plot."""
+    """Return text of at most `width` columns (12 or more) with `height` lines for each plot."""
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
     for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):
@@ -50,7 +50,7 @@ def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool 
 
 
 def _wrap(message: str, width: int, prefix: str = "", indent: str = "") -> str:
-    """The words in as many lines as it takes, all but the first further in."""
+    """Wrap a message to `width` columns; lines after the first are indented by `indent`."""
     room = max(1, width - len(prefix))
     lines = textwrap.wrap(
         escape_line(message), room, subsequent_indent=indent, break_on_hyphens=False
@@ -65,7 +65,7 @@ def _render_chart(
     upright = {
         tick: format_compact(tick)[:_WIDEST_LABEL] for tick in make_ticks(low, high, height // 3)
     }
-    # A wide plot has its axis where any other of its width has it; a narrow one needs the room.
+    # Wide plots have a fixed margin, so that their axes align; narrow ones need the room.
     margin = _WIDEST_LABEL if width >= _NARROW else max(map(len, upright.values()), default=0)
     columns = max(8, width - margin - 2)
     bar, corner, across, notch = "│└─┬" if braille else "|+-+"
@@ -113,7 +113,7 @@ def _draw_lines(
     shape: tuple[int, int],
     braille: bool,
 ) -> list[str]:
-    """The rows of the plot; the line that is drawn last in a character owns it."""
+    """Return the rows of the plot. A character shows the letter of the line drawn last in it."""
     bits, owner = np.zeros(shape, np.int64), np.full(shape, -1)
     for number, series in zip(numbers, chart.series, strict=True):
         across, down = _list_dots(series, bounds, shape)
@@ -124,7 +124,7 @@ def _draw_lines(
         number = int(owner[row, column])
         if number < 0:
             return " "
-        # Lines have their letters in different columns.
+        # Each line has its letters in other columns, so that no letter hides another.
         if not braille or (column - 4 * number) % _LETTER_EVERY == _FIRST_LETTER:
             return _format_letter(number)
         return chr(_BLANK + int(bits[row, column]))
@@ -136,7 +136,7 @@ def _draw_lines(
 def _list_dots(
     series: Series, bounds: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the dots of a line are, across and down; of one without points those of its dots."""
+    """Return the column and row of each Braille dot of a line, or of its dots if it has no line."""
     x_low, x_high, low, high = bounds
     x, y = series.dots if series.dots and not len(series.x) else (series.x, series.y)
     across = _scale(x, x_low, x_high, 2 * shape[1] - 1)
@@ -150,12 +150,12 @@ def _list_dots(
 
 
 def _scale(values: Float64 | float, low: float, high: float, last: int) -> np.ndarray:
-    """From [low, high] to whole numbers from 0 to last."""
+    """Scale values in [low, high] to integers from 0 to `last`."""
     return np.clip(np.rint((np.asarray(values) - low) / (high - low) * last), 0, last).astype(int)
 
 
 def _render_bars(bars: Bars, width: int, braille: bool) -> str:
-    """Each bar below its name and its height; the mark stands where the ideal ends."""
+    """Return each bar below its name and height, with a mark at the ideal height."""
     block, mark = ("█", "┊") if braille else ("#", ":")
     scale = (width - 3) / max(np.nanmax(bars.heights), bars.ideal.max())
     lines = [_wrap(bars.title, width), ""]

@@ -1,1 +1,1 @@
-"""Reports of runs as Markdown, HTML and JSON."""
+"""Reports of runs and benchmarks as Markdown, HTML and JSON."""

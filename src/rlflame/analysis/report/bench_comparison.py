@@ -1,4 +1,4 @@
-"""Results of benchmarks (`.json` files) side by side: medians, and the change in percent."""
+"""Compares benchmark results (`.json` files): medians, and the change in percent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflame.errors import CheckpointError, ConfigError
 from rlflame.statistics import Comparison, compare_medians
 from rlflame.storage.run_reader import Count
 
-#: Finite, and small enough to be averaged.
+#: Finite, and small enough that a mean does not overflow.
 _Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
 _COLUMNS = (
     ("measured", "name", ""),
@@ -29,15 +29,15 @@ _CHANGES = (("median before", "before", ""), ("improvement, %", "improvement", "
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One quantity, measured a number of times."""
+    """The repeated measurements of one quantity."""
 
     name: str
     better: Literal["higher", "lower"]
     values: Annotated[tuple[_Value, ...], Field(min_length=1)]
     unit: str = ""
-    #: What was done each time, where that is more than the name says: settings by name.
+    #: The settings that affect the timed work, by name.
     work: dict[str, Any] = field(default_factory=dict)
-    #: Tasks that went to a second worker, of each value; empty where nothing says it.
+    #: For each value, the number of tasks that were retried; empty if not recorded.
     retried: tuple[Count, ...] = ()
 
     @property
@@ -46,7 +46,7 @@ class Measurement:
 
 
 class BenchmarkResults(BaseModel):
-    """What a comparison reads of one file."""
+    """The part of a result file that a comparison reads."""
 
     measurements: Annotated[tuple[Measurement, ...], Field(min_length=1)]
     complete: Any = None
@@ -59,38 +59,38 @@ class BenchmarkResults(BaseModel):
     @model_validator(mode="after")
     def _check_measurements(self) -> Self:
         if len({m.name for m in self.measurements}) < len(self.measurements):
-            raise ValueError("one is there twice")
+            raise ValueError("names of measurements are not unique")
         if any(len(m.retried) not in (0, len(m.values)) for m in self.measurements):
-            raise ValueError("not a count of each value")
+            raise ValueError("retried needs one count for each value")
         return self
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What it ran on and with, by name."""
+        """The facts of the machine and the thread settings, by name."""
         return {**dict(flatten(self.machine)), **(self.threads or {})}
 
     @property
     def doubts(self) -> list[str]:
-        """Sentences with which it has to be read."""
+        """Sentences that warn of what makes the result unreliable."""
         retried = "; ".join(m.name for m in self.measurements if any(m.retried))
         sentences = {
             "was stopped before its end": self.complete is False,
             "was measured on a machine that was busy with other work": self.busy is True,
-            f"has tasks that were collected again, which takes longer: {retried}": retried,
+            f"has tasks that were retried, which takes longer: {retried}": retried,
         }
         return [f"{self.name} {sentence}." for sentence, holds in sentences.items() if holds]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A quantity and what it was; a gain is in percent, positive whichever way is better."""
+    """A quantity before and now. The change is in percent; positive means better."""
 
     current: Measurement
     baseline: Measurement
     verdict: Comparison
 
     def as_dict(self) -> dict[str, Any]:
-        """Of fewer repetitions than an interval takes, its ends are null."""
+        """Return the JSON facts; intervals are null if there are too few repetitions for one."""
         verdict = self.verdict
         unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
         return {
@@ -106,7 +106,7 @@ class Change:
 
 
 def read_results(path: Path) -> BenchmarkResults:
-    """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
+    """Read `{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
         text = regular_file.read_text(path, regular_file.RECORD_BYTES)
         results = BenchmarkResults.model_validate_json(text)
@@ -117,7 +117,7 @@ def read_results(path: Path) -> BenchmarkResults:
     except ValueError as error:
         raise CheckpointError(
             f"{path} holds no results of a benchmark.",
-            'it needs "measurements", each with its own name, unit, better (higher or lower) and '
+            'it needs "measurements", each with a unique name, unit, better (higher or lower) and '
             "values",
         ) from error
     return results.model_copy(update={"name": str(path)})
@@ -126,11 +126,11 @@ def read_results(path: Path) -> BenchmarkResults:
 def compare_measurements(
     current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
-    """Of what was measured on both sides, from theirs to ours; `margin` is a share."""
+    """Return the changes from `baseline` to `current`, by name; `margin` is a fraction."""
     by_name = {measurement.name: measurement for measurement in baseline}
     changes = [_make_change(m, by_name[m.name], margin) for m in current if m.name in by_name]
     if not changes:
-        raise ConfigError("Nothing was measured on both sides.", "compare the same benchmark")
+        raise ConfigError("The results share no measurement.", "compare the same benchmark")
     return changes
 
 
@@ -138,7 +138,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
     base_work, own_work = (
         {**side.work, "unit": side.unit, "better": side.better} for side in (baseline, measurement)
     )
-    # A setting that one of them had not yet may be as it was; `find_doubts` says so.
+    # A setting that only one side has is no error: `find_doubts` reports it.
     for name, value in base_work.items():
         if own_work.get(name, value) != value:
             raise ConfigError(
@@ -148,7 +148,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
             )
     if 0.0 in baseline.values:
         raise ConfigError(
-            f"{measurement.name} was 0 before, of which there are no percent.", "measure it again"
+            f"{measurement.name} was 0 before, so no change in percent exists.", "measure it again"
         )
     sign = 1.0 if measurement.better == "higher" else -1.0
     values, old_values = (sign * np.array(side.values) for side in (measurement, baseline))
@@ -162,7 +162,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
 
 
 def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
-    """What a comparison has to be read with."""
+    """Return sentences on what makes the comparison unreliable."""
     sentences = list(dict.fromkeys((*baseline.doubts, *current.doubts)))
     base_work, own_work = baseline.conditions, current.conditions
     unlike = [
@@ -171,7 +171,7 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
         if base_work.get(name) != own_work.get(name) and name != "memory_bytes"
     ]
     if unlike:
-        sentences.append(f"They were not measured alike: {'; '.join(unlike)}.")
+        sentences.append(f"The conditions differ: {'; '.join(unlike)}.")
     for results, counterpart in ((current, baseline), (baseline, current)):
         other_work = {other.name: other.work for other in counterpart.measurements}
         facts = [
@@ -184,7 +184,7 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
             ),
         ]
         if facts:
-            sentences.append(f"In {results.name} alone: {'; '.join(dict.fromkeys(facts))}.")
+            sentences.append(f"Only in {results.name}: {'; '.join(dict.fromkeys(facts))}.")
     return sentences
 
 
@@ -195,7 +195,7 @@ def _format_quantity(value: float) -> str:
 def make_section(
     results: BenchmarkResults, changes: Sequence[Change], doubts: Sequence[str]
 ) -> Section:
-    """What was measured and, where it was compared, the changes."""
+    """Return a table of the measurements, with their changes if there are any."""
     by_name = {change.current.name: change for change in changes}
     rows = []
     for m in results.measurements:
@@ -206,8 +206,8 @@ def make_section(
             row |= {"times": min(change.verdict.seeds), "improvement": change.verdict.difference}
         rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (
-        "An improvement is positive whichever way is better; its 95% interval is a bootstrap over "
-        "repetitions, from three on."
+        "A positive improvement means better. Its 95% interval is a bootstrap over repetitions and "
+        "needs at least three."
     )
     if not changes:
         return Section("Benchmark", (make_table(rows, _COLUMNS, 2), *doubts))

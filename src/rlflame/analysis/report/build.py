@@ -1,4 +1,4 @@
-"""A report of runs or of benchmark results: its numbers and blocks, and the evidence for claims."""
+"""Builds reports of runs or of benchmark results, and checks claims about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlflame.storage.run_reader import RunData
 
 CLAIMS = ("better", "equivalent", "not-worse")
 PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
-#: The numbers of an evaluation, and their names in the metrics.
+#: The numbers of an evaluation, and the names of their metrics.
 _METRICS = {
     "mean": curves.EVALUATION,
     "low": "eval_return_low",
@@ -44,13 +44,13 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Report:
-    """The report as blocks, the same as JSON, and what a comparison has shown."""
+    """A report as a document and as JSON facts, with the verdicts of a comparison."""
 
     document: Document
     facts: Facts
-    #: The verdict on everything that was compared, by name.
+    #: The verdict on each comparison, by name.
     verdicts: Mapping[str, Comparison] = field(default_factory=dict)
-    #: What the numbers of the verdicts are in.
+    #: The unit of the numbers in the verdicts.
     unit: str = ""
     notes: tuple[str, ...] = ()
 
@@ -64,23 +64,23 @@ class Report:
                     f"Not shown: {claim} in {name}. The {level}% interval of the difference is "
                     f"[{interval.low:,.4g}, {interval.high:,.4g}]{self.unit}, and the margin is "
                     f"±{verdict.margin:,.4g}{self.unit}.",
-                    f"{FEWEST_SEEDS} seeds or repetitions on each side, or more: they make "
-                    "intervals narrower",
+                    f"use at least {FEWEST_SEEDS} seeds or repetitions on each side; more of them "
+                    "make the intervals narrower",
                 )
 
 
 class UnsupportedClaimError(RlflameError):
-    """A claim that the numbers do not carry."""
+    """A claim that the measured numbers do not support."""
 
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
-    """`margin` is a share. Benchmark results are .json files, runs are folders."""
+    """Build a report of benchmark results (.json files) or of runs; `margin` is a fraction."""
     tables = [path for path in (*current, *baseline) if path.suffix == ".json"]
     if not tables:
         return _build_run_report(current, baseline, margin)
     if len(current) != 1 or len(baseline) > 1 or len(tables) != len(current) + len(baseline):
         raise ConfigError(
-            "Results of a benchmark are shown alone, or one beside one.",
+            "A report has one benchmark result, or two with --vs between them.",
             "rlflame report now.json --vs before.json",
         )
     return _build_bench_report(current[0], baseline, margin)
@@ -129,7 +129,7 @@ def _build_bench_report(
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Of each environment the curves over steps and, where it was recorded, over time."""
+    """Return curves of each environment over steps and, if it was recorded, over wall time."""
     charts = []
     for environment in dict.fromkeys(run.environment for run in runs):
         group = [run for run in runs if run.environment == environment]
@@ -139,31 +139,31 @@ def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
             try:
                 charts.append(curves.make_chart(group, axis, metric))
             except RlflameError:
-                continue  # a report without a curve is still a report
+                continue  # the report is useful without this curve
     return charts
 
 
 def _compare_environments(
     current: Sequence[RunData], baseline: Sequence[RunData], margin: float
 ) -> list[tuple[str, SeedComparison]]:
-    """Ours beside theirs by final evaluations, environment by environment."""
+    """Compare the final evaluations of both sides, environment by environment."""
     scores, baseline_scores = _read_scores(current), _read_scores(baseline)
     if scores.keys() != baseline_scores.keys():
         raise ConfigError(
-            f"The runs are of {', '.join(scores)}, and those behind --vs of "
+            f"The runs are of {', '.join(scores)}, but those after --vs are of "
             f"{', '.join(baseline_scores)}.",
-            "both sides need runs of the same environments",
+            "name runs of the same environments on both sides",
         )
     return [(name, compare(scores[name], baseline_scores[name], margin)) for name in scores]
 
 
 def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
-    """The final evaluations by environment."""
+    """Return the final scores of all seeds, by environment."""
     groups = group_runs(runs)
     if len({group.environment for group in groups}) < len(groups):
         raise ConfigError(
             f"The runs are of more than one recipe: {'; '.join(g.label for g in groups)}.",
-            "name the runs of one recipe on either side of --vs",
+            "name runs of one recipe on each side of --vs",
         )
     for run in runs:
         if run.evaluation is None:
@@ -179,7 +179,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
-    """`machine` and `cluster` are those of the first run; `runs` name theirs by number."""
+    """`machine` and `cluster` are those of the first run; each run has indices into the lists."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
     descriptions = []
@@ -213,7 +213,7 @@ def _describe_cluster(run: RunData, last: Facts) -> Facts:
 
 
 def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
-    """The facts of one run. Unmeasured times are None."""
+    """Return the facts of one run. Times that were not measured are None."""
     wall, cpu = run.compute_elapsed_s("wall_s"), None
     seconds = float(wall[1][-1]) if wall else None
     if not any(is_remote(str(entry.get("fleet"))) for entry in run.machines):
@@ -246,7 +246,7 @@ def _describe_final(run: RunData) -> Facts:
 
 
 def _find_best(run: RunData) -> Facts | None:
-    """The evaluation with the highest mean, final ones among them, until now."""
+    """Return the evaluation with the highest mean so far, the final one included."""
     evaluations = [
         {"steps": line["steps"], **{name: line.get(metric) for name, metric in _METRICS.items()}}
         for line in run.metrics
@@ -257,7 +257,7 @@ def _find_best(run: RunData) -> Facts | None:
 
 
 def _describe_group(group: RunGroup) -> Facts:
-    """Seeds together: the final ones once all are there, the best that there are until now."""
+    """Return statistics over seeds: `final` once all are finished, `best` of those evaluated."""
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     unfinished_count = len(group.runs) - len(finals)

@@ -1,4 +1,4 @@
-"""A report as blocks of plain words, written as Markdown that also reads as text, or as a page."""
+"""Defines documents of text, tables and charts, and renders them as Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflame.analysis.plots.chart import Chart
 from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.terminal_text import escape_controls, escape_line
 
-#: What begins code, HTML or the target of a link, and a backslash that would undo an escape.
+#: The start of code, HTML or a link target, and a backslash that would undo an escape.
 _MARKUP = re.compile(r"[`<]|(?<=\])[(\[:]|\\(?=[!-/:-@\[-`{-~])")
 _STYLE = """
 :root{color-scheme:light dark}
@@ -27,23 +27,23 @@ svg,pre{max-width:40em;overflow-x:auto}
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are to be read; all columns but the first `words` hold numbers."""
+    """A table of formatted cells. The first `words` columns hold text, the others numbers."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
 
 
-#: The head of a column, the name of a fact, and how it is formatted; or the name alone.
+#: The head of a column, the key of its values and their format; or the key alone.
 Column = str | tuple[str, str, str]
 
 
 def make_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], words: int = 1
 ) -> Table:
-    """A table of facts, whose first `words` columns are text.
+    """Make a table of facts whose first `words` columns are text.
 
-    `times` of a row is how often it was measured; too few have no interval.
+    A row's `times` is its number of measurements. If they are too few, no interval is shown.
     """
     triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
     cells = tuple(
@@ -57,9 +57,9 @@ def make_table(
 
 
 def format_value(value: Any, spec: str = "", times: int = FEWEST_SEEDS) -> str:
-    """A value by its format; an interval where there were enough `times`.
+    """Format a value; an Interval shows its ends only from FEWEST_SEEDS `times` on.
 
-    The format `ms` shows seconds as milliseconds, and one that ends in `x` a factor.
+    The format `ms` shows seconds as milliseconds. A format that ends in `x` shows a factor.
     """
     if value is None:
         return "-"
@@ -100,7 +100,7 @@ def to_markdown(document: Document, *, ascii_only: bool = False) -> str:
 
 
 def _escape_markup(text: str) -> str:
-    """The text in one line, without the markup that names may hold."""
+    """Return the text as one line, with Markdown markup escaped."""
     return _MARKUP.sub(r"\\\g<0>", escape_line(text))
 
 
@@ -109,15 +109,15 @@ def _render_markdown_block(block: Block, ascii_only: bool) -> list[str]:
         return _render_markdown_table(block)
     if isinstance(block, Chart):
         text = terminal_backend.render_text(block, 80, 14, braille=not ascii_only)
-        # Longer than any run of backticks in the text.
+        # The fence is longer than any run of backticks in the text.
         fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 0)
         return [fence, text, fence]
     return [_escape_markup(block)]
 
 
 def _render_markdown_table(table: Table) -> list[str]:
-    """Columns as wide as they need to be, so that the source is a table too."""
-    # Escaped before the widths are measured.
+    """Return the lines of a table whose columns are padded, so that the source is readable too."""
+    # Cells are escaped before the widths are measured.
     rows = [
         [escape_controls(_escape_markup(cell)).replace("|", "\\|") for cell in row]
         for row in (table.head, *table.rows)
@@ -160,7 +160,7 @@ def _render_html_row(tag: str, cells: Sequence[str], words: int) -> str:
 
 
 def _render_figure(chart: Chart) -> str:
-    """The curves; without matplotlib as a terminal shows them."""
+    """Render a chart as SVG, or as text if matplotlib is not installed."""
     try:
         return f"<figure>{matplotlib_backend.render_svg(chart)}</figure>"
     except matplotlib_backend.PlotUnavailableError:

@@ -1,4 +1,4 @@
-"""From the numbers of a report to its blocks."""
+"""Makes the sections of a report from its facts."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _make_reward_blocks(facts: Facts) -> list[Block]:
         for run in facts["runs"]
     ]
     return [
-        "Returns of the final policy without exploration; the interval is a stratified bootstrap "
-        f"over {FEWEST_SEEDS} seeds or more. P2 is the best mean over seeds that any evaluation in "
-        "training had, P4 the mean of the last 5% of these evaluations, each with its standard "
-        "deviation.",
+        "Returns of the final policy without exploration. The interval is a stratified bootstrap "
+        f"and needs at least {FEWEST_SEEDS} seeds. P2 is the highest mean over seeds of any "
+        "evaluation during training, P4 the mean of the last 5% of these evaluations, each with "
+        "its standard deviation.",
         make_table([*map(_make_group_row, facts["groups"])], _GROUPS, 2),
-        "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
-        "from all of a run's evaluations, and so is too good on average.",
+        "Each run, with 95% bootstrap intervals over episodes. The best is selected after the fact "
+        "from all evaluations of a run, so it is biased upwards.",
         make_table(runs, _RUNS),
     ]
 
@@ -104,7 +104,7 @@ def _make_interval(record: Facts | None) -> Interval | None:
 
 
 def _make_group_row(group: Facts) -> Facts:
-    """Of unfinished seeds, the best until now of those that have been evaluated at all."""
+    """Return a row of the table of groups; `best_iqm` is over the seeds evaluated so far."""
     seeds, final, best = len(group["runs"]), group["final"] or {}, group["best"]
     return {
         **group,
@@ -138,7 +138,7 @@ def _make_comparison_blocks(comparisons: Sequence[tuple[str, SeedComparison]]) -
         for name, result in comparisons
     ]
     return [
-        "Final evaluations of these runs minus those behind --vs; 95% bootstrap intervals. "
+        "Final evaluations of these runs minus those after --vs, with 95% bootstrap intervals. "
         "Better: the difference's 95% interval lies above 0. Equivalent: its 90% interval lies "
         "within the margin (two one-sided tests at 5%). Not worse: it lies above minus the margin.",
         make_table(rows, _COMPARISONS),
@@ -147,7 +147,7 @@ def _make_comparison_blocks(comparisons: Sequence[tuple[str, SeedComparison]]) -
 
 def format_verdict(result: SeedComparison) -> str:
     if not result.has_enough_seeds:
-        return f"fewer than {FEWEST_SEEDS} seeds show nothing"
+        return f"unknown with fewer than {FEWEST_SEEDS} seeds"
     words = [name.replace("_", " ") for name, holds in result.verdicts.items() if holds]
     return ", ".join(words) or ("worse" if result.difference.high < 0.0 else "undecided")
 
@@ -167,9 +167,9 @@ def _make_throughput_blocks(facts: Facts) -> list[Block]:
         for run in facts["runs"]
     ]
     return [
-        "Time counts evaluations and checkpoints during training, and not the final evaluation. "
-        "Collect is the time spent waiting for rollouts. Speeds of different machines, or beside "
-        "other work, are not to be compared.",
+        "Time includes evaluations and checkpoints during training, but not the final evaluation. "
+        "Collect is the time spent waiting for rollouts. Speeds on different machines, or on a "
+        "machine that was busy, are not comparable.",
         make_table(rows, _SPEEDS, 2),
     ]
 
@@ -184,7 +184,7 @@ def _format_fleet(cluster: Facts) -> str:
 
 
 def _make_machine_blocks(facts: Facts) -> list[Block]:
-    """The machines of drivers by number, and the executors by host."""
+    """Return a table of the machines of drivers, by number, and of executors, by host."""
     rows = [
         {**machine, **(machine.get("packages") or {}), "name": str(number)}
         for number, machine in enumerate(facts["machines"], 1)

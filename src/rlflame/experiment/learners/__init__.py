@@ -1,1 +1,1 @@
-"""The processes of several learners: started, watched and ended together."""
+"""Starts, monitors and stops the processes of a multi-learner run."""

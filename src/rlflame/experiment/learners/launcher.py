@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rlflame.experiment.learners.liveness import LearnerProcess, TcpRendezvous
 
 
-#: Until all learners have loaded Python and torch, and met.
+#: Covers the start of Python, the import of torch and the rendezvous of all learners.
 JOIN_TIMEOUT_S = 180.0
-#: How a learner ends that has lost the others.
+#: The exit code of a learner that has lost the others.
 LOST_EXIT_CODE = 70
 _GRACE_S = 3.0
 _POLL_S = 0.2
@@ -34,15 +34,16 @@ _POLL_S = 0.2
 def start_learners(
     runtime: RuntimeSettings, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """The learners that torchrun started, or this process alone.
+    """Join the learners that torchrun started and yield their group; without torchrun, the group
+    of this process alone.
 
-    `hint` returns what to do when a learner is lost.
+    `hint` returns the hint of the error that is raised when a learner is lost.
     """
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:
         raise ConfigError(
-            f"torchrun has started {learner_rank.size} processes for {runtime.learners} learners.",
-            "leave out --learners: every process is one",
+            f"torchrun started {learner_rank.size} processes, not {runtime.learners} learners.",
+            "remove --learners: every torchrun process is a learner",
         )
     group_context: AbstractContextManager[ProcessGroup] = nullcontext(SingleProcessGroup())
     if learner_rank is not None:
@@ -56,7 +57,7 @@ def start_learners(
 
 
 def release_learners() -> None:
-    """Release the learners that torchrun has started, where nothing is left to learn."""
+    """Release the learners that torchrun started when the run is already complete."""
     learner_rank = read_rank()
     if learner_rank is not None:
         with _join_torchrun(RuntimeSettings(), learner_rank, NullStop()):
@@ -68,7 +69,7 @@ def _join_torchrun(
     runtime: RuntimeSettings, learner_rank: LearnerRank, stop: StopRequest
 ) -> Iterator[ProcessGroup]:
     _stop_without_parent()
-    with abort_on_stop(stop):  # nothing has been learned
+    with abort_on_stop(stop):  # there is nothing to save yet
         from rlflame.experiment.learners.liveness import (  # loads torch
             await_learners,
             make_torchrun_rendezvous,
@@ -82,10 +83,10 @@ def _join_torchrun(
 
 
 def _stop_without_parent() -> None:
-    """Save and end when torchrun is killed.
+    """Save and stop when torchrun is killed.
 
-    Linux would send a signal for every thread that torchrun has, and a second signal means not to
-    save.
+    Uses polling: PR_SET_PDEATHSIG would send one signal for each thread of torchrun, and a second
+    signal stops a run without saving.
     """
     parent = os.getppid()
 
@@ -98,7 +99,7 @@ def _stop_without_parent() -> None:
 
 
 def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
-    """A stopped process does not see torchrun's signal, and torchrun waits for it."""
+    """Kill learners on this machine: torchrun would wait forever for a suspended process."""
     from rlflame.experiment.learners.liveness import LearnerProcess
 
     for learner in learners:
@@ -113,7 +114,7 @@ def _join_group(
     learner_rank: LearnerRank,
     rendezvous: TcpRendezvous,
 ) -> Iterator[ProcessGroup]:
-    """The group of all learners; its failures name the first learner that is late."""
+    """Join the group of all learners; its failures name the first learner that is late."""
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import format_timeout
@@ -128,7 +129,7 @@ def _join_group(
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]
             if error.is_hung:
-                # Torchrun ends this process when the others are gone: after the error is shown.
+                # At exit: torchrun ends this process with the others, so show the error first.
                 atexit.register(_kill_local_learners, learners)
             name = f"Learner {late_ranks[0]} of {learner_rank.size} (process {learners[0].pid})"
             reason = format_timeout(deadline_s) if error.is_hung else "has ended."

@@ -1,7 +1,7 @@
-"""Where learners meet, and how the first finds the one that hangs once an exchange has failed.
+"""Rendezvous of the learners, and the search for a hung learner after a failed exchange.
 
-Each has a thread that waits for the question on its own connection. A learner that waits for
-another one answers, and the number of its exchanges tells whether it is behind.
+In each learner a thread waits for the query of rank 0 on its own connection. It answers with the
+learner's number of exchanges, which shows whether that learner is behind the others.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _END = -1
 
 
 class TcpRendezvous(NamedTuple):
-    """A port that all learners know."""
+    """A TCP store at a host and port that all learners know."""
 
     host: str
     port: int
-    #: Tells the restarts of torchrun at one place apart.
+    #: Distinguishes torchrun restarts that use the same host and port.
     attempt: str = "0"
 
     def open_store(self, timeout_s: float) -> Store:
-        """A new connection: one that waits serves nothing else."""
+        """Open a new connection, since a connection that waits serves no other request."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
     def wait_for(self, key: str, store: Store) -> None:
-        """Return once the key is there; RuntimeError where it can never be set."""
+        """Return once the key is set; raise RuntimeError if the store is lost."""
         store.wait([key], _ENDLESS)
 
 
@@ -63,8 +63,8 @@ def await_learners(
     timeout_s: float,
     has_failed: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until all learners are there. What follows waits inside torch, which hears no signal and
-    also waits for a learner that a signal has ended."""
+    """Wait until all learners have arrived. Later waits happen inside torch, which handles no
+    signals and would also wait for a learner that a signal has ended."""
     try:
         store = PrefixStore(f"rlflame/{rendezvous.attempt}/there", rendezvous.open_store(timeout_s))
         store.set(str(rank), "")
@@ -72,25 +72,25 @@ def await_learners(
         deadline = time.monotonic() + timeout_s
         while not store.check(ranks):
             if has_failed():
-                raise LearnerFailure("A learner has ended before it could join.")
+                raise LearnerFailure("A learner ended before it could join.")
             if time.monotonic() > deadline:
                 missing = ", ".join(name for name in ranks if not store.check([name]))
                 absent_learner = "the first learner" if rank else f"learner {missing}"
                 raise LearnerFailure(
-                    f"{timeout_s:g} s were not enough for {absent_learner} to join."
+                    f"Timed out after {timeout_s:g} s waiting for {absent_learner} to join."
                 )
             time.sleep(_POLL_S)
         if rank == 0:
             store.set("all", "")
     except RuntimeError as error:
-        raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
+        raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
 
 @contextlib.contextmanager
 def join_group(
     learner_rank: LearnerRank, rendezvous: TcpRendezvous, deadline_s: float, timeout_s: float
 ) -> Iterator[tuple[TorchProcessGroup, LivenessMonitor]]:
-    """The group of all learners, and the monitor beside it."""
+    """Join the group of all learners; yield the group and its liveness monitor."""
     group = TorchProcessGroup(
         *learner_rank,
         deadline_s=deadline_s,
@@ -108,7 +108,7 @@ def join_group(
 
 
 class LearnerProcess(NamedTuple):
-    """A process that learns, and the machine or container where its id is valid."""
+    """A learner's process id, and the machine or container where the id is valid."""
 
     pid: int
     machine: str
@@ -116,13 +116,13 @@ class LearnerProcess(NamedTuple):
     @classmethod
     def from_current_process(cls) -> LearnerProcess:
         numbers = ""
-        with contextlib.suppress(OSError):  # containers may share a name, and each counts from 1
+        with contextlib.suppress(OSError):  # containers may share a host name and process ids
             numbers = os.readlink("/proc/self/ns/pid")
         return cls(os.getpid(), f"{platform.node()} {numbers}".strip())
 
 
 class LivenessMonitor:
-    """Asks the other learners, or answers; `exchanges` returns how many this one has made."""
+    """Sends or answers liveness queries; `exchanges` returns this learner's exchange count."""
 
     def __init__(
         self,
@@ -142,10 +142,10 @@ class LivenessMonitor:
             self._query_store = PrefixStore(attempt, rendezvous.open_store(timeout_s))
             self._store.set(f"who/{rank}", f"{process.pid} {process.machine}")
         except RuntimeError as error:
-            raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
+            raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
     def start_answering(self, on_answer: Callable[[], None]) -> None:
-        """Answer in a thread when the first learner asks."""
+        """Start a thread that answers the query of the first learner."""
 
         def listen() -> None:
             try:
@@ -158,7 +158,7 @@ class LivenessMonitor:
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Answer in advance that this learner ends: because of another one if it is healthy."""
+        """Answer in advance that this learner ends; it is healthy if another one failed first."""
         self._answer(self._exchanges() if healthy else _END)
 
     def _answer(self, exchanges: int) -> None:
@@ -166,7 +166,7 @@ class LivenessMonitor:
             self._store.set(f"well/{self._rank}", str(exchanges))
 
     def find_late_ranks(self, timeout_s: float) -> Sequence[int]:
-        """The ranks without an answer within the time; else those that are furthest behind."""
+        """Return the ranks that did not answer in time; if all did, those furthest behind."""
         answers: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         try:

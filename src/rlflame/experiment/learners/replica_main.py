@@ -1,4 +1,4 @@
-"""A learner that torchrun started and that is not the first: repeats every call of rank 0."""
+"""A process of `rlflame train` under torchrun with rank > 0, which follows rank 0 until it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GRACE_S = 1.0
 
 
 def run_replica(learner_rank: LearnerRank) -> None:
-    """Join the other learners and learn until the first one releases this one."""
+    """Join the other learners and learn until rank 0 releases this one."""
     from rlflame.experiment.learners.liveness import (
         await_learners,
         join_group,
@@ -32,23 +32,23 @@ def run_replica(learner_rank: LearnerRank) -> None:
 
     rendezvous = make_torchrun_rendezvous()
     if has_agent_store():
-        # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
+        # Before signals are ignored: until all have arrived, Ctrl-C must end each learner.
         await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The first learner decides when it is over: it lets an update finish, and saves.
+        # Rank 0 handles stop requests: it finishes the update and saves.
         signal.signal(number, signal.SIG_IGN)
     with join_group(learner_rank, rendezvous, JOIN_TIMEOUT_S, JOIN_TIMEOUT_S) as (group, monitor):
         monitor.start_answering(_exit_soon)
         try:
             learn(group)
         except BaseException as error:
-            # This learner ends because of another one, or by itself.
+            # A LearnerFailure means that another learner failed first.
             monitor.report_exit(healthy=isinstance(error, LearnerFailure))
             raise
 
 
 def learn(group: ProcessGroup) -> None:
-    """A learner of the recipe that rank 0 names, until it lets go."""
+    """Run a learner of the recipe that rank 0 sends, until rank 0 releases it."""
     from rlflame.config.recipe import LearningSettings
     from rlflame.learning.factory import count_blas_threads
     from rlflame.learning.parallel import process_group
@@ -68,7 +68,7 @@ def make_learner(
     compare_every: int,
     start: PolicyArrays | None = None,
 ) -> Algorithm[Any]:
-    """The algorithm of one learner of a group."""
+    """Make the algorithm of one learner of a group."""
     from rlflame.learning.factory import compute_fingerprint, make_algorithm, resolve_device
     from rlflame.learning.parallel.process_group import Shards, check_fingerprints
 
@@ -82,24 +82,24 @@ def make_learner(
 
 
 def run_under_torchrun(learner_rank: LearnerRank) -> int:
-    """This process's part where torchrun started it; its exit code."""
+    """Run this learner under torchrun; return its exit code."""
     try:
         run_replica(learner_rank)
     except LearnerFailure:
         return LOST_EXIT_CODE
     except LearningError:
-        return 1  # the first learner meets the same, and says it
+        return 1  # rank 0 gets the same error and reports it
     return 0
 
 
 def _exit_soon() -> None:
-    """End even where this learner's own thread hangs, which torchrun would wait for."""
+    """Exit even if the main thread hangs, because torchrun would wait for it."""
     time.sleep(_GRACE_S)
     _exit(LOST_EXIT_CODE)
 
 
 def _exit(code: int) -> None:
-    """End at once, without waiting for torch's threads."""
+    """Exit at once, without waiting for torch's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

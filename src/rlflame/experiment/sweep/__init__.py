@@ -1,1 +1,1 @@
-"""Several seeds as one job."""
+"""Sweeps: several seeds of one recipe as one job."""

@@ -1,7 +1,7 @@
-"""The process of one seed: trains it as a single run, and reports events and the end.
+"""The process of one seed, which trains it as a single run and reports to the sweep.
 
-After its order it receives STOP and the answers of a shared fleet. It sends EVENTs, then RESULT or
-FAILED, and its requests to such a fleet.
+It receives its order, then STOP and the answers of a shared fleet. It sends EVENTs, requests to
+the shared fleet, and finally RESULT or FAILURE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POLL_S = 1.0
 
 
 def main() -> None:
-    """`python -m rlflame.experiment.sweep.seed_main ANSWERS`, where ANSWERS is an open
+    """Run `python -m rlflame.experiment.sweep.seed_main ANSWERS`; ANSWERS is an open
     descriptor."""
     channel = ParentChannel.open()
     order = channel.receive_order()
@@ -50,13 +50,13 @@ def main() -> None:
 
 
 def _report_error(error: BaseException, folder: Path, channel: ParentChannel) -> None:
-    """Send what ended the seed; a bug with its traceback."""
+    """Send the error that ended the seed; a bug includes its traceback."""
     failure = from_exception(error)
     if isinstance(error, DamagedCheckpointsError):
         command = format_shell("rm", "-r", folder)
-        failure.hint = f"restore one from a copy, or begin the seed anew: {command}"
+        failure.hint = f"restore one from a copy, or start the seed again: {command}"
     elif isinstance(error, DiskError):
-        failure.hint = error.remedy  # the sweep is resumed, and not this seed
+        failure.hint = error.remedy  # the user resumes the sweep, not this seed
     elif failure.__cause__ is error:
         failure.detail = "".join(traceback.format_exception(error))
     channel.send(MessageKind.FAILURE, failure.as_dict())
@@ -87,7 +87,7 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
 def _open_fleet(
     order: Mapping[str, Any], config: RunConfig, counts: EventCounter, channel: ParentChannel
 ) -> Fleet:
-    """In this process, in worker processes where there are cores to spare, or the sweep's."""
+    """Open the sweep's fleet, local worker processes, or a fleet in this process."""
     if order["fleet"] is not None:
         client = FleetClient(channel, **order["fleet"])
         channel.start_listening(client.receive)
@@ -104,7 +104,7 @@ def _open_fleet(
 def _watch_env(
     read_position: Callable[[], TaskPosition | None], deadline_s: float, channel: ParentChannel
 ) -> None:
-    """An environment that never answers holds this thread for good: another ends the process."""
+    """Start a thread that ends the process when the environment hangs, which blocks this one."""
 
     def poll() -> None:
         previous, start_s = read_position(), time.monotonic()
@@ -118,7 +118,7 @@ def _watch_env(
                 error = EnvironmentFailure(
                     f"The environment did not answer within {deadline_s:g} s "
                     f"(slot {slot}, row {row}, seed {seed}, step {step}).",
-                    "if its steps really take that long: --set runtime.step_deadline_s=600",
+                    "if its steps take that long: --set runtime.step_deadline_s=600",
                 )
                 channel.send(MessageKind.FAILURE, error.as_dict())
                 exit_with_group()

@@ -1,4 +1,4 @@
-"""A sweep on disk: what its seeds run, where each of them stands, and their results together."""
+"""A sweep on disk: its recipe, the status of each seed, and the summary of the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlflame.storage.sweep_folder import SWEEP_FILE, SeedOutcome, SeedResult, Sw
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe and its seeds; the recipe's own seed is the first of them."""
+    """A recipe and its seeds; `learning.seed` of the recipe is the first seed."""
 
     config: RunConfig
     seeds: tuple[int, ...]
@@ -34,7 +34,7 @@ class Sweep:
     init_from: str | None = None
 
     def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
-        """The config of a lone run of this seed."""
+        """Return the config of a single run of this seed."""
         learning = self.config.learning.model_copy(update={"seed": seed})
         runtime = self.config.runtime.model_copy(
             update={"out": str(sweep_folder.get_seed_folder(folder, seed))}
@@ -42,19 +42,19 @@ class Sweep:
         return self.config.model_copy(update={"learning": learning, "runtime": runtime})
 
     def copy_with(self, **changes: Any) -> Sweep:
-        """The same seeds with other settings."""
+        """Return a sweep of the same seeds with changed settings."""
         return replace(self, config=self.config.model_copy(update=changes))
 
 
 @dataclass(frozen=True)
 class SeedStatus:
-    """Where one seed stands in its folder."""
+    """The status of one seed, read from its folder."""
 
     seed: int
     folder: Path
     is_started: bool = False
     is_finished: bool = False
-    #: Its newest checkpoint, with the end of the sweep; None where none can be read.
+    #: The newest checkpoint, with the end of the sweep; None if none can be read.
     checkpoint: Checkpoint | None = None
 
 
@@ -87,7 +87,7 @@ def read_sweep(folder: Path) -> Sweep:
         )
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{file} is not what a job of seeds is written as ({error}).", sweep_folder.RESTORE_HINT
+            f"{file} is not a valid sweep file ({error}).", sweep_folder.RESTORE_HINT
         ) from error
 
 
@@ -96,16 +96,16 @@ def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
 
 
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
-    """Where a seed stands; removes the folder of a process that died before its first checkpoint.
+    """Return the status of a seed; remove its folder if it died before its first checkpoint.
 
-    A damaged checkpoint is no error here: the process of the seed reports it.
+    A damaged checkpoint is no error here, because the process of the seed reports it.
     """
     path = sweep_folder.get_seed_folder(folder, seed)
     if not path.exists():
         return SeedStatus(seed, path)
     if not run_folder.has_checkpoint_files(path):
         if run_folder.is_locked(path):
-            # Another process works here, and has not come to its first checkpoint.
+            # Another process is training here and has not saved a checkpoint yet.
             return SeedStatus(seed, path, is_started=True)
         with run_folder.report_disk_errors(folder, format_command("resume", folder)):
             shutil.rmtree(path)
@@ -123,10 +123,10 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
 
 
 def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
-    """Refuse a sweep that a seed cannot continue, before any other does.
+    """Raise ConfigError before any seed starts if one of them cannot continue.
 
-    Its file names another recipe than the seed began with, or the seed has passed the end that the
-    user asks for, or cannot learn until there.
+    The sweep file has a different recipe from the seed's checkpoint, or the seed has passed the
+    end that the user asks for or cannot learn until then.
     """
     for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint
@@ -140,10 +140,9 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
             name, saved_value, value = difference
             saved_text = toml_io.format_value(saved_value)
             raise ConfigError(
-                f"Seed {status.seed} was begun with {name} = {saved_text}, and "
+                f"Seed {status.seed} was started with {name} = {saved_text}, but "
                 f"{folder / SWEEP_FILE} has {toml_io.format_value(value)}.",
-                f"write {saved_text} there again; another recipe is another job: rlflame train "
-                "--seeds",
+                f"restore {saved_text} in that file, or start a new sweep: rlflame train --seeds",
             )
         if steps is not None and not checkpoint.progress.reached:
             try:
@@ -151,12 +150,12 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
             except ConfigError as error:
                 is_passed = steps <= checkpoint.progress.steps
                 longer_command = _format_longer_command(folder, sweep, status.folder, steps)
-                hint = error.hint if is_passed else f"from the beginning: {longer_command}"
+                hint = error.hint if is_passed else f"start again: {longer_command}"
                 raise ConfigError(f"Seed {status.seed}: {error.message}", hint) from error
 
 
 def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, steps: int) -> str:
-    """The command that trains all seeds for so long, with schedules that are made for it."""
+    """Return the command that trains all seeds anew, with schedules that fit `steps`."""
     seeds = sweep_folder.format_seeds(sweep.seeds)
     options: list[object] = ["--config", seed_folder / "config.toml", "--seeds", seeds]
     options += ["--init-from", sweep.init_from] if sweep.init_from is not None else []
@@ -165,9 +164,9 @@ def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, steps:
 
 
 def open_sweep_folder(folder: Path) -> RunFolder:
-    """The folder of a sweep, locked for this process."""
+    """Open a sweep folder and lock it for this process."""
     if not sweep_folder.is_sweep(folder):
-        raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
+        raise CheckpointError(f"{folder} is not a sweep folder.", "rlflame runs lists them")
     run_folder.refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)
 

@@ -1,4 +1,4 @@
-"""Several seeds of one recipe, from a config or a folder to what they say together."""
+"""Trains or resumes several seeds of one recipe and summarises their results."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_se
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
-#: How long a resume waits for the seeds of a sweep that was killed.
+#: How long a resume waits for the seed processes of a killed sweep to end.
 _WAIT_S = 20.0
 _POLL_S = 0.2
 _GRACE_S = 5.0
-#: Each has a few descriptors, and a process often may have a thousand.
+#: Each process takes a few file descriptors, and the usual limit is 1024.
 _MAX_PROCESSES = 256
 
 
@@ -55,7 +55,7 @@ def train(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> SweepResult:
-    """Train a config with each of the seeds, in a new folder of run folders."""
+    """Train a config with each of the seeds, in a new sweep folder."""
     stop, show = stop or NullStop(), show or NullView()
     recipe = config.recipe.copy_with_horizon()
     recipe, env, _ = run_preflight(
@@ -82,7 +82,7 @@ def resume(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> SweepResult:
-    """Finish the seeds that are unfinished, or take all of them to so many steps."""
+    """Finish the unfinished seeds, or train all seeds up to `steps` steps."""
     stop, show = stop or NullStop(), show or NullView()
     run_folder = jobs.open_sweep_folder(folder)
     try:
@@ -113,10 +113,10 @@ def split_resources(
     available_bytes: float = float("inf"),
     split: bool = True,
 ) -> SweepResources:
-    """How many seeds run at once, and on how many workers each.
+    """Choose how many seeds run at once and how many workers each seed gets.
 
-    One process for each core uses a machine best: nothing waits for anything. Where there are
-    fewer seeds than cores, each gets workers from the cores that are left, if `split` allows.
+    One process per core uses a machine best, because the processes never wait for each other. If
+    there are fewer seeds than cores, the other cores run workers for the seeds if `split` is true.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
     limit = min(seeds, max(1, cores // threads))
@@ -127,7 +127,7 @@ def split_resources(
 
 
 def _await_processes(folder: Path, sweep: Sweep) -> None:
-    """The seeds of a sweep that was killed notice it a moment later."""
+    """Wait for the seed processes of a killed sweep, which notice its end a moment later."""
     deadline = time.monotonic() + _WAIT_S
     for seed in sweep.seeds:
         path = get_seed_folder(folder, seed)
@@ -136,7 +136,7 @@ def _await_processes(folder: Path, sweep: Sweep) -> None:
 
 
 def _open_shared_fleet(sweep: Sweep, show: RunView) -> AbstractContextManager[Fleet | None]:
-    """The cluster, which all seeds use; None where each seed has its own processes."""
+    """Open the cluster that all seeds share; None if each seed has its own processes."""
     runtime = sweep.config.runtime
     if not factory.is_remote(factory.resolve_fleet_kind(runtime)):
         return nullcontext()
@@ -169,7 +169,7 @@ def _run_seeds(
     )
     if resources.memory_bound:
         show.show_note(
-            f"Memory is enough for {resources.concurrent_seeds} seeds at a time; the others wait."
+            f"Memory suffices for {resources.concurrent_seeds} seeds at a time; the others wait."
         )
     orders = {
         status.seed: _make_order(sweep, status, folder.path, resources, fleet)
@@ -186,12 +186,12 @@ def _split_resources(
     sweep: Sweep, seeds: int, summary: RecipeSummary, fleet: Fleet | None
 ) -> SweepResources:
     runtime, learning = sweep.config.runtime, sweep.config.learning
-    # The two lanes of a numpy update wait for each other without spinning: one core will do.
+    # The two threads of a numpy update wait for each other without spinning: one core is enough.
     is_numpy = learning.provider == "numpy"
     threads = count_blas_threads(learning) if is_numpy else learning.threads
     return split_resources(
         seeds,
-        # Seeds that share a fleet mostly wait for it, so there may be more of them than cores.
+        # Seeds that share a fleet mostly wait for it, so they may outnumber the cores.
         cores=seeds if fleet is not None else runtime.workers or machine.count_usable_cores(),
         threads=1 if fleet is not None else threads,
         replay_bytes=summary.replay.nbytes if summary.replay is not None else 0,
@@ -203,7 +203,7 @@ def _split_resources(
 def _make_order(
     sweep: Sweep, status: SeedStatus, folder: Path, resources: SweepResources, fleet: Fleet | None
 ) -> dict[str, Any]:
-    """The first message to the process of a seed."""
+    """Make the first message to the process of a seed."""
     recipe = status.checkpoint.recipe if status.checkpoint is not None else sweep.config
     return {
         "config": sweep.make_seed_config(status.seed, folder).model_dump(mode="json"),
@@ -221,7 +221,7 @@ def _make_order(
 def _make_result(
     folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome], *, has_trained: bool = True
 ) -> SweepResult:
-    """The summary of the seeds, which is also written beside them."""
+    """Summarise the seeds, and write the summary into the sweep folder."""
     summary = jobs.summarise_sweep(folder, sweep, outcomes)
     with report_disk_errors(folder, format_command("resume", folder)):
         safetensors_file.write_atomically(folder / "seeds.csv", summary.as_csv().encode())
@@ -242,7 +242,7 @@ class _SeedProcess:
     stop_sent: bool = False
 
     def close(self, grace_s: float = 0.0) -> int:
-        """End the process, and return its exit code."""
+        """End the process and return its exit code."""
         if self.fleet_server is not None:
             self.fleet_server.close()
         return self.process.terminate(grace_s=grace_s)
@@ -250,10 +250,10 @@ class _SeedProcess:
 
 @dataclass(eq=False)
 class SeedProcesses:
-    """Runs a process for each seed, which gets its order first; `fleet` is shared by all.
+    """Runs one process per seed; all processes share `fleet`.
 
-    Each process leads its own session, so that Ctrl-C reaches the sweep alone, which asks them to
-    save. Each ends when the sweep's pipe closes, however the sweep ends.
+    Each process leads its own session, so that Ctrl-C reaches only the sweep, which asks the
+    processes to save. Each process ends when the sweep's pipe closes, however the sweep ends.
     """
 
     orders: Mapping[int, dict[str, Any]]
@@ -269,7 +269,7 @@ class SeedProcesses:
         self._wake_pipe = WakePipe()
 
     def run(self, at_once: int) -> dict[int, SeedOutcome]:
-        """Until all have ended; those that a stop kept from beginning are absent."""
+        """Run all seeds and return their outcomes, without seeds that a stop kept from starting."""
         outcomes: dict[int, SeedOutcome] = {}
         try:
             while self._processes or (self._waiting and not self.stop.is_requested):
@@ -313,7 +313,7 @@ class SeedProcesses:
                 seed_process.process.channel.send(MessageKind.STOP)
 
     def _receive(self, seed_process: _SeedProcess) -> bool:
-        """Handle the messages of a process; False once it has ended."""
+        """Handle the messages of a process; return False once it has ended."""
         try:
             for message in seed_process.process.channel.receive_all():
                 self._handle_message(seed_process, message.kind, message.value)
@@ -338,7 +338,7 @@ class SeedProcesses:
         elif kind is MessageKind.RESULT:
             seed_process.outcome = SeedOutcome("finished" if value["complete"] else "stopped")
         elif kind is MessageKind.FAILURE:
-            # An end that was asked for before anything had begun is no failure.
+            # A process that was stopped before training began has not failed.
             is_stop = seed_process.stop_sent and value["exit_code"] > 128
             seed_process.outcome = (
                 SeedOutcome("stopped") if is_stop else SeedOutcome("failed", make_error(value))

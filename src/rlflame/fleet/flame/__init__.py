@@ -1,1 +1,1 @@
-"""A Flame cluster as a fleet: tasks run on executors that come and go."""
+"""A fleet on a Flame cluster, whose executors come and go."""

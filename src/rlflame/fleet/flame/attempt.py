@@ -1,7 +1,7 @@
-"""Attempts at jobs: each is one task of the cluster, from its creation to the answers.
+"""Attempts at jobs: each is one task on the cluster, from its creation to its answers.
 
-No wait is unbounded: where a watch falls silent the task is polled, and a session manager that is
-away is waited for up to `reconnect_s`.
+Every wait is bounded: if a watch falls silent, the task is polled, and calls to a session manager
+that does not answer are retried for up to `reconnect_s`.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from .session_starter import SessionStarter
 from .timed_call import format_error
 
 T = TypeVar("T")
-#: An input larger than this travels through the cache; the session manager refuses 4 MiB.
+#: A larger input is sent through the cache: the session manager refuses 4 MiB.
 INLINE_BYTES = 3 << 20
 _POLL_INTERVAL_S = 0.5
 _ABANDONED_INTERVAL_S = 10.0
 
 
 class ClusterUnreachableError(FleetError):
-    """The session manager or the cache did not come back in time: no attempt can be made."""
+    """The session, the session manager or the cache is gone, so no attempt can be made."""
 
 
 class AttemptTimeout(FleetError):
-    """An executor has the task, and has not answered within the deadline."""
+    """An executor took the task and did not answer within the deadline."""
 
 
 @dataclass(eq=False)
 class Attempt:
-    """One task on the cluster, made for one job or for several short ones."""
+    """One task on the cluster, for one job or for several short ones."""
 
     jobs: list[FleetJob]
     created_at: float
     running_at: float | None = None
     #: When the monitor last polled it.
     polled_at: float = 0.0
-    #: The cluster's name for it, once it is created.
+    #: The cluster's ID of the task, once it is created.
     task: str = ""
     #: flamepy's iterator over the task's changes, while there is one.
     watch: Any = None
-    #: Where its weights were when it was sent.
+    #: The location of the weights when the task was sent.
     weights: Reference | None = None
     speculative: bool = False
     has_failed: bool = False
@@ -70,14 +70,14 @@ class Attempt:
         return not all(job.is_over for job in self.jobs)
 
     def close_watch(self) -> None:
-        """Its reader then sees an error, and polls instead."""
+        """End the watch; its reader then sees an error, and polls instead."""
         stream = getattr(self.watch, "_stream", None)
         if stream is not None:
             stream.cancel()
 
 
 class JobBoard:
-    """Callers hold `lock` while they read or change `jobs` or `attempts`."""
+    """The jobs and attempts of a fleet. Callers hold `lock` to read or change either."""
 
     def __init__(self, observer: Observer) -> None:
         self.lock = threading.Condition()
@@ -86,7 +86,7 @@ class JobBoard:
         self.closing = threading.Event()
         self.final_error: RlflameError | None = None
         self._observer = observer
-        # Reentrant: an observer may ask the fleet for something that causes news in turn.
+        # Reentrant: an observer may call the fleet, which can cause further events.
         self._notify_lock = threading.RLock()
 
     def cancel(self, jobs: Sequence[FleetJob]) -> None:
@@ -95,7 +95,7 @@ class JobBoard:
         self.deliver()
 
     def fail_all(self, error: RlflameError) -> None:
-        """End every job with this error, those that are added later too."""
+        """End every job with this error, including jobs that are added later."""
         with self.lock:
             self.final_error = self.final_error or error
             running = [job for attempt in self.attempts for job in attempt.jobs]
@@ -103,32 +103,32 @@ class JobBoard:
         self.deliver()
 
     def deliver(self, *events: FleetEvent) -> None:
-        """Hand over outcomes and news, one thread at a time and without the lock."""
+        """Deliver outcomes and events, one thread at a time and without the lock."""
         with self._notify_lock:
             try:
                 self.jobs.deliver_news(self.lock, self._observer)
                 for event in events:
                     self._observer(event)
-            except Exception as error:  # a consumer would wait for ever
+            except Exception as error:  # otherwise a consumer would wait forever
                 self._observer = ignore_event
-                message = f"Telling what happens failed: {error!r}."
+                message = f"An observer of the fleet failed: {error!r}."
                 self.fail_all(FleetError(message, "", traceback.format_exc()))
 
 
 @dataclass
 class AttemptRunner:
-    """Carries attempts through."""
+    """Sends attempts to the cluster and waits for their answers."""
 
     client: FlameClient
     starter: SessionStarter
     policies: PolicyStore
     board: JobBoard
     runtime: RuntimeSettings
-    #: Tasks that go on although no job waits for them, and when each is polled again.
+    #: Tasks that still run although no job waits for them, and when each is polled again.
     leftover_tasks: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
 
     def run(self, attempt: Attempt) -> dict[str, Any]:
-        """The worker and its answers; raises if the cluster failed the attempt."""
+        """Return the worker and its answers; raises if the attempt failed on the cluster."""
         session, policy = self.starter.wait().session, attempt.jobs[0].task.policy_id
         delete = self.policies.deleter.delete
         weights = attempt.weights = self.policies.find_reference(policy)
@@ -142,7 +142,7 @@ class AttemptRunner:
         request = make_request("run", payload, policy, weights.endpoint, weights.key)
         try:
             attempt.task = self._call_persistently(self.client.create_task, session, request)
-            attempt.created_at = time.monotonic()  # until then it could not stand still
+            attempt.created_at = time.monotonic()  # before this, it could not stall
             status = self._wait_for_end(session, attempt)
         finally:
             if large_input is not None:
@@ -152,11 +152,11 @@ class AttemptRunner:
         delete(reference.key)
         reply: dict[str, Any] = wire.decode(answer)
         if len(reply["answers"]) != len(attempt.jobs):
-            raise FleetError("its worker did not answer all that it was asked")
+            raise FleetError("its worker did not answer all its tasks")
         return reply
 
     def _wait_for_end(self, session: Any, attempt: Attempt) -> TaskStatus:
-        """The task's end: watched, and polled wherever the watch falls silent."""
+        """Watch the task until it ends; poll it whenever the watch falls silent."""
         while True:
             with contextlib.suppress(Exception):  # a watch may break at any moment
                 attempt.watch = session.watch_task(attempt.task)
@@ -195,7 +195,7 @@ class AttemptRunner:
                 self.leftover_tasks.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
-        """Learn whether it runs: a watch that is opened late is not told of earlier changes."""
+        """Check whether the task runs: a watch that is opened late misses earlier changes."""
         with contextlib.suppress(Exception):
             session = self.starter.wait().session
             self._handle_status(attempt, self.client.get_task_status(session, attempt.task))
@@ -210,23 +210,23 @@ class AttemptRunner:
             self.board.deliver()
 
     def _call_persistently(self, call: Callable[..., T], *arguments: Any) -> T:
-        """The call's result, tried again while the session manager is away."""
+        """Make a call, and retry it while the session manager does not answer."""
         deadline, pause_s = time.monotonic() + self.runtime.flame.reconnect_s, 0.1
         closed_count = 0
         while True:
             try:
                 return call(*arguments)
             except Exception as error:
-                # A session manager that is just back may not know all sessions yet: ask twice.
+                # A restarted session manager may not know all sessions yet: ask twice.
                 closed_count = closed_count + 1 if pause_s > 1.0 and self._is_session_over() else 0
                 if closed_count > 1 and not self.board.closing.is_set():
                     raise ClusterUnreachableError(
-                        "The cluster knows this run's session no more, or as closed.",
-                        "rlflame resume opens another",
+                        "This run's session is closed or no longer known to the cluster.",
+                        "rlflame resume opens a new one",
                     ) from error
                 if time.monotonic() > deadline or self.board.closing.is_set():
                     raise ClusterUnreachableError(
-                        "The session manager has been away for "
+                        "The session manager has not answered for "
                         f"{self.runtime.flame.reconnect_s:g} s: {format_error(error)}.",
                         "rlflame cluster-check, then rlflame resume",
                     ) from error

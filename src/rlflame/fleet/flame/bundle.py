@@ -1,8 +1,8 @@
-"""What is shipped to a cluster: kilobytes of source, calls, and the names of packages to install.
+"""Builds the data sent to a cluster: source code, calls, and a package of dependencies.
 
-Code goes by value, so that a prepared executor installs nothing. The package that other executors
-install holds nothing but its dependencies, pinned to the versions of this machine. Flame takes
-pickles; no answer is ever loaded as one.
+Source code is sent by value, so a prepared executor installs nothing. The package that other
+executors install contains only dependencies, pinned to the versions of this machine. Flame
+requires pickles for requests; answers are never unpickled.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _SUPERVISOR = "rlflame.fleet.flame.service_supervisor"
 class Loader:
     """Unpacks the modules of a worker; Flame instantiates it once per executor.
 
-    Sent as text, so nothing of it may need a name of this module. The subclass that is sent holds
-    the archive of modules and the settings of the service.
+    The class is sent as text, so it must not use names of this module. The subclass that is sent
+    holds the archive of modules and the settings of the service.
     """
 
     archive = b""
@@ -69,9 +69,9 @@ class Loader:
         self._service: Any = None
 
     def greet(self, wait_s: float = 0.0) -> Any:
-        """What this executor has installed, as bytes of JSON; needs no package but flamepy.
+        """Describe this executor and its packages as JSON; requires only flamepy.
 
-        If many executors are asked, each waits a moment, so that none answers for another.
+        `wait_s` keeps the executor busy, so that each of several executors takes a call.
         """
         import json
         import os
@@ -84,17 +84,17 @@ class Loader:
         return self._make_array(json.dumps({**describe_host(), **place}).encode())
 
     def ping(self) -> Any:
-        """No bytes, to see how long that takes."""
+        """Return no bytes, to measure the round trip."""
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
-        """As `object_cache.make_array`, whose module needs numpy."""
+        """Like `object_cache.make_array`, but without numpy, which that module needs."""
         import pyarrow as pa
 
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """The bytes of tasks and where their weights lie, for the bytes of the answers."""
+        """Run encoded tasks with the weights at `endpoint` and `key`; return encoded answers."""
         if self._service is None:
             from rlflame.fleet.flame.service import Service
 
@@ -103,16 +103,15 @@ class Loader:
 
 
 def make_loader_text() -> str:
-    """The class that executors load as text, which every Python reads.
+    """Return `Loader` as source code, which every Python version can load.
 
-    Bytecode of another version would crash the worker process, and with it wedge its executor.
+    Bytecode of another version would crash the worker process and block its executor.
     """
     return f"from __future__ import annotations\n\n{inspect.getsource(Loader)}"
 
 
 def make_archive(env_file: str | None = None) -> bytes:
-    """A zip of the modules a worker needs, and of the user's environment file: equal content,
-    equal bytes."""
+    """Return a reproducible zip of a worker's modules and the user's environment file."""
     package = Path(rlflame.__file__).absolute().parent
     paths = [*(package / file for file in _FILES), *(package / "rollout").rglob("*.py")]
     files = {path.relative_to(package.parent).as_posix(): _read(path) for path in paths}
@@ -126,7 +125,7 @@ def make_archive(env_file: str | None = None) -> bytes:
 
 
 def make_request(method: str, *arguments: Any) -> bytes:
-    """A call of a method of the object that executors hold, in flamepy's encoding."""
+    """Encode a call of a method of `Loader` for flamepy."""
     import cloudpickle
     from flamepy.runner.types import RunnerRequest
 
@@ -135,7 +134,7 @@ def make_request(method: str, *arguments: Any) -> bytes:
 
 
 def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
-    """The object that a session's executors load, in flamepy's encoding."""
+    """Encode the object that a session's executors load for flamepy."""
     import cloudpickle
     from flamepy.runner.types import RunnerContext
 
@@ -157,10 +156,10 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
 
 
 def add_supervisor(arguments: list[str]) -> list[str]:
-    """The template's command line with our service in the place of flamepy's."""
+    """Return the template's arguments with rlflame's supervisor in place of flamepy's service."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
         return [*arguments[:-2], "-c", inspect.getsource(import_module(_SUPERVISOR))]
-    return arguments  # a template of the user's: its command line stays
+    return arguments  # a custom template keeps its command line
 
 
 def _read(path: str | Path) -> bytes:
@@ -173,7 +172,7 @@ def _read(path: str | Path) -> bytes:
 
 
 def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
-    """The packages that a worker installs: those of environments, and the user's."""
+    """Return the requirements that a worker installs: environments' packages and `extra`."""
     requirements = []
     for package, requirement in PIN_REQUIREMENTS.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -182,7 +181,7 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
 
 
 def make_package(name: str, requirements: Sequence[str]) -> bytes:
-    """A source package of dependencies alone, which builds without a download."""
+    """Return a source package that only has dependencies and builds without a download."""
     files = {
         "pyproject.toml": f"""[build-system]
 requires = []
@@ -205,8 +204,8 @@ dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
     return buffer.getvalue()
 
 
-#: A build backend (PEP 517) that needs no other package, so that an executor needs no index for it.
-_BACKEND = '''"""Builds a wheel that holds nothing and asks for the dependencies."""
+#: A PEP 517 build backend without dependencies, so that building it needs no package index.
+_BACKEND = '''"""Builds an empty wheel that requires the dependencies."""
 import os
 import zipfile
 

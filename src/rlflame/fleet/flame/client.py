@@ -1,4 +1,4 @@
-"""Finds, opens and calls the configured Flame cluster. Every call ends in bounded time."""
+"""Finds, opens and calls the configured Flame cluster. Every call has a timeout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPEN = 0
 EXECUTOR_STATES = (
     "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
 )  # fmt: skip
-#: Session events that say why no executor comes: a failed attempt, and the last of them.
+#: Session events: an executor failed to start, and Flame stopped starting executors.
 BIND_FAILED, SESSION_PAUSED = 1001, 1002
 
 
@@ -56,7 +56,7 @@ class TaskStatus:
 
 
 class FlameClient:
-    """A connection. Every call either returns or raises a FleetError in bounded time."""
+    """A connection to the cluster. Every call returns or raises a FleetError in bounded time."""
 
     def __init__(self) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -85,14 +85,14 @@ class FlameClient:
         self.meter = TrafficMeter()
 
     def open(self) -> FlameClient:
-        """Check both servers and connect; raises FlameConnectError with what to type."""
+        """Check both servers and connect; raises FlameConnectError with suggested fixes."""
         self.check_port(MANAGER, self.endpoint)
         self.check_port(CACHE, self.cache_endpoint)
         self.connect()
         return self
 
     def check_port(self, server: FlameServer, endpoint: str) -> None:
-        """Find out fast whether anything listens at all."""
+        """Check quickly whether anything listens at the address."""
 
         def open_socket() -> None:
             address = urlsplit(endpoint)
@@ -106,12 +106,12 @@ class FlameClient:
             raise FlameConnectError(
                 server,
                 endpoint,
-                f"Nobody answers at {endpoint}, the {server.role} ({reason}).",
+                f"The {server.role} does not answer at {endpoint} ({reason}).",
                 f"start it; on this machine: {START}",
             ) from error
 
     def connect(self) -> float:
-        """Connect to the session manager; returns how many seconds its first answer took."""
+        """Connect to the session manager; returns the time of its first answer in seconds."""
         import flamepy
 
         self.check_port(MANAGER, self.endpoint)
@@ -119,12 +119,12 @@ class FlameClient:
             connection = self._connection = call_with_timeout(
                 lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
             )
-            # flamepy sets no deadlines, and a thread to watch each of these calls would cost
+            # flamepy sets no deadlines. For these calls, a thread with a timeout would cost
             # more than the call.
             for name in ("CreateTask", "GetTask"):
                 call = getattr(connection._frontend, name)
                 setattr(connection._frontend, name, partial(call, timeout=CALL_S))
-            # A connection is made with any HTTP/2 server; only an answer tells.
+            # Any HTTP/2 server accepts the connection; only a session manager answers.
             started_at = time.perf_counter()
             call_with_timeout(connection.list_nodes, _CONNECT_S, "list nodes")
         except ClusterCallError as error:
@@ -132,8 +132,8 @@ class FlameClient:
             raise FlameConnectError(
                 MANAGER,
                 self.endpoint,
-                f"Something listens at {self.endpoint}, but does not answer as a session manager.",
-                f"{TLS_FIX}; clients' port is 8080, not 8081; if it hangs, restart it",
+                f"The server at {self.endpoint} does not answer as a session manager.",
+                f"{TLS_FIX}; the port for clients is 8080, not 8081; if it hangs, restart it",
                 error.message,
             ) from error
         return time.perf_counter() - started_at
@@ -163,15 +163,15 @@ class FlameClient:
         url: str | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        """An application like the template, with the package at `url` to install or without."""
+        """Register a copy of the template, which installs the package at `url` if there is one."""
         from flamepy.core.types import ApplicationAttributes
 
         template = runtime.flame.template or self.template
         model = self.call("get_application", template)
         if model is None:
             raise FleetUnreachableError(
-                f"The cluster has no application {template} to model ours on.",
-                "rlflame cluster-check; a session manager registers it when it starts",
+                f"The cluster has no application {template}, the template for runs.",
+                "rlflame cluster-check; the session manager registers it when it starts",
             )
         fields = ("image", "command", "labels", "max_instances", "schema", "installer")
         attributes = ApplicationAttributes(
@@ -187,7 +187,7 @@ class FlameClient:
     def open_session(
         self, session_id: str, application: str, context: Reference, runtime: RuntimeSettings
     ) -> Any:
-        """A session whose executors load the object behind `context`."""
+        """Open a session whose executors load the object at `context`."""
         from flamepy.core.types import ResourceRequirement, SessionAttributes
 
         resources = None
@@ -206,7 +206,7 @@ class FlameClient:
         return self.call("open_session", session_id, attributes)
 
     def create_task(self, session: Any, payload: bytes) -> str:
-        """Bounded by gRPC's deadline alone: the main thread calls `send_request` instead."""
+        """Create a task. Only gRPC's deadline applies: the main thread uses `send_request`."""
         self.meter.count_sent(len(payload))
         try:
             return str(session.create_task(payload).id)
@@ -214,18 +214,18 @@ class FlameClient:
             raise make_call_error(error, "create task") from error
 
     def get_task_status(self, session: Any, task: str) -> TaskStatus:
-        """The state of the task, with the text of its failure; bounded by gRPC's deadline."""
+        """Return the state of a task and its error message. Only gRPC's deadline applies."""
         try:
             task_state = session.get_task(task)
-        except ValueError:  # flamepy has no word for Cancelled
+        except ValueError:  # flamepy does not know the state Cancelled
             return TaskStatus(CANCELLED)
         except Exception as error:
             raise make_call_error(error, "get task") from error
         texts = [event.message for event in task_state.events if event.code == FAILED]
         return TaskStatus(int(task_state.state), task_state.output, texts[-1] if texts else "")
 
-    # In another thread, because Ctrl-C in the middle of a call of gRPC may leave its channel
-    # without answers, and then nothing that was opened could be closed.
+    # These calls run in another thread: Ctrl-C during a gRPC call can leave its channel without
+    # answers, and then the session could not be closed.
 
     def send_request(self, session: Any, method: str, *arguments: Any) -> str:
         payload = make_request(method, *arguments)
@@ -235,16 +235,16 @@ class FlameClient:
         return call_with_timeout(lambda: self.get_task_status(session, task), CALL_S, "get task")
 
     def fetch_result(self, session: Any, status: TaskStatus) -> tuple[Reference, memoryview]:
-        """A task's result, from the configured cache only."""
+        """Fetch a task's result, from the configured cache only."""
         if status.state != SUCCEED or status.output is None:
-            raise FleetError(status.message or "its executor failed without a word")
+            raise FleetError(status.message or "its executor failed without a message")
         reference = object_cache.parse_reference(status.output, session)
         try:
             return reference, object_cache.get(reference.key)
         except KeyError as error:
             raise FleetError(
                 f"The object cache at {self.cache_endpoint} does not have an executor's answer, "
-                f"which was put into {reference.endpoint}.",
+                f"which was stored at {reference.endpoint}.",
                 "if that is the object cache of this cluster: "
                 f"export FLAME_CACHE_ENDPOINT={reference.endpoint}",
             ) from error
@@ -252,19 +252,19 @@ class FlameClient:
     def wait_for_answer(
         self, session: Any, task: str, timeout_s: float, interval_s: float
     ) -> memoryview:
-        """The result of a small task; raises FleetError if it fails or takes longer."""
+        """Wait for the result of a small task; raises FleetError on failure or timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.poll_task(session, task)
             if status.state in FINAL_STATES:
                 return self.fetch_result(session, status)[1]
             if time.monotonic() > deadline:
-                raise FleetError(f"A small task was not answered in {timeout_s:g} s.")
+                raise FleetError(f"A small task was not answered within {timeout_s:g} s.")
             time.sleep(interval_s)
 
 
 def parse_bytes(text: str) -> int:
-    """`512m` in bytes, with binary units as in Flame."""
+    """Convert a size such as `512m` to bytes, with binary units as in Flame."""
     units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
     return int(text.rstrip("kmgtKMGT")) * units.get(text[-1].lower(), 1)
 
@@ -272,13 +272,13 @@ def parse_bytes(text: str) -> int:
 def remove_run(
     client: FlameClient, run: str, timeout_s: float, stop_lease: Callable[[], None] = lambda: None
 ) -> str:
-    """Close sessions, delete objects and unregister applications; the last reason for a failure.
+    """Close a run's sessions, delete its objects and applications; return the last error or "".
 
-    Objects go after the sessions that write them, and before the applications by which
-    cluster-check finds the run again. A refusal begins it anew: a session with running tasks
-    cannot be closed, and workers look at the lease every other second.
+    Objects are deleted after the sessions that write them, and before the applications by which
+    cluster-check finds the run. An error restarts the sequence: a session with running tasks
+    cannot be closed, and workers check the lease only every 2 s.
     """
-    names = (run, f"{run}-i")  # a run that installs has a second application
+    names = (run, f"{run}-i")  # a run that installs packages has a second application
     deadline = time.monotonic() + timeout_s
     while True:
         try:

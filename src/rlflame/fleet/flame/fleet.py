@@ -1,4 +1,4 @@
-"""FlameFleet: the fleet contract on a Flame cluster."""
+"""FlameFleet: runs tasks on the executors of a Flame cluster."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .scheduler import Scheduler
 from .session_starter import PREFIX, SessionStarter
 from .timed_call import call_with_timeout, format_error
 
-#: How long `close()` repeats what the cluster refuses, and how long it takes at most.
+#: How long `close()` retries calls that the cluster refuses, and its time limit.
 _DRAIN_S, _CLEAN_S = 12.0, 16.0
 _START_END_S = 5.0
 
 
 class FlameFleet(ContextManagerMixin):
-    """Executors of a cluster, from construction to `close()`."""
+    """The executors of a cluster, from construction to `close()`."""
 
     name = "flame"
 
@@ -48,7 +48,7 @@ class FlameFleet(ContextManagerMixin):
         self._observer = observer
         self._closed = False
         self._client = FlameClient().open()
-        self._note(f"flame: the cluster at {self._client.endpoint} ({self._client.source})")
+        self._note(f"flame: using the cluster at {self._client.endpoint} ({self._client.source})")
         room = count_room(self._client, runtime)
         self.capacity = room if tasks is None else min(room, tasks)
         self._application = f"{PREFIX}{uuid.uuid4().hex[:12]}"
@@ -75,7 +75,7 @@ class FlameFleet(ContextManagerMixin):
         except Exception as error:
             self._client.close()
             raise FleetUnreachableError(
-                f"The object cache at {address} does not take objects ({format_error(error)}).",
+                f"The object cache at {address} does not accept objects ({format_error(error)}).",
                 f"{TLS_FIX}; rlflame cluster-check",
             ) from error
 
@@ -104,12 +104,12 @@ class FlameFleet(ContextManagerMixin):
         return JobSubmission(self._scheduler.board.cancel, jobs, answers, finish)
 
     def read_traffic(self) -> Traffic:
-        """Between this process and the cluster, without the executors' fetching of weights."""
+        """Return the traffic between this process and the cluster, without weight downloads."""
         return self._client.meter.read()
 
     def probe(self) -> list[dict[str, Any]]:
-        """The workers that have answered; executors come and go."""
-        if threading.current_thread() is not self._starter.thread:  # whose observers cannot wait
+        """Describe the workers that have answered; executors come and go."""
+        if threading.current_thread() is not self._starter.thread:  # it would wait for itself
             self._starter.wait()
         workers = self._workers.list_workers()
         if not workers and self._starter.session is not None:
@@ -131,7 +131,7 @@ class FlameFleet(ContextManagerMixin):
         self._scheduler.close()
         self._policies.deleter.close()
         self._starter.thread.join(_START_END_S)
-        # A cluster that does not answer must not hold the process.
+        # A cluster that does not answer must not block the process.
         run, stop_lease = self._application, self._lease.close
         try:
             problem = call_with_timeout(
@@ -144,13 +144,13 @@ class FlameFleet(ContextManagerMixin):
         stop_lease()
         if problem:
             self._note(
-                f"flame: {problem}; rlflame cluster-check --clean removes what is left of this run"
+                f"flame: {problem}; rlflame cluster-check --clean removes the remains of this run"
             )
         self._client.close()
 
 
 def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
-    """How many executors there can be at a time: within what the user allows and the nodes have."""
+    """Return how many executors can run at a time, limited by the settings and the nodes."""
     room = 0
     for node in client.call("list_nodes"):
         if node.status.state == 1:
@@ -158,17 +158,17 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
             room += cpus // runtime.flame.cpu if runtime.flame.cpu else cpus or 1
     if runtime.workers is None:
         return max(room, 1)
-    # Executors without processors are not bounded by the nodes'.
+    # Executors that request no processors are not limited by those of the nodes.
     return runtime.workers if runtime.flame.cpu == 0 else min(runtime.workers, max(room, 1))
 
 
 class WorkerRegistry:
-    """Tells an observer the number of workers, and once each way in which they differ from here.
+    """Reports the number of workers, and once each difference from this machine.
 
-    Executors come and go, and the cluster does not say which have gone. There are at most
-    `max_workers` at a time, so of more than that, those that have not answered for longest are
-    gone. When the registry is full, `count_room` is asked whether nodes have joined. Workers of a
-    node that has left stay counted until others have taken their places.
+    Executors come and go, and the cluster does not say which are gone. At most `max_workers` exist
+    at a time, so if there are more, those that have not answered for longest are dropped. When the
+    registry is full, `count_room` shows whether nodes have joined. Workers of a node that has left
+    stay counted until others take their places.
     """
 
     def __init__(self, max_workers: int, count_room: Callable[[], int], observer: Observer) -> None:
@@ -184,7 +184,7 @@ class WorkerRegistry:
             return list(self._workers.values())
 
     def add(self, worker: dict[str, Any]) -> None:
-        if "python" not in worker:  # it could not start the process that would say
+        if "python" not in worker:  # its child process, which reports it, did not start
             return
         name = worker["name"]
         with self._lock:
@@ -211,7 +211,7 @@ class WorkerRegistry:
         remote, python = (".".join(str(w["python"]).split(".")[:2]) for w in (worker, local))
         differ = [f"Python {remote} (here {python})"] if remote != python else []
         for name, version in local.items():
-            # A package that one of the two lacks has no part in what both can run.
+            # A package that one of the two lacks cannot affect what both can run.
             other = worker.get(name)
             if name != "python" and other != version and "absent" not in (other, version):
                 differ.append(f"{name} {other} (here {version})")
@@ -220,5 +220,5 @@ class WorkerRegistry:
             is_new = bool(note) and note not in self._notes
             self._notes.add(note)
         if is_new:
-            text = f"the worker on {worker['host']} differs in {note}: results can differ in "
-            self._observer(FleetEvent("note", "", 0, text + "their last bits from a run here"))
+            text = f"the worker on {worker['host']} differs in {note}: results may not be "
+            self._observer(FleetEvent("note", "", 0, text + "bit-identical to a run here"))

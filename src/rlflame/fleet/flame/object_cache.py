@@ -1,8 +1,8 @@
-"""Objects of the cluster's cache: bytes written as Arrow arrays, and read without pickle.
+"""Objects in the cluster's cache: bytes, written as Arrow arrays and read without pickle.
 
-flamepy's own `get_object` unpickles a download unless its bytes say that they are an array, so a
-client that can write to the cache could run code in every reader. flamepy keeps one connection to
-the cache per process, so these are functions. Shipped to workers.
+flamepy's `get_object` unpickles a download unless it is marked as an array, so any client that can
+write to the cache could run code in every reader. flamepy keeps one connection to the cache per
+process, so this module defines functions. It is shipped to workers.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .timed_call import CALL_S, ClusterCallError, call_with_timeout
 
 _TRANSFER_S = 80.0
 BEAT_INTERVAL_S, LEASE_CALL_S = 5.0, 4.0
-#: How flamepy marks an Arrow array; every other mark may be a pickle.
+#: flamepy's mark of an Arrow array; an object with any other mark may be a pickle.
 _ARRAY_MARK = b"FLM\x03"
-#: What reading a damaged or hostile object raises, besides Arrow's own errors.
+#: The errors of reading a damaged or hostile object, besides Arrow's own.
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, EOFError, StopIteration, MemoryError)
-#: The last part of a key that a worker may name: the cache makes a UUID.
+#: The last part of a key that a worker may name. The cache generates a UUID.
 _OBJECT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
-#: An address of a worker that may be shown: no character that a terminal or shell obeys.
+#: A worker's address that is safe to print: no special characters of a terminal or shell.
 _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where an object is in the cache.
+    """The location of an object in the cache.
 
     `endpoint` is the cache's own address. Executors fetch from it; the driver only shows it.
     """
@@ -44,21 +44,21 @@ class Reference:
     key: str
 
     def as_argument(self) -> Any:
-        """An argument that the worker's side of flamepy replaces by the object itself."""
+        """Return an argument that flamepy replaces with the object on the worker."""
         from flamepy.core import ObjectRef
 
         return ObjectRef(self.endpoint, self.key, 0)
 
 
 def make_array(content: bytes) -> Any:
-    """An Arrow array of the bytes, which flamepy stores without pickling it."""
+    """Return the bytes as an Arrow array, which flamepy stores without pickle."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
 
 
 def view_array(array: Any) -> memoryview:
-    """The bytes of an array that `make_array` made."""
+    """Return the bytes of an array from `make_array`, without a copy."""
     return memoryview(array.buffers()[1])[array.offset : array.offset + len(array)]
 
 
@@ -67,7 +67,7 @@ def put(prefix: str, content: bytes) -> Reference:
 
 
 def put_value(prefix: str, value: Any) -> Reference:
-    """Store what flamepy itself reads; bytes of ours go through `put`."""
+    """Store a value that flamepy itself reads. Use `put` for bytes."""
     from flamepy.core import put_object
 
     reference = call_with_timeout(lambda: put_object(prefix, value), _TRANSFER_S, "put object")
@@ -87,9 +87,9 @@ def upload(key: str, content: bytes) -> str:
 
 
 def get(key: str, endpoint: str = "", timeout_s: float = _TRANSFER_S) -> memoryview:
-    """The bytes of an object; KeyError if it is not there.
+    """Return the bytes of an object; raises KeyError if it is not there.
 
-    A driver names no `endpoint`: it calls the configured cache alone, whatever a reference says.
+    A driver passes no `endpoint`: it calls only the configured cache, whatever a reference says.
     """
     from flamepy.core import cache
 
@@ -109,30 +109,30 @@ def delete(prefix: str) -> None:
 
 
 def parse_reference(output: bytes, session: Any) -> Reference:
-    """The object that a worker names as a task's result, which must belong to the session.
+    """Parse a worker's reference to a task's result, which must belong to the session.
 
-    The worker may be hostile: its answer decides neither the address that the driver calls nor
-    which other objects the driver reads and deletes.
+    The worker may be hostile: its answer must not choose the address that the driver calls, or
+    other objects for the driver to read and delete.
     """
     from flamepy.core import ObjectRef
 
     endpoint = key = ""
-    with contextlib.suppress(Exception):  # what a hostile answer raises
+    with contextlib.suppress(Exception):  # a hostile answer may raise anything
         reference = ObjectRef.decode(output)
         endpoint, key = str(reference.endpoint), str(reference.key)
     prefix, _, name = key.rpartition("/")
     is_own = prefix == f"{session.application}/{session.id}" and _OBJECT_ID.fullmatch(name)
     if not is_own or not _ADDRESS.fullmatch(endpoint):
         raise FleetError(
-            f"A worker's answer names the object {key!r}, which is none of session {session.id}.",
+            f"A worker's answer names the object {key!r}, which is not from session {session.id}.",
             "rlflame cluster-check",
         )
     return Reference(endpoint, key)
 
 
 def read_object(endpoint: str, key: str) -> memoryview:
-    """The bytes of an object. Raises KeyError if the cache at `endpoint` does not have it,
-    FleetError if the object is not an array of bytes, and what Arrow Flight raises."""
+    """Return the bytes of an object. Raises KeyError if the cache at `endpoint` does not have it,
+    FleetError if the object is not an array of bytes, and the errors of Arrow Flight."""
     import pyarrow as pa
     import pyarrow.flight as flight
     from flamepy.core import cache
@@ -149,7 +149,7 @@ def read_object(endpoint: str, key: str) -> memoryview:
 
 
 def _parse_download(table: Any) -> memoryview:
-    """The array in the base row of a download; patches are not used."""
+    """Return the array in the base row of a download; patches are not used."""
     import pyarrow as pa
 
     table.validate(full=True)
@@ -161,7 +161,7 @@ def _parse_download(table: Any) -> memoryview:
     row: bytes = column[0].as_py()
     if not row.startswith(_ARRAY_MARK):
         raise ValueError(f"it is marked {row[: len(_ARRAY_MARK)]!r}")
-    # The copy keeps the arrays within aligned.
+    # Slicing copies the row, which keeps the arrays in it aligned.
     batch = pa.ipc.open_stream(pa.BufferReader(row[len(_ARRAY_MARK) :])).read_next_batch()
     batch.validate(full=True)
     array = batch.column(0)
@@ -171,14 +171,14 @@ def _parse_download(table: Any) -> memoryview:
 
 
 class Lease:
-    """An object in the cache that changes every few seconds while a run lives.
+    """An object in the cache that the driver renews every few seconds, until `close()`.
 
-    A reader that finds it unchanged twice knows that the run is dead, whatever the clocks of the
-    two machines say. Kept by the driver, from construction to `close()`.
+    A reader that sees no change for long enough knows that the run is dead. The clocks of the two
+    machines need not agree.
     """
 
     def __init__(self, run: str) -> None:
-        #: Where executors read it: they may not reach the address that the driver is given.
+        #: Where executors read the lease. They may not reach the driver's address of the cache.
         self.reference = {"endpoint": "", "key": make_lease_key(run)}
         self._beat = 0
         self._closing = False
@@ -213,7 +213,7 @@ def make_lease_key(run: str) -> str:
 
 
 def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
-    """The content of a lease; None if there is none, FleetError if it cannot be read."""
+    """Return the content of a lease, or None if there is none; raises FleetError if damaged."""
     try:
         content: dict[str, Any] = wire.decode(get(key, endpoint, 2.0 * LEASE_CALL_S))
         if {"beat", "closing", "host", "pid"} <= content.keys():
@@ -222,11 +222,11 @@ def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
         return None
     except (wire.WireError, AttributeError):
         pass
-    raise FleetError("It is not of the kind that runs keep.")
+    raise FleetError("The object is not a valid lease.")
 
 
 def write_lease(key: str, content: dict[str, Any]) -> str:
-    """Store the content in the configured cache; returns the address where executors read it."""
+    """Store a lease in the configured cache; returns the address where executors read it."""
     from flamepy.core import ObjectRef, cache, update_object
 
     endpoint = str(cache._get_cached_context().cache_endpoint)

@@ -1,4 +1,4 @@
-"""The policies of a fleet on a cluster: who uses them, and where they are in the object cache."""
+"""The policies of a fleet on a cluster: their uses, and their locations in the object cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PolicyStore:
         return policy_id
 
     def keep(self, policy_ids: Sequence[str]) -> None:
-        """Count one more use of each, so that a release never takes weights from a submission."""
+        """Count one more use of each policy, so that a submission's weights are not released."""
         with self._lock:
             for policy_id in policy_ids:
                 if policy_id not in self._contents:
@@ -58,7 +58,7 @@ class PolicyStore:
             self.deleter.delete(reference.key)
 
     def find_reference(self, policy_id: str) -> Reference:
-        """Where the policy is in the cache; the first caller puts it there."""
+        """Return the policy's location in the cache; the first call puts it there."""
         with self._put_lock:
             with self._lock:
                 reference = self._references.get(policy_id)
@@ -73,19 +73,19 @@ class PolicyStore:
                         self._references[policy_id] = reference
                         return reference
                 self.deleter.delete(reference.key)  # the policy was released meanwhile
-            raise FleetError("Nobody holds these weights any more.")
+            raise FleetError("The weights of this task were released.")
 
     def forget_reference(self, policy_id: str, reference: Reference | None) -> None:
-        """A worker did not find the weights there; by now they may be elsewhere."""
+        """Forget where a worker did not find the weights, unless they have moved since."""
         with self._lock:
             if reference is None or self._references.get(policy_id) != reference:
                 return
             del self._references[policy_id]
-        self.deleter.delete(reference.key)  # the cache may only have been away
+        self.deleter.delete(reference.key)  # it exists if the cache was only unreachable
 
 
 class DeferredDeleter:
-    """Deletes used objects in a thread, so that no caller waits for it."""
+    """Deletes used objects in a thread, so that callers do not wait."""
 
     def __init__(self) -> None:
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -101,5 +101,5 @@ class DeferredDeleter:
 
     def _run(self) -> None:
         while (key := self._keys.get()) is not None:
-            with contextlib.suppress(Exception):  # objects that stay are deleted with the run
+            with contextlib.suppress(Exception):  # remaining objects are deleted with the run
                 object_cache.delete(key)

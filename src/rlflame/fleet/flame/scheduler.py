@@ -1,8 +1,8 @@
-"""Schedules jobs: starts attempts, retries failures, doubles stragglers, and knows when to stop.
+"""Schedules jobs: starts attempts, retries failures, duplicates stragglers, ends a failed run.
 
-One thread attends one attempt, so that an attempt reads from top to bottom, and another thread
-looks which of them are silent or slow. A lost attempt is replaced by another, which by design
-yields the same fragment.
+Each attempt has its own thread, so that its code reads from top to bottom. A monitor thread looks
+for silent and slow attempts. A lost attempt is replaced by another one, which by design yields the
+same fragment.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableE
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
 
-#: Failures without an answer between them, and over this time, that end the run.
+#: This many failures without an answer in between, over at least this time, end the run.
 _BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
-#: Attempts under way: every executor has one and another in line, and there are some to spare.
+#: The number of attempts at a time: one running and one queued per executor, and some spare ones.
 _ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
 _MONITOR_INTERVAL_S = 0.5
 #: A watched task that is silent for this long is polled.
 _SILENCE_S = 20.0
-#: If no task runs for this long, the reason is looked for.
+#: If no task runs for this long, the scheduler looks for the reason.
 _STALLED_S = 4.0
 
 
 class CircuitBreaker:
-    """Counts failures in a row, and says when another attempt has no point."""
+    """Counts consecutive failures, and decides when to stop retrying."""
 
     def __init__(self, reconnect_s: float) -> None:
         self._reconnect_s = reconnect_s
         self._failed_at = 0.0
         self.failures = 0
-        #: The failures are those of a server that did not answer.
+        #: Whether a server did not answer during these failures.
         self.saw_outage = False
 
     def record_answer(self) -> None:
@@ -57,7 +57,7 @@ class CircuitBreaker:
         return self.failures >= _BREAKER_FAILURES and now - self._failed_at > _BREAKER_S
 
     def choose_error(self, diagnosis: RlflameError, now: float) -> RlflameError | None:
-        """The error that ends the run; None if the cluster may recover."""
+        """Return the error that ends the run, or None if the cluster may recover."""
         if isinstance(diagnosis, ClusterUnreachableError):
             self.saw_outage = True
             return diagnosis if now - self._failed_at > self._reconnect_s else None
@@ -67,7 +67,7 @@ class CircuitBreaker:
 
 
 def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
-    """Why every task fails: a server is away, or an executor's worker process died."""
+    """Find out why every task fails: a server is down, or a worker process died."""
     client, session = runner.client, runner.starter.wait().session
     prefix = f"{session.application}/shared"
     for server, check in (
@@ -78,7 +78,7 @@ def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
             check()
         except FleetError as error:
             return ClusterUnreachableError(
-                f"The {server} does not answer any more: {error.message}",
+                f"The {server} no longer answers: {error.message}",
                 "rlflame cluster-check, then rlflame resume",
             )
     nodes = set()
@@ -87,8 +87,8 @@ def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
             if executor.status.session_id == session.id:
                 nodes.add(executor.spec.node)
     return FleetError(
-        f"Task after task failed on the cluster, the last with: {reason}. A worker process that "
-        "died makes its executor fail everything it is given; this run has executors on "
+        f"All recent tasks failed on the cluster, the last one with: {reason}. An executor whose "
+        "worker process died fails all its tasks; this run has executors on "
         f"{', '.join(sorted(nodes)) or 'no node'}.",
         "stop the executor manager of that node for more than 30 s, start it again, and "
         "rlflame resume; rlflame cluster-check names the node",
@@ -96,7 +96,7 @@ def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
 
 
 class Scheduler:
-    """Attends jobs until it is closed."""
+    """Runs jobs on the cluster until it is closed."""
 
     def __init__(
         self,
@@ -123,13 +123,13 @@ class Scheduler:
             error = self.board.final_error
             if error is None:
                 self._start_threads()
-                # No more than there is work for: threads that wake in vain cost time.
+                # No more threads than jobs: a thread that wakes in vain costs time.
                 self.board.lock.notify(len(jobs))
         if error is not None:
             self.board.fail_all(error)
 
     def close(self) -> None:
-        """End all jobs. Threads that still wait for the cluster are daemons, and are abandoned."""
+        """End all jobs. Daemon threads that still wait for the cluster are abandoned."""
         self.board.fail_all(FleetError("The fleet was closed."))
         self.board.closing.set()
         with self.board.lock:
@@ -139,7 +139,7 @@ class Scheduler:
             attempt.close_watch()
 
     def _start_threads(self) -> None:
-        """One thread per possible attempt; jobs that wait here can still be grouped."""
+        """Start one thread per possible attempt; jobs that still wait can be grouped."""
         missing = len(self.board.jobs) - self._idle_count
         for _ in range(min(missing, self._max_threads - self._thread_count)):
             self._thread_count += 1
@@ -161,7 +161,7 @@ class Scheduler:
             self._run_attempt(attempt)
 
     def _take_group(self) -> list[FleetJob]:
-        """What goes to the cluster next: a job, and with a short one others of its kind."""
+        """Take the next job and, if jobs are short, similar ones to send with it."""
         jobs = self.board.jobs
         waiting, first = len(jobs), jobs.take(None)
         size = self.statistics.compute_group_size(
@@ -170,7 +170,7 @@ class Scheduler:
         return [first, *jobs.take_similar(first, size - 1)]
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        """From jobs to their answers; every failure becomes another attempt, or an error."""
+        """Run an attempt; every failure becomes another attempt or an error."""
         try:
             self._handle_reply(attempt, self.runner.run(attempt))
         except AttemptTimeout as error:
@@ -195,7 +195,7 @@ class Scheduler:
                 self.breaker.record_answer()
                 if job.is_over:  # another attempt was faster
                     continue
-                if answer["kind"] == "result":  # a failure says nothing of the work
+                if answer["kind"] == "result":  # a failure's duration is not a task's
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
             runtime = self.runner.runtime
             outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
@@ -216,7 +216,7 @@ class Scheduler:
     def _requeue(self, attempt: Attempt, failures: Sequence[tuple[FleetJob, str]]) -> None:
         board = self.board
         with board.lock:
-            # A job that another attempt still runs is left to it; the last attempt decides.
+            # A job that another attempt still runs is requeued only if that one fails, too.
             attempt.has_failed = True
             active = [job for other in board.attempts if not other.has_failed for job in other.jobs]
             for job, reason in reversed(failures):
@@ -226,9 +226,9 @@ class Scheduler:
             board.lock.notify(len(failures))
 
     def _handle_loss(self, attempt: Attempt, reason: str, *, is_delay: bool = False) -> None:
-        """The cluster, and not an environment, failed the attempt."""
+        """Handle an attempt that the cluster, not an environment, made fail."""
         runtime = self.runner.runtime
-        # The duration of a group says nothing of a single job in it.
+        # The duration of a group does not show which of its jobs is slow.
         if is_delay and len(attempt.jobs) == 1:
             with self.board.lock:
                 (job,) = attempt.jobs
@@ -250,8 +250,8 @@ class Scheduler:
             if error is not None:
                 self.board.fail_all(error)
                 return
-        # One executor may fail every task that it is given: leave the others time to take some,
-        # and that one time to recover.
+        # One executor may fail all its tasks at once. The pause lets other executors take tasks,
+        # and that one recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         first_reason = reason if failures == 1 else ""
         self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])
@@ -263,7 +263,7 @@ class Scheduler:
                 self.runner.tidy()
         except RlflameError as error:
             self.board.fail_all(error)
-        except Exception as error:  # without it a run could stand still for ever
+        except Exception as error:  # otherwise the run could hang
             message = f"The monitor failed: {error!r}."
             self.board.fail_all(FleetError(message, "", traceback.format_exc()))
 
@@ -280,7 +280,7 @@ class Scheduler:
         self._check_stall(attempts, now)
 
     def _check_stall(self, attempts: list[Attempt], now: float) -> None:
-        """Executors may be lost in the middle of a run, and new ones may fail to start."""
+        """Report that no task runs: executors may be lost, and new ones may fail to start."""
         submissions = [attempt for attempt in attempts if attempt.task]
         if not submissions or any(attempt.running_at is not None for attempt in attempts):
             self._stall_checked_at = now
@@ -298,7 +298,7 @@ class Scheduler:
             self.runner.starter.handle_stall(now - oldest.created_at)
 
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
-        """Give stragglers a second executor, where one is free."""
+        """Start second attempts of stragglers on free executors."""
         free = self._capacity - len(attempts)
         twins = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
         for attempt in attempts:
@@ -315,7 +315,7 @@ class Scheduler:
                 self._start_second(attempt, jobs)
 
     def _start_second(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
-        """Give jobs of an attempt a second one, unless the first has just ended."""
+        """Start a second attempt of the jobs, unless the first has just ended."""
         second = Attempt(jobs, time.monotonic(), speculative=True)
         with self.board.lock:
             if attempt not in self.board.attempts or attempt.has_failed:

@@ -1,7 +1,7 @@
-"""On a Flame worker: one child process that steps environments, and answers in its name.
+"""Runs on a Flame worker: steps environments in a child process and sends its answers.
 
-The environment's crash, hang or hunger for memory ends the child and is an answer like any other;
-the worker itself must never die, because Flame would fail every queued task with it.
+An environment that crashes, hangs or runs out of memory ends only the child, which becomes an
+answer. The worker itself must never die, because Flame would then fail every queued task.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Answer = dict[str, Any]
 _TICK_S = 0.2
 _START_DEADLINE_S = 120.0
 _MAX_POLICIES = 4
-#: How often a task that goes on looks whether its run still wants it.
+#: How often a running task checks whether its run is still alive.
 _LEASE_INTERVAL_S = 2.0
-#: A run whose sign of life has stood still for so long is dead.
+#: A run whose lease has not changed for this long is dead.
 _LEASE_DEADLINE_S = 90.0
-#: A process whose run has been over for so long should have been ended by its executor manager.
+#: A process that outlives its run by this long has lost its executor manager.
 _ORPHAN_S = 900.0
 _ORPHAN_CHECK_INTERVAL_S = 30.0
 
 
 class Service:
-    """Runs tasks one after another in a child of its own."""
+    """Runs tasks one after another in a child process."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Service:
         delay_release_s: float = 0.0,
     ) -> None:
         self._environment = blas.make_child_environment(core=core)
-        if env_file is not None:  # it lies beside the package that was unpacked with it
+        if env_file is not None:  # it was unpacked next to the package
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
             self._environment[user_code.FILE_VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
@@ -63,10 +63,10 @@ class Service:
         self._hello: dict[str, Any] = {}
         self._policies: OrderedDict[str, None] = OrderedDict()
         self._name = uuid.uuid4().hex[:8]
-        #: When the child was ready for the task; its start is not the task's.
+        #: When the child was ready for the task; its start does not count as task time.
         self._started_at = 0.0
         self._orphan_s = _ORPHAN_S + 2.0 * delay_release_s
-        #: The run has ended: what is still queued need not be run.
+        #: Whether the run has ended, so that queued tasks are not run.
         self._has_run_ended = False
         _limit_object_cache()
         threading.Thread(
@@ -74,7 +74,7 @@ class Service:
         ).start()
 
     def _exit_when_orphaned(self) -> None:
-        """End this process where its executor manager died, and so nobody else ever will."""
+        """End this process if its executor manager died, because nothing else would."""
         lease, over_since = _LeaseReader(self._lease_reference), None
         while True:
             time.sleep(_ORPHAN_CHECK_INTERVAL_S)
@@ -84,12 +84,12 @@ class Service:
             over_since = over_since or time.monotonic()
             if time.monotonic() - over_since > self._orphan_s:
                 self._close_child()
-                os._exit(0)  # which the supervisor takes for an end
+                os._exit(0)  # the supervisor does not restart it
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """The answers' bytes; nothing a task does can raise out of here.
+        """Run encoded tasks and return encoded answers. A failing task does not raise.
 
-        `tasks` is a numpy array where it came with the call, an Arrow array out of the cache.
+        `tasks` is a numpy array if it came with the call, an Arrow array if from the cache.
         """
         self._lease = _LeaseReader(self._lease_reference)
         content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
@@ -107,7 +107,7 @@ class Service:
         self._started_at = time.monotonic()
         try:
             answer = self._run_task(task, policy, endpoint, key)
-        except BaseException as error:  # no file, no process, no memory: another may have some
+        except BaseException as error:  # e.g. out of memory: another worker may succeed
             cause = f"failed with {type(error).__name__}: {error}"
             answer = {"kind": "died", "how": cause, "printed": traceback.format_exc()}
             self._close_child()
@@ -135,7 +135,7 @@ class Service:
         return self._wait_for_answer(child)
 
     def _wait_for_answer(self, child: WorkerProcess) -> Answer:
-        """Wait for the child's answer, its death, its silence, or the end of its run."""
+        """Wait until the child answers, dies or hangs, or until the run ends."""
         position: list[int] | None = None
         moved_at = time.monotonic()
         while True:
@@ -164,13 +164,13 @@ class Service:
                 self._close_child()
                 return answer
             if self._lease.is_due(now) and self._lease.is_over():
-                # A run that is merely silent may come back.
+                # Only if the run announced it: a silent run may come back.
                 self._has_run_ended = self._lease.closing
                 self._close_child()
                 return {"kind": "cancelled"}
 
     def _ensure_child(self) -> WorkerProcess | None:
-        """A child that has said hello, or None if none would start."""
+        """Return a child that has said hello, or None if it does not start."""
         if self._child is not None and not self._child.has_exited:
             return self._child
         self._close_child()
@@ -203,7 +203,7 @@ class Service:
 
 
 class _LeaseReader:
-    """The run's sign of life, as seen from one call."""
+    """Reads the run's lease and detects the end of the run."""
 
     def __init__(self, reference: Mapping[str, str]) -> None:
         self._reference = reference
@@ -212,17 +212,17 @@ class _LeaseReader:
         self.closing = False
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to look again."""
+        """Whether it is time to read the lease again."""
         if now - self._checked_at < _LEASE_INTERVAL_S:
             return False
         self._checked_at = now
         return True
 
     def is_over(self) -> bool:
-        """Whether the run has said that it ends, or has said nothing for long."""
+        """Whether the run has announced its end, or its lease has expired."""
         now = time.monotonic()
         contents = None
-        with contextlib.suppress(Exception):  # a cache that cannot be asked says nothing
+        with contextlib.suppress(Exception):  # an unreachable cache counts as silence
             contents = read_lease(**self._reference)
         if contents is not None:
             if contents["closing"]:
@@ -234,15 +234,15 @@ class _LeaseReader:
 
 
 def _fetch_policy(endpoint: str, key: str) -> bytes | None:
-    """A policy's frame out of the cache, or None where it is no more."""
+    """Return a policy's frame from the cache, or None if it cannot be read."""
     try:
         return bytes(read_object(endpoint, key))
-    except Exception:  # gone, or the cache is away: either way it has to be asked for again
+    except Exception:  # deleted, or the cache is unreachable: the driver retries the task
         return None
 
 
 def _limit_object_cache() -> None:
-    """flamepy would keep the last thousand objects that passed through this process."""
+    """Limit flamepy's object cache, which would keep the last thousand objects in memory."""
     from flamepy.core import cache
 
     cache._CACHE_MAX_SIZE = 2

@@ -1,9 +1,9 @@
-"""Runs on an executor in place of `flamepy.runner.runpy`: the same service, restarted on death.
+"""Runs on an executor in place of `flamepy.runner.runpy`: the same service, restarted if it dies.
 
-Flame does not replace a worker process that died: its executor would fail every task it is given
-and could never be released. So a parent that does nothing else forks the service again, and the
-new one takes the session up where the old one was. Sent as text, for `python -c`, hence no
-dollar sign and no other module of ours.
+Flame does not replace a worker process that died: its executor would fail all its tasks and could
+never be released. This parent process therefore forks the service again, and the new process
+resumes the session. The module is sent as text for `python -c`, so it contains no dollar sign and
+imports no other module of rlflame.
 """
 
 import base64
@@ -17,10 +17,10 @@ import tempfile
 import time
 from typing import Any
 
-#: Deaths in a row, none of them after a life of a minute, that end the attempts.
+#: The supervisor gives up after this many consecutive deaths within `LONG_LIFE_S` of a start.
 ATTEMPTS = 30
 LONG_LIFE_S = 60.0
-#: Of linux/prctl.h.
+#: From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     record_path = os.path.join(os.getcwd(), instance + ".session")
     if os.path.exists(record_path):
         os.remove(record_path)
-    # Whatever the service and its children put aside goes when this process goes.
+    # Temporary files of the service and its children are deleted when this process ends.
     folder = tempfile.mkdtemp(prefix="rlflame-")
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def watch(record_path: str) -> None:
-    """Fork the service, again and again; a group's end reaches both."""
+    """Fork the service, and fork it again if it dies. Signals to the group reach both."""
     deaths = 0
     while deaths < ATTEMPTS:
         started_at, supervisor = time.monotonic(), os.getpid()
@@ -63,7 +63,7 @@ def watch(record_path: str) -> None:
 
 
 def die_with(supervisor: int) -> None:
-    """End this process with the one that forked it, which nobody would restart any more."""
+    """Make this process end with its supervisor, without which nothing would restart it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
@@ -71,7 +71,7 @@ def die_with(supervisor: int) -> None:
 
 
 def serve(record_path: str) -> None:
-    """Answer Flame's calls until the process is told to end."""
+    """Answer Flame's calls until the process is terminated."""
     from flamepy.core import service as core
     from flamepy.runner import runpy
 

@@ -1,8 +1,8 @@
-"""Opens a session that answers: on prepared executors, or with a package to install.
+"""Opens a session on prepared executors, or on executors that install a package.
 
-Prepared executors need no index and no installation, so they are tried first: a session without a
-package says what they have. If that is not what this machine has, a second application with a
-package of dependencies takes its place.
+Prepared executors need no package index and no installation, so they are tried first. They report
+their packages. If these differ from this machine's, a second application, which installs a
+package of dependencies, replaces the first one.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .timed_call import ClusterCallError
 PREFIX = "rlflame-"
 _POLL_INTERVAL_S = 0.25
 _REPORT_INTERVAL_S = 2.0
-#: A wait of this length is unusual.
+#: A longer wait is unusual, and its message suggests cluster-check.
 _LONG_WAIT_S = 20.0
 _MAX_REFUSALS = 5
 
 
 @dataclass(frozen=True)
 class FlameSession:
-    """A session that answers, and what its first executor said."""
+    """A session that answers, and the greeting of its first executor."""
 
     session: Any
     greeting: dict[str, Any]
@@ -55,7 +55,7 @@ class FlameSession:
 
 
 class SessionPausedError(FleetError):
-    """The cluster has given up starting executors for a session."""
+    """The cluster no longer starts executors for a session."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class SessionStarter:
 
     client: FlameClient
     application: str
-    #: Those of the `Service` on the executors.
+    #: Arguments of the `Service` on the executors.
     settings: dict[str, Any]
     runtime: RuntimeSettings
     observer: Observer
@@ -79,7 +79,7 @@ class SessionStarter:
         self.thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
 
     def wait(self) -> FlameSession:
-        """The session; raises the reason if none could be started."""
+        """Wait for the session and return it; raises the error if none could be started."""
         self.end_event.wait()
         if self.session is None:
             raise self._error or _make_closed_error()
@@ -92,10 +92,10 @@ class SessionStarter:
             self._error = error
         except Exception as error:
             message = f"The fleet could not start: {error!r}."
-            self._error = FleetError(message, "--debug shows where")
+            self._error = FleetError(message, "run it again with --debug to see where")
         self.end_event.set()
         if self.session is not None:
-            installation = "with its packages" if self._installs else "nothing to install"
+            installation = "executors install packages" if self._installs else "nothing to install"
             text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster, "
             self.observer(FleetEvent("note", "", 0, text + installation))
         self._report_phase("")
@@ -113,13 +113,13 @@ class SessionStarter:
                 local = describe_host()["packages"]
                 if not any(compare_packages(session.greeting["packages"], local)):
                     return session
-            self._report_phase("the executors lack the right packages: installing them")
-            with contextlib.suppress(FleetError):  # else it is tried again at the end
+            self._report_phase("the executors lack the required packages: installing them")
+            with contextlib.suppress(FleetError):  # the fleet closes it again at the end
                 self.client.close_sessions([self.application])
         return _check_packages(self.start_session(installs=True))
 
     def start_session(self, *, installs: bool) -> FlameSession:
-        """Register, open, and wait for a first answer, with the packages that there are."""
+        """Register the application, open a session and wait for its first answer."""
         self._installs = installs
         runtime, client = self.runtime, self.client
         name = f"{self.application}-i" if installs else self.application
@@ -143,7 +143,7 @@ class SessionStarter:
         return FlameSession(session, greeting, len(archive) + len(package))
 
     def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
-        """Ask until an executor answers; report meanwhile what stands in the way."""
+        """Wait until an executor answers; meanwhile, report why none does."""
         started_at = time.monotonic()
         refusals, waited_s, reported_s = 0, 0.0, 0.0
         task = self.client.send_request(session, "greet")
@@ -160,7 +160,7 @@ class SessionStarter:
                     if refusals > _MAX_REFUSALS:
                         reason = status.message or "no reason given"
                         raise FleetError(
-                            f"The first executor could not say what it is ({reason}).",
+                            f"The first executor could not describe itself ({reason}).",
                             "rlflame cluster-check",
                         )
                     task = self.client.send_request(session, "greet")
@@ -170,7 +170,7 @@ class SessionStarter:
                     reported_s = waited_s
                     self._report_phase(self.format_situation(session.id, waited_s, failures))
             except ClusterCallError:
-                pass  # it is asked again until the deadline
+                pass  # retried until the deadline
             waited_s = time.monotonic() - started_at
             if waited_s > self.runtime.flame.start_deadline_s:
                 raise self._make_timeout_error(session.id)
@@ -178,7 +178,7 @@ class SessionStarter:
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
-        """No task runs in the middle of a run: report why, or raise what makes it hopeless."""
+        """Report why no task runs in the middle of a run; raise if no executor can start."""
         session_id = self.wait().session.id
         try:
             failures = self._list_bind_failures(session_id)
@@ -186,23 +186,23 @@ class SessionStarter:
                 raise self._make_timeout_error(session_id)
             self._report_phase(self.format_situation(session_id, waited_s, failures))
         except ClusterCallError:
-            return  # the attempts find out whether the session manager comes back
+            return  # the attempts retry until the session manager comes back
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
-        """The reasons of executors that could not take the session; raises the last one."""
+        """Return why executors failed to start; raise SessionPausedError if Flame gave up."""
         events = self.client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
             raise SessionPausedError(
                 f"No executor could start: {texts[-1] if texts else 'no reason given'}.",
-                "the executor's log is under FLAME_HOME/logs; rlflame cluster-check",
+                "see the executor's log under FLAME_HOME/logs; rlflame cluster-check",
             )
         return texts
 
     def format_situation(
         self, session_id: str, waited_s: float, failures: Sequence[str] = ()
     ) -> str:
-        """One line for a user who waits for the first executor."""
+        """Return one line that says why no executor answers yet."""
         if failures:
             return f"an executor failed to start, trying again: {failures[-1][:200]}"
         executors = self.client.call("list_executors")
@@ -215,13 +215,13 @@ class SessionStarter:
         if counts:
             holder, count = counts.most_common(1)[0]
             cause = (
-                f": other sessions have {counts.total()} of {len(executors)}, {holder} alone "
-                f"{count}; rlflame cluster-check --clean removes those of dead runs"
+                f": other sessions have {counts.total()} of {len(executors)} executors, {holder} "
+                f"has {count}; rlflame cluster-check --clean removes dead runs"
             )
         elif not self._has_fitting_node():
-            cause = ": no node is as large as runtime.flame.cpu and memory want one to be"
+            cause = ": no node is large enough for runtime.flame.cpu and runtime.flame.memory"
         else:
-            cause = "; rlflame cluster-check tells why" if waited_s > _LONG_WAIT_S else ""
+            cause = "; rlflame cluster-check shows why" if waited_s > _LONG_WAIT_S else ""
         return f"waiting for an executor, {waited_s:.0f} s{cause}"
 
     def _has_fitting_node(self) -> bool:
@@ -239,7 +239,7 @@ class SessionStarter:
             situation = error.message
         return FleetUnreachableError(
             f"No executor answered within {deadline_s:g} s ({situation}).",
-            "rlflame cluster-check tells why; to wait longer: "
+            "rlflame cluster-check shows why; to wait longer: "
             "--set runtime.flame.start_deadline_s=900",
         )
 
@@ -247,7 +247,7 @@ class SessionStarter:
 def compare_packages(
     remote: Mapping[str, str], local: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Packages of environments that are absent there, and that have another version."""
+    """Return the environments' packages that are missing, and those with another version."""
     names = [name for name in bundle.PIN_REQUIREMENTS if name in local]
     return (
         [name for name in names if name not in remote],
@@ -260,33 +260,33 @@ def format_versions(names: list[str], remote: Mapping[str, str], local: Mapping[
 
 
 def _check_packages(session: FlameSession) -> FlameSession:
-    """The executors' packages may differ in a minor version, but not be absent."""
+    """Return the session; raise if a package is missing or of another major version."""
     local, remote = describe_host()["packages"], session.greeting["packages"]
     _, different = compare_packages(remote, local)
     major = [name for name in different if remote[name].split(".")[0] != local[name].split(".")[0]]
     missing = [name for name in ("numpy", "gymnasium") if name not in remote]
     if not major and not missing:
         return session
-    problem = f"{format_versions(major, remote, local)}, which is too far from this machine's"
+    problem = f"{format_versions(major, remote, local)}, a major version other than this machine's"
     problem = problem if major else f"no {' and no '.join(missing)}"
     raise FleetError(
         f"The executors on {session.greeting['host']} have {problem}.",
-        "let them install what is here: --set runtime.flame.dependencies='\"install\"'",
+        "to install this machine's versions: --set runtime.flame.dependencies='\"install\"'",
     )
 
 
 def parse_greeting(content: memoryview) -> dict[str, Any]:
-    """An executor's answer to `greet`, read as JSON."""
+    """Parse an executor's answer to `greet`, which is JSON."""
     greeting = None
     with contextlib.suppress(ValueError, RecursionError):
         greeting = json.loads(bytes(content))
     if not isinstance(greeting, dict) or not isinstance(greeting.get("packages"), dict):
         raise FleetError(
-            "An executor's answer about itself is no JSON that lists its packages.",
+            "An executor's description of itself is not JSON with a list of packages.",
             "rlflame cluster-check",
         )
     return greeting
 
 
 def _make_closed_error() -> FleetError:
-    return FleetError("The fleet was closed before it had started.")
+    return FleetError("The fleet was closed before it started.")

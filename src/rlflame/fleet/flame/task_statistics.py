@@ -1,17 +1,17 @@
-"""How long tasks take on this cluster, and what follows for groups of tasks and stragglers."""
+"""The durations of tasks on a cluster, which set the size of groups and detect stragglers."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from statistics import median
 
-#: Enough of the latest tasks for a median, few enough to follow a change.
+#: Enough tasks for a median, and few enough to follow a change.
 _HISTORY_LENGTH = 32
-#: Short tasks travel together up to about this much work.
+#: Short tasks are grouped up to about this much work.
 _GROUP_WORK_S = 0.6
-#: A task that runs for this many times the usual is slow...
+#: A task that takes longer than this many medians is slow...
 _SLOW_FACTOR = 3.0
-#: ...but never before this.
+#: ...but never before this time.
 _SLOW_FLOOR_S = 1.0
 
 
@@ -28,12 +28,12 @@ class TaskStatistics:
         self._by_purpose[purpose].append(busy_s)
 
     def compute_group_size(self, purpose: str, waiting: int, under_way: int) -> int:
-        """How many of the waiting tasks the next executor is given at once.
+        """Return how many of the waiting tasks to send to the next executor at once.
 
-        An equal share of what waits, so that groups get smaller towards the end and all executors
-        end at about the same time, and no more than `_GROUP_WORK_S` of work. Where there is enough
-        for several rounds, executors that begin together are given groups of all sizes: else all
-        of them would answer in the same moment, round after round.
+        A group is an equal share of the waiting tasks, so that groups shrink towards the end and
+        all executors finish at about the same time. It is at most `_GROUP_WORK_S` of work. If
+        there is enough work for several rounds, executors that start together get groups of
+        different sizes: otherwise all of them would answer at the same moment in every round.
         """
         durations_s = self._by_purpose.get(purpose)
         if not durations_s:
@@ -45,7 +45,7 @@ class TaskStatistics:
         return max(1, min(share, limit))
 
     def compute_slow_s(self, purpose: str, tasks: int) -> float | None:
-        """After how long a group of tasks is a straggler; None while nothing is known."""
+        """Return when a group of tasks is a straggler, in seconds; None if nothing is known."""
         durations_s = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
         if not durations_s:
             return None

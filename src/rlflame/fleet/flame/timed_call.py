@@ -1,4 +1,4 @@
-"""Calls of flamepy, which has no deadlines, in bounded time and with errors in plain words."""
+"""Calls flamepy, which has no deadlines, with a timeout and readable errors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 from rlflame.errors import FleetError
 
 T = TypeVar("T")
-#: The limit of a call that waits for nothing but the cluster's answer.
+#: The timeout of a call that only waits for the cluster's answer.
 CALL_S = 20.0
-#: Where Arrow begins to repeat itself at length, and where flamepy adds a number.
+#: Debugging details that Arrow appends, and an error code that flamepy appends.
 _INTERNALS = re.compile(r"\.? gRPC client debug context:| \(code: \d+\)")
 
 
 class ClusterCallError(FleetError):
-    """A call to the cluster that did not come back in time, or came back with an error."""
+    """A call to the cluster timed out or failed."""
 
 
 def _serve(calls: queue.SimpleQueue[Any]) -> None:
-    """Make one call after another; a thread whose call hangs is abandoned."""
+    """Run calls one after another; a thread whose call hangs is abandoned."""
     while True:
         call, outcomes = calls.get()
         outcome: tuple[Any, BaseException | None]
@@ -36,12 +36,12 @@ def _serve(calls: queue.SimpleQueue[Any]) -> None:
         del call, outcomes, outcome  # so that no object outlives its call here
 
 
-#: The queues of threads without a call. Starting a thread would cost more than most calls.
+#: The queues of idle threads. Starting a thread would cost more than most calls.
 _idle_threads: deque[queue.SimpleQueue[Any]] = deque()
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
-    """The call's result; raises ClusterCallError when it fails or takes longer."""
+    """Return the call's result; raises ClusterCallError if it fails or times out."""
     try:
         calls = _idle_threads.pop()
     except IndexError:
@@ -61,15 +61,15 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -
 
 
 def make_call_error(error: BaseException, operation: str) -> FleetError:
-    """The error of a call as one of ours."""
+    """Convert the error of a call to a FleetError."""
     if isinstance(error, FleetError):
         return error
-    failure = ClusterCallError(f"The cluster refused ({operation}): {format_error(error)}.")
+    failure = ClusterCallError(f"The cluster refused a call ({operation}): {format_error(error)}.")
     failure.__cause__ = error
     return failure
 
 
 def format_error(error: BaseException) -> str:
-    """An error of flamepy, gRPC or Arrow in one line."""
+    """Format an error of flamepy, gRPC or Arrow as one line."""
     text = _INTERNALS.split(" ".join(str(error).split()))[0]
     return text.rstrip(" .") or type(error).__name__

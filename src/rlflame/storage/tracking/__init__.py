@@ -1,1 +1,1 @@
-"""Trackers beside the run folder, one file each."""
+"""Sinks that write metrics in the formats of other tools, one module per tool."""

@@ -1,11 +1,11 @@
-"""A run's curves for TensorBoard, under RUN/tensorboard.
+"""Writes a run's curves for TensorBoard to RUN/tensorboard.
 
-They are a view of the run's own record. A resumed run writes them again from the lines that its
-checkpoint counts, so curves have neither gaps nor duplicates, and a run that started without
-TensorBoard has them from its first step.
+The curves are derived from the run's own logs. A resumed run rewrites them from the lines that its
+checkpoint counts, so curves have no gaps or duplicates. A run that started without TensorBoard also
+gets curves from its first step.
 
-Events are framed by the `tensorboard` package's record writer. Its EventFileWriter is not used: it
-imports TensorFlow where that is installed, writes in a thread, and opens files through links.
+Events are written with the record writer of the `tensorboard` package. Its EventFileWriter is not
+used because it imports TensorFlow if installed, writes in a thread and follows symbolic links.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rlflame.storage.run_reader import Line, read_run
 Scalar = str | bool | int | float
 
 FOLDER = "tensorboard"
-#: Hyperparameters are beside the numbers of their own folder alone: here the final score. Beside
-#: all curves, the table would show the first few of these by name.
+#: A separate folder, because TensorBoard's hyperparameter table shows the scalars of that folder:
+#: the final score here, instead of the alphabetically first curves.
 SESSION = f"{FOLDER}/hparams"
 _SUFFIX = ".rlflame"
-#: Names of the record under which TensorBoard's users look for something else.
+#: Tags for metrics that have conventional names in TensorBoard.
 TAGS = {
     "policy_gradient_loss": "Loss/policy_loss",
     "actor_loss": "Loss/policy_loss",
@@ -55,7 +55,7 @@ _AXIS_NAMES = ("steps", "iteration")
 
 
 def format_view_hint(folder: Path) -> str:
-    """The command that shows the curves."""
+    """Return a note with the command that shows the curves."""
     return f"Curves for TensorBoard: tensorboard --logdir {folder}"
 
 
@@ -73,7 +73,7 @@ class EventFile:
         self._make_event = Event
         self._writer = RecordWriter(open(path, "wb", opener=open_unless_link))  # noqa: SIM115
         self._write(wall_time, file_version="brain.Event:2")
-        # Readers then drop what an earlier file of this folder holds of these steps.
+        # Makes readers drop the events of earlier files in this folder for the same steps.
         self._write(wall_time, session_log={"status": "START"})
 
     def write_scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:
@@ -96,17 +96,17 @@ class EventFile:
 
 
 class TensorBoard:
-    """A sink of everything that is measured."""
+    """A sink that writes all metrics of a run to TensorBoard."""
 
     def __init__(
         self, folder: Path, recipe: Recipe, clock: Callable[[], float] = time.time
     ) -> None:
-        """Where the folder has a record already, begin with it."""
+        """Open the event files and write the existing logs of the folder to them."""
         self._clock = clock
         self._last_step = 0
         run = read_run(folder)
         measured_s = sum(_get_wall_s(line) for line in run.timing)
-        # As if it had ended just now, so that the time between its points is what it was.
+        # As if the logs ended now, which preserves the time between their points.
         start_time = clock() - measured_s
         name = f"events.out.tfevents.{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
         self._file, self._session = (
@@ -135,7 +135,7 @@ class TensorBoard:
             if name not in _AXIS_NAMES and isinstance(value, int | float)
         }
         if make_tag("loss") in values and make_tag("policy_gradient_loss") not in values:
-            # Of an algorithm with one loss only, it is the policy's.
+            # The loss of an algorithm with a single loss is the policy loss.
             values[make_tag("policy_gradient_loss")] = values.pop(make_tag("loss"))
         if _get_wall_s(metrics) > 0.0:
             values[RATE_TAG] = (step - self._last_step) / _get_wall_s(metrics)
@@ -146,7 +146,7 @@ class TensorBoard:
 
 
 def _prepare_folder(folder: Path) -> Path:
-    """Made, and rid of what an earlier process of this run wrote there."""
+    """Create the folder and remove the event files of earlier processes of this run."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
         old.unlink()
@@ -154,7 +154,7 @@ def _prepare_folder(folder: Path) -> Path:
 
 
 def make_tag(name: str) -> str:
-    """Where TensorBoard shows a name of the record: the group before the slash."""
+    """Return the TensorBoard tag of a metric; the part before the slash is its group."""
     if name in TAGS:
         return TAGS[name]
     if name.startswith("eval_"):
@@ -165,7 +165,7 @@ def make_tag(name: str) -> str:
 
 
 def collect_hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
-    """What was set, under full names; what is absent is left out."""
+    """Return the settings of the recipe under dotted names, without unset ones."""
     return {
         name: value if isinstance(value, str | bool | int | float) else str(value)
         for name, value in nested_dict.flatten(recipe.model_dump(mode="json"))

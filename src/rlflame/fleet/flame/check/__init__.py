@@ -1,1 +1,1 @@
-"""The check of a Flame cluster: what works, what does not, and what to type."""
+"""`rlflame cluster-check`: diagnoses a Flame cluster and suggests fixes."""

@@ -1,4 +1,4 @@
-"""ClusterCheck: the order of the questions, when to stop asking, and the first of them."""
+"""Runs the checks of a cluster in order, and defines the first of them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from . import cluster_snapshot, executor_probe, stale_runs
 from .cluster_snapshot import ClusterSnapshot
 from .findings import CheckTimeouts, Diagnosis, Finding, shorten_error
 
-#: The most executors that are asked by default.
+#: The maximum number of executors to probe by default.
 _MAX_EXECUTORS = 32
 _SNAPSHOT_INTERVAL_S = 2.0
 _RETRY_COMMAND = "rlflame cluster-check"
-_NO_CLUSTER_TEXT = "no Flame cluster is configured, and none is needed: rlflame train runs here"
+_NO_CLUSTER_TEXT = "no Flame cluster is configured; without one, rlflame train runs on this machine"
 
 
 @dataclass
 class ClusterCheck:
-    """One check; every finding is shown as soon as it is made."""
+    """A check of a cluster that shows each finding as soon as it is made."""
 
     show: Callable[[Finding], None]
     report_progress: Callable[[str], None]
@@ -51,11 +51,11 @@ class ClusterCheck:
     timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
     _findings: list[Finding] = field(default_factory=list, init=False)
     _snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
-    #: Those up to when no executor had answered the probe, its session still open.
+    #: The snapshots up to the moment when the probe gave up, with its session still open.
     _silent_snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
 
     def run(self) -> Diagnosis:
-        # flamepy's log would stand between our lines.
+        # Keeps flamepy's log out of the output.
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         reachable = False
         client, finding = check_configuration()
@@ -66,7 +66,7 @@ class ClusterCheck:
             finally:
                 client.close()
         self._add(check_machine())
-        # Not earlier: it would take the time that the probe measures.
+        # After the probe: it would slow down the round trips that the probe measures.
         self._add(self.check_graphics())
         return Diagnosis(tuple(self._findings), find_configuration() is not None, reachable)
 
@@ -76,7 +76,7 @@ class ClusterCheck:
         return finding
 
     def _check_cluster(self, client: FlameClient) -> bool:
-        """Ask every question; whether both servers answered to the end."""
+        """Run all checks; return whether both servers answered throughout."""
         manager = self._add(check_session_manager(client))
         cache = self._add(check_object_cache(client))
         if manager.status == "failed":
@@ -101,7 +101,7 @@ class ClusterCheck:
                     for line in "".join(traceback.format_exception(error)).splitlines():
                         self.report_progress(line)
                 self._add(Finding(name, "failed", shorten_error(error.message), (_RETRY_COMMAND,)))
-                if isinstance(error, ClusterCallError):  # nothing else will be answered
+                if isinstance(error, ClusterCallError):  # later calls would not be answered either
                     return False
         return bool(cache.facts.get("answers", True))
 
@@ -118,14 +118,14 @@ class ClusterCheck:
 
     def _clean(self) -> Finding:
         if not self._cache_serves:
-            text = "nothing was removed: only the object cache tells which runs live"
-            return Finding("cleaning", "failed", text, ("see the check of the object cache",))
+            text = "nothing was removed: without the object cache, live runs look like dead ones"
+            return Finding("cleaning", "failed", text, ("see the object cache check above",))
         runs = self._scan.settle(self._take_snapshot, self.report_progress)
         return stale_runs.remove_dead_runs(self._client, runs, self.timeouts.closing_s)
 
     def _check_capacity(self) -> Finding:
         if not self._take_snapshot().room:
-            # Executors of a session that has just been closed are on their way out.
+            # Executors of a session that was just closed may still be shutting down.
             time.sleep(self.timeouts.still_s)
             self._take_snapshot()
         return cluster_snapshot.check_capacity(self._snapshots[-1])
@@ -138,8 +138,8 @@ class ClusterCheck:
         if not room:
             obstacles.append("capacity")
         if obstacles:
-            fix = f"see the check of {obstacles[0]} above"
-            return Finding("probe", "warning", "no executor was asked", (fix,))
+            fix = f"see the {obstacles[0]} check above"
+            return Finding("probe", "warning", "no executor was probed", (fix,))
         result = executor_probe.run_probe(
             self._client,
             self.timeouts,
@@ -153,14 +153,14 @@ class ClusterCheck:
         return last
 
     def _record_silence(self) -> None:
-        """Snapshots while a session waits in vain, far enough apart to see what stands still."""
+        """Take snapshots of a session without answers, far enough apart to see what is stuck."""
         self._take_snapshot()
         time.sleep(self.timeouts.still_s)
         self._take_snapshot()
         self._silent_snapshots = list(self._snapshots)
 
     def _check_executors(self) -> Finding:
-        """Look for long enough to see what stands still, and longer while one may yet move."""
+        """Take snapshots for at least `still_s`, and longer while an executor is undecided."""
         started_s, timeouts = self._take_snapshot().at_s, self.timeouts
         while self._snapshots[-1].executors:
             _, is_undecided = cluster_snapshot.find_stuck(self._snapshots, timeouts)
@@ -196,7 +196,7 @@ def check_machine() -> Finding:
 
 
 def check_configuration() -> tuple[FlameClient | None, Finding]:
-    """The configured cluster, not yet connected to, or what is wrong with the configuration."""
+    """Return an unconnected client, or None if the configuration is invalid, and the finding."""
     source, name = find_configuration(), "configuration"
     if source is None:
         return None, Finding(name, "failed", _NO_CLUSTER_TEXT, (START, EXPORT))
@@ -220,7 +220,7 @@ def check_session_manager(client: FlameClient) -> Finding:
 
 
 def check_object_cache(client: FlameClient) -> Finding:
-    """Put, get and delete, by the configured address, as a run does."""
+    """Put, get and delete an object at the configured address, as a run does."""
     name, prefix = "object cache", f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
     try:
         client.check_port(CACHE, client.cache_endpoint)
@@ -235,15 +235,15 @@ def check_object_cache(client: FlameClient) -> Finding:
         text = shorten_error(error.message)
         return Finding(name, "failed", text, error.fixes, (), {"answers": False})
     except FleetError as error:
-        text = f"it does not answer as a cache: {shorten_error(error.message)}"
-        fixes = (TLS_FIX, "if it hangs, restart it; with cache.storage set, nothing is lost")
+        text = f"does not respond as an object cache: {shorten_error(error.message)}"
+        fixes = (TLS_FIX, "if it hangs, restart it; with cache.storage set, no objects are lost")
         return Finding(name, "failed", text, fixes, (), {"answers": False})
     if not is_kept:
         fix = (
-            "in flame-cluster.yaml give it cache.storage (a folder), so that a full memory "
-            "deletes nothing, and more cache.eviction.max_memory; then restart it"
+            "in flame-cluster.yaml, set cache.storage to a folder, so that no objects are deleted "
+            "when memory is full, and raise cache.eviction.max_memory; then restart the cache"
         )
-        return Finding(name, "failed", "it loses an object that it has just taken", (fix,))
+        return Finding(name, "failed", "lost an object right after storing it", (fix,))
     round_trip_ms = 1000 * (time.perf_counter() - started_at)
     facts = {"round_trip_ms": round_trip_ms, "hands_out": reference.endpoint}
     text = f"round trip of 1 MB {round_trip_ms:.0f} ms"
@@ -251,17 +251,17 @@ def check_object_cache(client: FlameClient) -> Finding:
         # References carry the address of the cache's own network interface.
         client.check_port(CACHE, reference.endpoint)
     except FleetError:
-        text += f"; it refers to itself as {reference.endpoint}, which this machine does not reach"
+        text += f"; it advertises {reference.endpoint}, which this machine cannot reach"
         fix = (
-            "executors fetch weights from there: if none answers, set cache.network_interface in "
-            "flame-cluster.yaml to an interface that they reach, and restart the cache"
+            "executors fetch weights from there; if none answers, set cache.network_interface in "
+            "flame-cluster.yaml to an interface that they can reach, and restart the cache"
         )
         return Finding(name, "warning", text, (fix,), (), facts)
     return Finding(name, "ok", text, facts=facts)
 
 
 def check_template(client: FlameClient) -> Finding:
-    """The application that ours are modelled on."""
+    """Check the application that serves as a template for runs."""
     name = client.template
     application = client.call("get_application", name)
     if application is not None and application.installer == "python":
@@ -269,10 +269,10 @@ def check_template(client: FlameClient) -> Finding:
         if "flamepy.runner.runpy" in command:
             facts = {"name": name, "command": command}
             return Finding("template", "ok", f"{name} runs flamepy's runner", facts=facts)
-    text = f"no application {name} with the installer python runs flamepy's runner"
+    text = f"no application {name} uses the installer python and runs flamepy's runner"
     fixes = (
         "restart the session manager, which registers flmrun when it starts; flmctl unregister "
-        "removes a wrong one",
-        "or let runner.template name another application",
+        "removes an incorrect one",
+        "or set runner.template to another application",
     )
     return Finding("template", "failed", text, fixes)

@@ -1,4 +1,4 @@
-"""Snapshots of a cluster as values, and the findings that follow from several of them."""
+"""Snapshots of a cluster, and the findings derived from several of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .findings import CheckTimeouts, Finding
 
 NODE_STATES = ("Unknown", "Ready", "NotReady")
 GIB = 1 << 30
-#: States that a healthy executor passes at once.
+#: States that a healthy executor leaves immediately.
 _TRANSIENT_STATES = ("Void", "Unbinding", "Releasing")
 _MAX_NAMES = 4
 
@@ -49,9 +49,9 @@ class ClusterSession:
     running: int = 0
     succeeded: int = 0
     failure_count: int = 0
-    #: Flame gives it no executors any more.
+    #: Whether Flame has stopped starting executors for it.
     is_paused: bool = False
-    #: The message of the last executor that could not take it.
+    #: The message of the last executor that failed to bind to it.
     problem: str = ""
 
     @property
@@ -63,7 +63,7 @@ class ClusterSession:
 class Application:
     name: str
     description: str = ""
-    #: It has a package that executors install before they serve it.
+    #: Whether executors install a package before they serve it.
     installs: bool = False
 
 
@@ -72,7 +72,7 @@ class ClusterSnapshot:
     at_s: float
     nodes: tuple[Node, ...] = ()
     executors: tuple[Executor, ...] = ()
-    #: The open ones.
+    #: Open sessions only.
     sessions: tuple[ClusterSession, ...] = ()
     applications: tuple[Application, ...] = ()
 
@@ -81,7 +81,7 @@ class ClusterSnapshot:
 
     @property
     def room(self) -> int:
-        """How many more executors of one processor and one GiB there is room for."""
+        """The number of additional executors (one processor, 1 GiB each) that fit."""
         room = 0
         for node in self.nodes:
             if node.state == "Ready":
@@ -93,7 +93,7 @@ class ClusterSnapshot:
 
 
 def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
-    """Look at everything once; raises FleetError if the session manager does not answer."""
+    """Query the cluster once; raises FleetError if the session manager does not answer."""
     nodes = []
     for node in client.call("list_nodes"):
         size, state = node.status.capacity, NODE_STATES[node.status.state]
@@ -126,7 +126,7 @@ def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
 def check_nodes(snapshot: ClusterSnapshot) -> Finding:
     facts = {"nodes": {node.name: node.state for node in snapshot.nodes}}
     if not snapshot.nodes:
-        text = "no executor manager has ever reported"
+        text = "no executor manager has registered"
         return Finding(
             "nodes", "failed", text, (f"start one; on this machine: {START}",), (), facts
         )
@@ -135,11 +135,11 @@ def check_nodes(snapshot: ClusterSnapshot) -> Finding:
     if not missing:
         return Finding("nodes", "ok", text, facts=facts)
     names = _format_names(missing)
-    text += f"; away: {names}; Flame sends executors there, where they wait for ever"
+    text += f"; not ready: {names}; executors that Flame assigns there wait forever"
     fixes = (
-        f"start the executor manager of {names} again, under the same hostname",
-        "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "
-        "start it again",
+        f"restart the executor manager of {names} under the same hostname",
+        "if the node is gone for good: stop the session manager, remove nodes/NAME from its "
+        "storage folder, and start it again",
     )
     return Finding("nodes", "failed", text, fixes, (), facts)
 
@@ -151,17 +151,17 @@ def check_capacity(snapshot: ClusterSnapshot) -> Finding:
         return Finding("capacity", "ok", f"room for {format_count(room, 'executor')}", facts=facts)
     holders = Counter(executor.session or "no session" for executor in snapshot.executors)
     names = _format_names([f"{session} ({number})" for session, number in holders.most_common()])
-    text = f"no room for another executor; those that exist are held by {names or 'nobody'}"
-    fix = "new runs wait until one of these ends; rlflame cluster-check --clean ends dead ones"
+    text = f"no room for another executor; existing ones are held by {names or 'nobody'}"
+    fix = "new runs wait until one of these ends; rlflame cluster-check --clean removes dead runs"
     return Finding("capacity", "warning", text, (fix,), (), facts)
 
 
 def find_stuck(
     snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Executors that should have moved, and whether later snapshots could show more of them.
+    """Return the stuck executors, and whether later snapshots may show more of them.
 
-    `certain` is false where a long task or a long installation would look alike.
+    `certain` is false if a long task or a long installation would look the same.
     """
     stalls, is_undecided, last = [], False, snapshots[-1]
     for executor in last.executors:
@@ -187,9 +187,9 @@ def find_stuck(
 def _diagnose(
     executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot
 ) -> tuple[str, bool]:
-    """Why an executor is stuck if this goes on, or nothing; and whether that is certain."""
+    """Return why an executor may be stuck, or "", and whether that is certain."""
     if executor.state in _TRANSIENT_STATES:
-        return "a state that others leave at once", True
+        return "a state that healthy executors leave immediately", True
     earlier_session, now = first.find_session(executor.session), last.find_session(executor.session)
     if executor.state not in ("Binding", "Bound"):
         return "", True
@@ -197,13 +197,13 @@ def _diagnose(
         return "its session is closed", True
     if executor.state == "Binding":
         installs = any(app.name == now.application and app.installs for app in last.applications)
-        return "its worker does not come up", not installs
+        return "its worker does not start", not installs
     failure_count = now.failure_count - earlier_session.failure_count
     if failure_count and now.succeeded == earlier_session.succeeded:
-        return f"{format_count(failure_count, 'task')} failed at once", True
+        return f"{format_count(failure_count, 'task')} failed and none succeeded", True
     if now.counts != earlier_session.counts or not now.pending + now.running:
         return "", True
-    return "its session's tasks do not move", not now.running
+    return "its session's tasks make no progress", not now.running
 
 
 def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
@@ -221,23 +221,23 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
     certain = [fact for fact in stalls if fact["certain"]]
     fixes = tuple(format_remedy(node) for node in sorted({f["node"] for f in certain or stalls}))
     if certain:
-        text = f"{len(certain)} stuck, and in the way of every run ({text})"
+        text = f"{len(certain)} stuck, which blocks every run ({text})"
         return Finding("executors", "failed", text, fixes, notes, facts)
-    text = f"{len(stalls)} did not move ({text}); long tasks and installations look alike"
-    retry = "rlflame cluster-check again in a minute; if it still says so:"
+    text = f"{len(stalls)} made no progress ({text}); long tasks and installations look the same"
+    retry = "run rlflame cluster-check again in a minute; if the warning remains:"
     return Finding("executors", "warning", text, (retry, *fixes), notes, facts)
 
 
 def format_remedy(node: str) -> str:
-    """What frees a node: a quick restart gives it its dead executors back."""
-    text = f"stop the executor manager on {node}, wait 40 s (less does not help), start it again"
+    """Return how to free a node. After a quick restart, it would keep its dead executors."""
+    text = f"stop the executor manager on {node}, wait 40 s (less is not enough), start it again"
     if re.fullmatch(r"executor-\d+", node):
-        text += f"; here: docker compose -f compose/compose.yaml restart {node}, which waits itself"
+        text += f"; here: docker compose -f compose/compose.yaml restart {node} (includes the wait)"
     return text
 
 
 def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
-    """Whether waiting tasks are going to get an executor."""
+    """Check that waiting tasks can get an executor."""
     last = snapshots[-1]
     paused_sessions = [session for session in last.sessions if session.is_paused]
     running = sum(session.running for session in last.sessions)
@@ -249,17 +249,17 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
         if not session.is_paused and _is_starved(session.id, snapshots, timeouts)
     ]
     if ids and last.room:
-        text = f"tasks wait in {_format_names(ids)}, and no executor is started"
+        text = f"tasks wait in {_format_names(ids)}, but no executor is started"
         fixes = (
-            "put gang into cluster.policies of flame-cluster.yaml (v0.6.0 starts no executor "
+            "add gang to cluster.policies in flame-cluster.yaml (v0.6.0 starts no executor "
             "without it; later versions must not have it) and restart the session manager",
-            "or cluster.resreq asks for more than any node has: make it smaller",
+            "or reduce cluster.resreq, if it exceeds the size of every node",
         )
         return Finding("scheduling", "failed", text, fixes, (), facts)
     if paused_sessions:
         reason = paused_sessions[0].problem[:200]
         text = f"{paused_sessions[0].id} gets no more executors, because none could start: {reason}"
-        fix = "end that run and begin it again; the executor's log is under FLAME_HOME/logs"
+        fix = "stop that run and start it again; the executor's log is under FLAME_HOME/logs"
         return Finding("scheduling", "warning", text, (fix,), (), facts)
     text = f"{running} tasks running, {pending} waiting"
     return Finding("scheduling", "ok", text, facts=facts)
@@ -268,7 +268,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
 def _is_starved(
     session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> bool:
-    """Whether its tasks have waited long enough, with no executor in the cluster."""
+    """Whether the session's tasks have waited for `still_s` with no executor in the cluster."""
     since_s = snapshots[-1].at_s
     for snapshot in reversed(snapshots):
         session = snapshot.find_session(session_id)

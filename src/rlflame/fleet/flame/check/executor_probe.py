@@ -1,4 +1,4 @@
-"""The probe: executors are asked what they are, and compared with this machine."""
+"""The probe: asks executors to describe their machines, and compares them with this one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .findings import CheckTimeouts, Finding, shorten_error
 from .stale_runs import CLEAN_COMMAND
 
 _PING_COUNT = 20
-#: How often an answer is looked for, and the empty task's, whose round trip is measured.
+#: The polling intervals for answers and for pings, whose round trips are measured.
 _POLL_S, _PING_POLL_S = 0.05, 0.001
-#: A task lasts at least this long, so that each executor that is up takes one.
+#: The minimum duration of a task, so that every running executor takes one.
 _WAIT_S = 0.4
 _DELAY_RELEASE_S = 30
 _SLOW_MS = 100.0
-#: What the last bits of results depend on, and for another minor version whether a worker starts.
+#: Fields that can change the last bits. With another Python minor version, no worker may start.
 _MACHINE_FIELDS = {"processor": "", "libc": "libc ", "system": "system ", "python": "Python "}
 
 
@@ -47,7 +47,7 @@ class ProbeResult:
     round_trips_s: list[float] = field(default_factory=list)
     problem: str = ""
     hint: str = ""
-    #: Why not everything could be removed afterwards.
+    #: Why the probe's session could not be removed completely.
     cleanup_problem: str = ""
 
 
@@ -58,9 +58,9 @@ def run_probe(
     report_progress: Callable[[str], None],
     on_silence: Callable[[], None],
 ) -> ProbeResult:
-    """Ask executors in a session of its own, and leave nothing behind.
+    """Query executors in a temporary session, and remove it afterwards.
 
-    `on_silence` looks at the cluster, with the session still open, if none answers.
+    `on_silence` is called, with the session still open, if no executor answers.
     """
     result, name = ProbeResult(target), f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
     flame = FlameSettings(
@@ -70,7 +70,7 @@ def run_probe(
     starter = SessionStarter(client, name, {}, runtime, lambda event: report_progress(event.text))
     lease = None
     try:
-        lease = Lease(name)  # by which a check that is killed can be told from a live one
+        lease = Lease(name)  # lets later checks detect that this one was killed
         started_at = time.monotonic()
         try:
             session = starter.start_session(installs=False)
@@ -100,7 +100,7 @@ def run_probe(
 def _ask_executors(
     client: FlameClient, session: Any, result: ProbeResult, timeout_s: float
 ) -> None:
-    """Ask in rounds until every executor that comes has answered once."""
+    """Query in rounds until every executor of the session has answered once."""
     processes = {_get_process(greeting) for greeting in result.greetings}
     deadline = time.monotonic() + timeout_s
     while len(processes) < result.target and time.monotonic() < deadline:
@@ -121,7 +121,7 @@ def _get_process(greeting: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def make_findings(result: ProbeResult, local: Mapping[str, Any]) -> list[Finding]:
-    """Findings of a probe; `local` describes this machine."""
+    """Return the findings of a probe; `local` describes this machine."""
     findings = [_check_answers(result)]
     if result.greetings:
         findings += [
@@ -140,8 +140,8 @@ def _check_answers(result: ProbeResult) -> Finding:
     if result.problem:
         fixes = [result.hint] if result.hint and "cluster-check" not in result.hint else []
         fixes.append(
-            "see the checks of nodes, executors and scheduling, then the executor manager's log "
-            "under FLAME_HOME/logs; its Python must be of the same minor version as here"
+            "see the nodes, executors and scheduling checks, then the executor manager's log "
+            "under FLAME_HOME/logs; its Python must have the same minor version as this one"
         )
         return Finding("probe", "failed", shorten_error(result.problem), tuple(fixes), (), facts)
     text = (
@@ -149,14 +149,14 @@ def _check_answers(result: ProbeResult) -> Finding:
         f"first after {result.cold_start_s or 0.0:.1f} s"
     )
     if result.cleanup_problem:
-        text += f"; its session could not be removed: {result.cleanup_problem}"
-        fix = f"in half a minute: {CLEAN_COMMAND}"
+        text += f"; the probe's session could not be removed: {result.cleanup_problem}"
+        fix = f"in 30 seconds, run {CLEAN_COMMAND}"
         return Finding("probe", "warning", text, (fix,), (), facts)
     return Finding("probe", "ok", text, facts=facts)
 
 
 def format_machine(greeting: Mapping[str, Any]) -> str:
-    """The description that `describe_host` makes, in one line."""
+    """Format a description from `describe_host` as one line."""
     return (
         f"{greeting['host']}: Python {greeting['python']}, {greeting['processor']}, "
         f"{greeting['cores']} processors, {greeting['memory_bytes'] / (1 << 30):.1f} GiB"
@@ -178,14 +178,14 @@ def _check_machines(greetings: Sequence[dict[str, Any]], local: Mapping[str, Any
         if greeting[name] != local[name]
     }
     if not differing:
-        return Finding("workers", "ok", "machines like this one", (), notes, facts)
-    text = f"differ in {', '.join(sorted(differing))}; results can differ in their last bits"
-    fix = "none needed where bits may differ; for equal bits use machines of one kind"
+        return Finding("workers", "ok", "machines of the same kind as this one", (), notes, facts)
+    text = f"differ in {', '.join(sorted(differing))}; results may not be bit-identical"
+    fix = "needed only for bit-identical results: use machines of the same kind"
     return Finding("workers", "warning", text, (fix,), notes, facts)
 
 
 def _check_packages(greetings: Sequence[dict[str, Any]], local: Mapping[str, str]) -> Finding:
-    """The packages that environments use, as a run compares them."""
+    """Compare the packages that environments use, as a run does."""
     hosts: dict[str, list[str]] = {}
     for host, remote in {greeting["host"]: greeting["packages"] for greeting in greetings}.items():
         missing, different = compare_packages(remote, local)
@@ -195,12 +195,12 @@ def _check_packages(greetings: Sequence[dict[str, Any]], local: Mapping[str, str
             hosts.setdefault(format_versions(different, remote, local), []).append(host)
     facts = {"differ": hosts}
     if not hosts:
-        text = "as on this machine: a run installs nothing"
+        text = "the same as on this machine: a run installs nothing"
         return Finding("packages", "ok", text, facts=facts)
     text = "; ".join(f"{text} on {', '.join(names)}" for text, names in hosts.items())
-    text += ": each run installs them first; used as they are, they can change the last bits"
+    text += "; each run installs them first, because other versions can change the last bits"
     fix = (
-        "none needed where executors reach a package index; to spare runs the wait, give the "
+        "none needed if executors can reach a package index; to avoid the installation, give the "
         "executors an image like compose/executor.Dockerfile"
     )
     return Finding("packages", "warning", text, (fix,), (), facts)
@@ -210,9 +210,9 @@ def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
     ordered_ms = sorted(1000.0 * time_s for time_s in round_trips_s)
     p50_ms, p95_ms = (ordered_ms[-(-len(ordered_ms) * share // 100) - 1] for share in (50, 95))
     facts = {"number": len(round_trips_s), "p50_ms": p50_ms, "p95_ms": p95_ms}
-    text = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
+    text = f"round trip of an empty task: median {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
     if p50_ms <= _SLOW_MS:
         return Finding("tasks", "ok", text, facts=facts)
-    fix = "bigger tasks hide it: more rollout.steps or rollout.envs_per_slot"
-    text += ": the cluster is far away, or busy"
+    fix = "use larger tasks: raise rollout.steps or rollout.envs_per_slot"
+    text += "; the cluster is far away or busy"
     return Finding("tasks", "warning", text, (fix,), (), facts)

@@ -1,4 +1,4 @@
-"""The findings of cluster-check: one for each question, with what to type if it is not well."""
+"""The findings of `rlflame cluster-check`: one per check, with suggested fixes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-#: Runs work in spite of a warning; a failure stops them.
+#: Runs work despite a warning; a failure prevents them.
 Status = Literal["ok", "warning", "failed"]
 CheckVerdict = Literal["healthy", "degraded", "unreachable"]
-#: Longer errors are cut off.
+#: Longer error texts are truncated.
 _MAX_CHARS = 240
 EXIT_CODES: dict[CheckVerdict, int] = {"healthy": 0, "degraded": 1, "unreachable": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one question."""
+    """The result of one check."""
 
     check: str
     status: Status
     text: str
-    #: What to type or do; the first is the one to try first.
+    #: Commands or actions that may fix the problem, the most likely one first.
     fixes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    #: The same for programs.
+    #: The finding as data, for programs.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -38,12 +38,12 @@ def shorten_error(text: str) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, in the order in which they were made."""
+    """All findings of a cluster check, in order."""
 
     findings: tuple[Finding, ...]
-    #: False if no Flame is configured at all, which is no illness.
+    #: Whether a Flame cluster is configured. Training works without one.
     is_configured: bool
-    #: Whether session manager and object cache both answered to the end.
+    #: Whether the session manager and the object cache answered throughout the check.
     reachable: bool
 
     @property
@@ -70,20 +70,20 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class CheckTimeouts:
-    """How long the steps of a check may take."""
+    """Time limits of the steps of a check."""
 
-    #: An executor that stays this long in a state that others pass at once is stuck.
+    #: An executor that stays in a transient state for this long is stuck.
     still_s: float = 6.0
-    #: The same for Binding, where a worker process is started.
+    #: The same for Binding, the state in which the worker process starts.
     binding_s: float = 30.0
-    #: A lease that stands still this long is of a dead run: its workers give up after 90 s.
+    #: A run whose lease has not changed for this long is dead: its workers give up after 90 s.
     lease_s: float = 100.0
-    #: The same if the driver's process on this machine is gone, too. Not at once: containers may
-    #: share a host's name and not its processes, so two beats have to be missed.
+    #: The same if the driver's process no longer exists on this machine. Containers can share a
+    #: host name but not its processes, so the lease must also miss two beats.
     gone_s: float = 11.0
-    #: Until an executor has answered for the first time.
+    #: The wait for the first answer of an executor.
     first_answer_s: float = 45.0
-    #: Until all that are to come have answered.
+    #: The wait for the answers of all executors.
     all_answers_s: float = 20.0
-    #: How long a session may refuse to be closed.
+    #: How long a refused removal of a run is retried.
     closing_s: float = 15.0

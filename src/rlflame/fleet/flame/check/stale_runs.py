@@ -1,7 +1,7 @@
-"""The runs of rlflame on a cluster: which of them live, and the removal of those that are dead.
+"""Finds the runs of rlflame on a cluster, and removes those that are dead.
 
-A run keeps a lease that changes every few seconds, so a reader that looks long enough knows,
-whatever the clocks of the machines say. A run that is not certain to be dead is left alone.
+A live run renews its lease every few seconds. A reader watches the lease for a change, so the
+machines' clocks need not agree. A run that is not certainly dead is left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .findings import CheckTimeouts, Finding
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"
 _POLL_INTERVAL_S = 2.0
-#: The description of our applications; another with a like name is not ours.
+#: The description of rlflame's applications. A name with the prefix is not enough.
 _DESCRIPTION = "rlflame"
 RunState = Literal["alive", "dead", "unknown"]
 ProcessState = Literal["driver", "gone", "doubtful"]
@@ -34,15 +34,15 @@ ProcessState = Literal["driver", "gone", "doubtful"]
 
 @dataclass(slots=True)
 class ClusterRun:
-    """The part of one run on the cluster, and what is known of its life."""
+    """The sessions and the lease of one run, and whether the run is alive."""
 
     name: str
     sessions: list[ClusterSession]
-    #: Its lease when it was read for the first time.
+    #: The lease as first read.
     lease: dict[str, Any] | None = None
-    #: When it is dead if it has not moved.
+    #: When the run counts as dead, unless its lease changes before.
     due_s: float = 0.0
-    #: None while it may show that it lives.
+    #: None until it is decided.
     state: RunState | None = None
     reason: str = ""
 
@@ -56,7 +56,7 @@ def find_runs(snapshot: ClusterSnapshot) -> list[ClusterRun]:
         for application in snapshot.applications
         if application.name.startswith(PREFIX) and application.description == _DESCRIPTION
     }
-    # A run that installs has two applications.
+    # A run that installs packages has two applications.
     names = sorted({application.removesuffix("-i") for application in applications})
     runs = {name: ClusterRun(name, []) for name in names}
     for session in snapshot.sessions:
@@ -66,7 +66,7 @@ def find_runs(snapshot: ClusterSnapshot) -> list[ClusterRun]:
 
 
 def check_process(lease: Mapping[str, Any]) -> ProcessState:
-    """What this machine knows of a driver by its number, which may be another process's by now."""
+    """Look up a driver's process ID on this machine. The ID may have been reused."""
     pid = int(lease["pid"])
     if lease["host"] != socket.gethostname():
         return "doubtful"
@@ -81,13 +81,13 @@ def check_process(lease: Mapping[str, Any]) -> ProcessState:
     except OSError:
         return "doubtful"
     is_other = pid == os.getpid() or b"cluster-check" in arguments
-    # A folder of that name, as a clone has, says nothing of what its interpreter runs.
+    # Only the last part of a path counts: a clone's folder is also called rlflame.
     is_rlflame = any(argument.rpartition(b"/")[2] == b"rlflame" for argument in arguments)
     return "driver" if is_rlflame and not is_other else "doubtful"
 
 
 class RunScan:
-    """Begins with a first snapshot, and is settled once each run is known to live or not."""
+    """Decides which of the runs in a first snapshot are alive."""
 
     def __init__(self, snapshot: ClusterSnapshot, timeouts: CheckTimeouts) -> None:
         self._started_s = time.monotonic()
@@ -96,21 +96,21 @@ class RunScan:
             run.lease = _read_lease(run)
             process_state = check_process(run.lease) if run.lease else "doubtful"
             if process_state == "driver":
-                run.settle("alive", "its process on this machine lives")
+                run.settle("alive", "its process is running on this machine")
             wait_s = timeouts.gone_s if process_state == "gone" else timeouts.lease_s
             run.due_s = self._started_s + min(wait_s, timeouts.lease_s)
 
     def settle(
         self, take_snapshot: Callable[[], ClusterSnapshot], report_progress: Callable[[str], None]
     ) -> list[ClusterRun]:
-        """Wait until every live run has shown it, or long enough to say that the rest are dead."""
+        """Wait until every run has renewed its lease or counts as dead; return all runs."""
         self._compare_leases()
         if unclear_runs := self._list_undecided():
             longest_s = max(run.due_s for run in unclear_runs) - time.monotonic()
             report_progress(
-                f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
-                f"{format_count(len(unclear_runs), 'run')} of rlflame on the cluster still live; a "
-                "live one mostly shows it within 5 s"
+                f"waiting up to {max(0.0, longest_s):.0f} s for the lease updates of "
+                f"{format_count(len(unclear_runs), 'run')} of rlflame on the cluster; a live run "
+                "usually renews its lease within 5 s"
             )
         while unclear_runs := self._list_undecided():
             left_s = min(run.due_s for run in unclear_runs) - time.monotonic()
@@ -131,19 +131,19 @@ class RunScan:
         for run in self._list_undecided():
             lease = _read_lease(run)
             if lease and (run.lease is None or lease["beat"] != run.lease["beat"]):
-                run.settle("alive", f"its lease moves, beat {lease['beat']}")
+                run.settle("alive", f"its lease was renewed (beat {lease['beat']})")
 
     def _conclude(self, run: ClusterRun, now: ClusterRun | None) -> None:
         stood_s = time.monotonic() - self._started_s
         if now is None:
-            run.settle("alive", "it has just ended by itself")
+            run.settle("alive", "it ended during the check")
         elif run.lease:
             location = f"process {run.lease['pid']} on {run.lease['host']}"
-            run.settle("dead", f"no beat for {stood_s:.0f} s; it was {location}")
+            run.settle("dead", f"its lease was not renewed for {stood_s:.0f} s; it was {location}")
         elif now.sessions != run.sessions or any(session.running for session in now.sessions):
-            run.settle("unknown", "it has no lease, but tasks of it run")
+            run.settle("unknown", "it has no lease, but its sessions are active")
         else:
-            run.settle("dead", f"it has no lease, and nothing moved for {stood_s:.0f} s")
+            run.settle("dead", f"it has no lease and was inactive for {stood_s:.0f} s")
 
 
 def _read_lease(run: ClusterRun) -> dict[str, Any] | None:
@@ -155,7 +155,7 @@ def _read_lease(run: ClusterRun) -> dict[str, Any] | None:
 
 
 def check_sessions(runs: Sequence[ClusterRun], snapshot: ClusterSnapshot) -> Finding:
-    """Whose sessions are open."""
+    """Report the open sessions of rlflame's runs and of other applications."""
     session_ids = [session.id for run in find_runs(snapshot) for session in run.sessions]
     foreign = [session for session in snapshot.sessions if session.id not in session_ids]
     facts = {
@@ -164,21 +164,21 @@ def check_sessions(runs: Sequence[ClusterRun], snapshot: ClusterSnapshot) -> Fin
     }
     notes = [f"{run.name} ({run.state}): {run.reason}" for run in runs]
     notes += [
-        f"{session.id}: {session.pending} waiting, {session.running} running, of others"
+        f"{session.id}: {session.pending} waiting, {session.running} running, another application"
         for session in foreign
     ]
     counts = Counter(run.state for run in runs)
     parts = [f"{format_count(number, f'{state} run')}" for state, number in counts.items()]
-    parts += [f"{format_count(len(foreign), 'session')} of others"] if foreign else []
+    parts += [f"{format_count(len(foreign), 'session')} of other applications"] if foreign else []
     text = ", ".join(parts) or "none open"
     if not counts["dead"]:
         return Finding("sessions", "ok", text, (), tuple(notes), facts)
-    text += "; dead ones take their share from others"
+    text += "; dead runs occupy executors that others could use"
     return Finding("sessions", "warning", text, (CLEAN_COMMAND,), tuple(notes), facts)
 
 
 def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s: float) -> Finding:
-    """Remove dead runs, and say of every other why it was left alone."""
+    """Remove dead runs, and note why each other run was left alone."""
     removed_notes, kept_notes, failure_notes = [], [], []
     for run in runs:
         if run.state != "dead":
@@ -188,10 +188,10 @@ def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s:
         try:
             lease = object_cache.read_lease(key)
             if lease is not None and (run.lease is None or lease["beat"] != run.lease["beat"]):
-                kept_notes.append(f"left alone: {run.name}, its lease moves again")
+                kept_notes.append(f"left alone: {run.name}, its lease is being renewed again")
                 continue
             if lease is not None:
-                # Workers that still compute for it give up; its beat stays as it is.
+                # Makes the run's workers give up. The beat does not change.
                 object_cache.write_lease(key, {**lease, "closing": True})
             problem = remove_run(client, run.name, timeout_s)
         except FleetError as error:
@@ -207,7 +207,7 @@ def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s:
         return Finding("cleaning", "ok", text, (), notes, facts)
     text += f", {format_count(len(failure_notes), 'dead run')} could not be removed"
     fix = (
-        "an executor that never finishes its task keeps a session open, and an object cache that "
-        f"hangs keeps objects: see their checks, free the node or restart it; then {CLEAN_COMMAND}"
+        "an executor that never finishes its task keeps a session open, and a hanging object cache "
+        f"keeps objects: see their checks, free the node or restart the cache; then {CLEAN_COMMAND}"
     )
     return Finding("cleaning", "failed", text, (fix,), notes, facts)
