@@ -20,15 +20,13 @@ from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.plots.matplotlib_backend import render_image
 from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import make_table
-from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
-from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
+from rlflame.bench.case import Case, Clock, Stopwatch, warm_up
+from rlflame.bench.learners import run_with_learners
 from rlflame.bench.result import BenchResult, has_equal_digests
 from rlflame.bench.runner import BenchSession
 from rlflame.config.nested_dict import flatten
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import RlflameError
-from rlflame.experiment.learners import launcher
-from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.search_path import make_child_path
 from rlflame.rollout.task import Fragment
@@ -213,17 +211,11 @@ class RaceBenchmark:
 
 def train_variant(session: BenchSession, fleet_kind: str, variant: Variant) -> RaceRun:
     case, learners = variant.case, variant.learners
-    runtime = session.runtime.model_copy(update={"learners": learners})
-    threads = count_blas_threads(case.recipe.learning)
-    with (
-        session.open_fleet(fleet_kind, learners) as fleet,
-        launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group,
-    ):
+    with session.open_fleet(fleet_kind, learners) as fleet:
         warm_up(make_warmup_case(case), fleet, session.stop, session.clock)
         watch = EpisodeStopwatch(session.clock)
         session.take_retried()
-        timed = TimedProcessGroup(group, watch)
-        result = run_case(case, fleet, session.stop, watch, timed)
+        result = run_with_learners(case, fleet, session, learners, watch)
     exchange_s = watch.spent_s.get("exchange", 0.0)
     return RaceRun(
         result["seconds"],

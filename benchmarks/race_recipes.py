@@ -14,8 +14,8 @@ from rlflame.bench.case import Case
 from rlflame.bench.learners import find_shard_count
 from rlflame.config import resolve
 from rlflame.config.flags import TrainFlags
-from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
-from rlflame.config.resolve import check_learners, scale_config
+from rlflame.config.recipe import LearningSettings, RunConfig
+from rlflame.config.resolve import scale_config
 from rlflame.experiment import components
 
 SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
@@ -86,7 +86,9 @@ class Variant:
 
     @property
     def learners(self) -> int:
-        return self.config.runtime.learners
+        learners = self.config.runtime.learners
+        assert learners != "auto"
+        return learners
 
 
 def make_variants(
@@ -98,7 +100,7 @@ def make_variants(
 ) -> list[Variant]:
     """The exact recipe by every number of learners, and the scaled one by each above 1."""
     result = []
-    shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
+    shards = f"learning.gradient_shards={find_shard_count(counts, 8)}"
     for kind in ("exact", "scaled"):
         for learners in counts:
             if kind == "scaled" and learners == 1:
@@ -108,10 +110,9 @@ def make_variants(
                 algo=setup.algorithm,
                 sets=[*setup.sets, shards, *sets],
                 steps=steps or setup.steps,
-                learners=learners,
+                learners=str(learners),
             )
             config, _ = resolve.resolve(flags, components.has_continuous_actions)
-            check_learners(config.learning, learners)
             scaled = kind == "scaled"
             config = scale_config(config, batch=scaled, learning_rate=scaled)
             result.append(Variant(kind, _make_case(kind, config), config))

@@ -14,7 +14,7 @@ OLD_PACKAGES = {
     "(root)": (38, 6262, "config, experiment, rollout, storage, training"),
     "bench": (31, 3995, "bench; races with other libraries in benchmarks/"),
     "commands": (15, 2174, "cli"),
-    "companion": (5, 468, "training/critic_helper"),
+    "companion": (5, 468, "experiment/learners"),
     "crew": (5, 634, "experiment/learners, learning/parallel"),
     "display": (12, 1182, "console"),
     "doctor": (10, 1824, "fleet/flame/check"),

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from rlflame.analysis.report.document import Block, make_table
-from rlflame.bench.case import Stopwatch, run_case
+from rlflame.bench.case import Case, Stopwatch, run_case
 from rlflame.bench.result import (
     BenchResult,
     Side,
@@ -91,25 +91,8 @@ class LearnersBenchmark(Benchmark):
 
     def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
         """Train once. The first iteration is a warm-up and does not count."""
-        runtime = session.runtime.model_copy(update={"learners": learners})
         watch = Stopwatch(session.clock)
-        learning, env = self.case.recipe.learning, self.case.env
-        algorithm = make_algorithm(learning, components.make_policy_spec(learning, env))
-        group = LearnerGroup(
-            algorithm,
-            learning,
-            components.make_policy_spec(learning, env),
-            runtime,
-            learners,
-            session.show_note,
-            wrap=lambda group: TimedProcessGroup(group, watch),
-        )
-        try:
-            if learners > 1 and not group.wait_for_others(_JOIN_TIMEOUT_S):
-                raise LearnerFailure("The other learners have not started.", RETRY_HINT)
-            weights = run_case(self.case, fleet, session.stop, watch, group)["weights"]
-        finally:
-            group.close()
+        weights = run_with_learners(self.case, fleet, session, learners, watch)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
         counts = {name: last.get(name, 0) - first.get(name, 0) for name in (*last, "exchange")}
         return {
@@ -148,6 +131,29 @@ class LearnersBenchmark(Benchmark):
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
             [_CSV_HEAD, *_make_csv_rows(sides)],
         )
+
+
+def run_with_learners(
+    case: Case, fleet: Fleet, session: BenchSession, learners: int, watch: Stopwatch
+) -> dict[str, Any]:
+    """Run a case by this number of learners; `exchange` is a phase of the watch."""
+    learning = case.recipe.learning
+    spec = components.make_policy_spec(learning, case.env)
+    group = LearnerGroup(
+        make_algorithm(learning, spec),
+        learning,
+        spec,
+        session.runtime,
+        learners,
+        session.show_note,
+        wrap=lambda group: TimedProcessGroup(group, watch),
+    )
+    try:
+        if learners > 1 and not group.wait_for_others(_JOIN_TIMEOUT_S):
+            raise LearnerFailure("The other learners have not started.", RETRY_HINT)
+        return run_case(case, fleet, session.stop, watch, group)
+    finally:
+        group.close()
 
 
 def describe_side(side: Side, base: Side) -> dict[str, Any]:
