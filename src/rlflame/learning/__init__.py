@@ -1,1 +1,1 @@
-"""Algorithms: how rollouts become new weights."""
+"""Algorithms that compute new weights from rollouts."""

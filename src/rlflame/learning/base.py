@@ -1,7 +1,7 @@
-"""The contracts of learning: algorithms, buffers, what they exchange, and how they are saved.
+"""Interfaces of algorithms and buffers, the data that they exchange, and their saved state.
 
-An Algorithm is complete in its `get_state()`. Whether learning is on- or off-policy is a property
-of the Buffer, which decides what batches a new set of fragments owes.
+`get_state()` holds the complete state of an Algorithm. The Buffer makes learning on- or off-policy:
+it decides which batches the algorithm learns from after each iteration's fragments.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float32, Float64, Fragment, PolicyArrays
 
-#: Tensors by name, as they stand in a checkpoint.
+#: Arrays by name, as stored in a checkpoint.
 State = dict[str, Array]
 Metrics = dict[str, float]
 Int64 = NDArray[np.int64]
 MinibatchT = TypeVar("MinibatchT", contravariant=True)
 LearnsFrom = TypeVar("LearnsFrom", contravariant=True)
 Yields = TypeVar("Yields", covariant=True)
-#: Beyond it a float does not know one count from the next.
+#: From here on, float64 cannot represent every integer.
 _MAX_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Fragments side by side, in slot order: arrays `[T, columns, ...]`.
+    """Fragments joined side by side in slot order, as arrays `[T, columns, ...]`.
 
-    `valid` is False where a column was idle because its episode had ended; zeros stand there.
+    `valid` is False, and the arrays are zero, at the steps after a column's episode has ended.
     """
 
     observations: Float32
@@ -45,7 +45,7 @@ class Batch:
     last_observations: Float32
     boundary_index: Int64
     boundary_observations: Float32
-    #: The weights that acted, normaliser included.
+    #: The weights of the acting policy, including the normaliser.
     behaviour: PolicyArrays
 
     @property
@@ -55,26 +55,26 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """Steps drawn from a replay, `[batch, ...]`; valid until the next are drawn."""
+    """Steps drawn from a replay, as arrays `[batch, ...]`; valid until the next draw."""
 
-    #: As the environment gave them, not normalised.
+    #: Raw observations from the environment, not normalised.
     observations: Float32
     actions: Float32
-    #: The discounted sum over the steps that were really summed, one or more.
+    #: The discounted sum of rewards over n steps, or over fewer if the episode or data ends.
     rewards: Float32
-    #: What followed the last of them; the real final observation where a time limit ended it.
+    #: The observation after the last summed step; after truncation, the true final observation.
     next_observations: Float32
-    #: What the estimate after the last of them counts: its discount, or 0 where it terminated.
+    #: The factor of the value estimate after the last summed step: its discount; 0 if terminated.
     bootstrap: Float32
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayBatch:
-    """The updates that an iteration owes, each with transitions of its own."""
+    """The updates due after an iteration, each with its own transitions."""
 
-    #: The iteration's own steps, for statistics of what is observed.
+    #: The iteration's new steps, used for observation statistics.
     fresh: Batch
-    #: Updates are numbered through the whole run, from zero.
+    #: The number of the first update. Numbers start at zero and run through the whole run.
     first_update: int
     updates: int
     draw: Callable[[int], Transitions]
@@ -86,17 +86,17 @@ class ReplayBatch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Transitions of an experience that will not change any more, and that a file can keep."""
+    """An immutable block of replay transitions that can be stored in a file."""
 
     number: int
-    #: Of its content, which names the digest of the segment before it.
+    #: The digest of the content. The content includes the digest of the previous segment.
     digest: str
-    #: Its content, taken from memory or verified and read from its file.
+    #: Returns the content from memory, or reads it from its file and verifies it.
     arrays: Callable[[], State] = field(compare=False, repr=False)
 
 
 def compute_digest(arrays: Mapping[str, Array]) -> str:
-    """Of every byte, under which name and in which shape it stands."""
+    """Return a SHA-256 digest of the arrays' names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
@@ -121,10 +121,12 @@ class MetricMeans:
 
 
 class Algorithm(Protocol[LearnsFrom]):
-    """Weights and how a batch changes them. `progress` runs from 0 to 1 over the horizon."""
+    """Weights, and the rule by which a batch updates them.
+
+    `progress` runs from 0 to 1 over the horizon."""
 
     def get_policy(self) -> PolicyArrays:
-        """Copies of the arrays to ship: the actor, and the normaliser when there is one."""
+        """Return copies of the arrays that workers need: the actor and any normaliser."""
 
     def update(self, batch: LearnsFrom, progress: float) -> Metrics: ...
 
@@ -134,47 +136,47 @@ class Algorithm(Protocol[LearnsFrom]):
 
 
 class Buffer(Protocol[Yields]):
-    """What becomes of fragments before they are learned from."""
+    """Turns fragments into the batches that an algorithm learns from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        """Take one iteration's fragments, in slot order, and the weights that acted."""
+        """Add one iteration's fragments, in slot order, and the weights of the acting policy."""
 
     def take_batches(self) -> Iterator[Yields]: ...
 
     def get_state(self) -> State:
-        """All that is in no segment."""
+        """Return everything that is not in a segment."""
 
     def list_segments(self) -> tuple[Segment, ...]:
-        """With the state, all there is; each stays as it is for as long as it is needed."""
+        """Return the segments in use. Together with the state they are the whole buffer."""
 
     def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None: ...
 
 
 class GradientProvider(Protocol[MinibatchT]):
-    """Where gradients of one algorithm's loss come from: numpy by hand, or torch's autograd.
+    """Computes gradients of one algorithm's loss: by hand in numpy, or with torch autograd.
 
-    Both work on the same flat float32 vector and must agree to rounding.
+    Both work on the same flat float32 vector and must agree up to rounding.
     """
 
     def compute_gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
-        """d(sum of the samples' losses / count)/d(parameters), and sums over the samples.
+        """Return d(sum of sample losses / count)/d(parameters), and sums over the samples.
 
-        `count` is the size of the whole minibatch, of which this may be one shard: gradients
-        and sums of shards add up. The gradient is valid until the next call.
+        `count` is the size of the whole minibatch. `minibatch` may be one shard of it: the
+        gradients and sums of the shards add up. The gradient is valid until the next call.
         """
 
 
 @dataclass
 class Counter:
-    """A number that is saved. Counting is much faster than in an array."""
+    """A saved integer. Incrementing it is much faster than incrementing an array."""
 
     value: int = 0
 
 
 class StateParts:
-    """What is saved, by name, and filled in place by `load_state`: arrays and counters.
+    """Named arrays and counters that make up a saved state; `load_state` fills them in place.
 
-    A part that a recipe does without is None. Integers are counts.
+    A part that the recipe does not use is None. Integer arrays are counts.
     """
 
     def __init__(self, **parts: Array | Counter | StateParts | None) -> None:
@@ -202,19 +204,19 @@ class StateParts:
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
-    """Copy a saved array into its place. One of another shape is refused, never broadcast."""
+    """Copy a saved array into `target`. Raise if the dtype or shape differs; never broadcast."""
     values = state.get(name)
     if values is None or values.shape != target.shape or values.dtype != target.dtype:
         description = "missing" if values is None else f"{values.dtype} {values.shape}"
         raise LearningError(
-            f"The saved learner's {name} is {description}, expected {target.dtype} {target.shape}.",
+            f"The saved learner's {name} is {description}; expected {target.dtype} {target.shape}.",
             "use a checkpoint of the same recipe",
         )
     target[...] = values
 
 
 def restore_count(name: str, state: Mapping[str, Array]) -> int:
-    """A saved counter, of as much as a run can have counted."""
+    """Return a saved counter; raise if its value is not a possible count."""
     count = np.zeros((), np.int64)
     restore(count, name, state)
     _check_counts(count, name)
@@ -224,6 +226,6 @@ def restore_count(name: str, state: Mapping[str, Array]) -> int:
 def _check_counts(counts: Int64, name: str) -> None:
     if counts.min() < 0 or counts.max() >= _MAX_COUNT:
         raise LearningError(
-            f"The saved learner's {name} is {counts}, and no run counts so far.",
+            f"The saved learner's {name} is {counts}, which is not a possible count.",
             "use an earlier checkpoint of the same run",
         )

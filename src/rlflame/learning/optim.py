@@ -1,4 +1,4 @@
-"""How a gradient moves weights: schedules, clipping, Adam, and a guard against NaN and infinity."""
+"""Schedules, gradient clipping, Adam, and a guard against NaN and infinity."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .normalization import SCALE_HINT
 _PIECE = 65_536
 _BETA_1, _BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
-#: Steps between two sweeps of moments below these, which move no weight any more. Not swept, those
-#: of a unit that has fallen silent shrink until float32 has only subnormal numbers for them and
-#: stay there: 0.9 of the smallest rounds to itself. Arithmetic on them takes some processors a
-#: hundred times as long. Until the next sweep nothing that is left gets that small.
+#: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they no longer move any
+#: weight. Otherwise the moments of a dead unit shrink into the subnormal range of float32 and stay
+#: there: 0.9 times the smallest subnormal rounds to itself. Subnormal arithmetic is a hundred times
+#: slower on some processors. Moments above the limits stay normal until the next sweep.
 _SWEEP = 64
 _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
 def apply_schedule(value: float, anneal: bool, progress: float) -> float:
-    """The value itself, or its line down to zero at the horizon."""
+    """Return the value, annealed linearly to zero at the horizon if `anneal` is set."""
     return value * (1.0 - min(1.0, progress)) if anneal else value
 
 
@@ -53,13 +53,13 @@ class Adam:
     def apply(
         self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
     ) -> None:
-        """The arithmetic of step `count` for one part; parts are independent of each other."""
+        """Apply step `count` to one part of the vector; the parts are independent."""
         count = self.count.value
         correction = math.sqrt(1.0 - _BETA_2**count)
         epsilon = np.array(self._epsilon * correction, np.float32)
         rate = np.array(learning_rate * correction / (1.0 - _BETA_1**count), np.float32)
         start, end, _ = part.indices(len(parameters))
-        # In pieces that stay in a processor's cache from the first operation to the last.
+        # Each piece stays in the processor's cache through all operations.
         for piece_start in range(start, end, _PIECE):
             piece = slice(piece_start, min(piece_start + _PIECE, end))
             g, first, second = gradient[piece], self.first[piece], self.second[piece]
@@ -71,7 +71,7 @@ class Adam:
             np.subtract(b, second, out=b)
             np.multiply(b, _TO_SECOND, out=b)
             np.add(second, b, out=second)
-            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), corrections folded into scalars.
+            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), bias corrections folded into scalars.
             np.sqrt(second, out=b)
             np.add(b, epsilon, out=b)
             np.divide(first, b, out=b)
@@ -84,35 +84,35 @@ class Adam:
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
-    """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
+    """Scale the gradient in place to at most `max_norm`; return its original norm, even NaN."""
     norm = math.sqrt(compute_square_norm(gradient))
     clip(gradient, norm, max_norm)
     return norm
 
 
 def compute_square_norm(gradient: Float32) -> float:
-    """Of its norm."""
+    """Return the squared norm of a gradient."""
     return float(np.dot(gradient, gradient))
 
 
 def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient, or part of one, in place where the whole has a norm above `max_norm`."""
+    """Scale a gradient or a part of it in place if `norm`, that of the whole, is too large."""
     if max_norm is not None and math.isfinite(norm) and norm > max_norm:
         np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
 
 
 class GradientGuard:
-    """Keeps NaN and infinity out of the weights: counts refusals, and raises after several."""
+    """Keeps NaN and infinity out of the weights; raises after `limit` refusals in a row."""
 
     limit = 5
 
     def __init__(self, section: str) -> None:
-        #: Refusals in all, and in a row.
+        #: Refused minibatches: in total, and in a row.
         self.counts = np.zeros(2, np.int64)
         self._section = section
 
     def is_refused(self, norm: float, sums: Metrics) -> bool:
-        """Whether this norm, or one of the sums that came with it, is not finite."""
+        """Count and return whether the gradient norm or one of the sums is not finite."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
             self.counts[1] = 0
             return False
@@ -120,7 +120,7 @@ class GradientGuard:
         if self.counts[1] >= self.limit:
             raise LearningError(
                 f"The loss or its gradient was not finite {self.counts[1]} times in a row "
-                f"(gradient norm {norm}); the weights were left as they were.",
+                f"(gradient norm {norm}). The weights were not changed.",
                 f"try a smaller learning rate, for example --set {self._section}.learning_rate="
                 f"1e-4; if rewards or observations are very large, {SCALE_HINT}",
             )

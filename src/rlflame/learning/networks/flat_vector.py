@@ -1,4 +1,4 @@
-"""All weights of a network as one flat float32 vector with named views, and how they begin."""
+"""Network weights as one flat float32 vector with named views, and their initialisation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FlatVector:
         return self._views[name]
 
     def get_block(self, layer: str) -> Float32:
-        """One layer as it lies in memory, `[in + 1, out]`: its weights, and its biases below."""
+        """Return a view of one layer, `[in + 1, out]`: the weights, then a row of biases."""
         fan_in, fan_out = self.shapes[f"{layer}.weight"]
         start, bias = self._starts[f"{layer}.weight"], self._starts[f"{layer}.bias"]
         if bias != start + fan_in * fan_out:
@@ -45,7 +45,7 @@ class FlatVector:
         return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
 
     def find_span(self, prefix: str) -> slice:
-        """Where the views lie whose names begin with `prefix`; they must follow each other."""
+        """Return the slice of all views whose names begin with `prefix`; they must be adjacent."""
         names = [name for name in self.shapes if name.startswith(prefix)]
         start, size = self._starts[names[0]], sum(math.prod(self.shapes[n]) for n in names)
         if self._starts[names[-1]] + math.prod(self.shapes[names[-1]]) != start + size:
@@ -53,14 +53,14 @@ class FlatVector:
         return slice(start, start + size)
 
     def copy_views(self, prefix: str = "") -> dict[str, Array]:
-        """Copies of the views whose names begin with `prefix`."""
+        """Return copies of the views whose names begin with `prefix`."""
         return {name: v.copy() for name, v in self._views.items() if name.startswith(prefix)}
 
 
 def build_network(
     spec: PolicySpec, settings: NetworkSettings, seed: int, *, critic: bool
 ) -> FlatVector:
-    """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
+    """Return freshly initialised parameters: `actor.*` first, then `critic.*`."""
     shapes = {n: s for n, s in compute_array_shapes(spec).items() if n.startswith("actor.")}
     last_gains = {"actor": settings.last_layer_scale}
     if critic:
@@ -71,7 +71,7 @@ def build_network(
     for key, (prefix, gain) in enumerate(last_gains.items()):
         init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        # With gsde, units of size one add up to the setting.
+        # With gSDE, hidden units of magnitude one then add up to the configured deviation.
         sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
         vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
     return vector
@@ -87,10 +87,10 @@ def init_network(
     last_gain: float,
     key: int,
 ) -> None:
-    """Fill one network, each weight from its own stream; `key` keeps the networks' streams apart.
+    """Initialise one network, with one random stream per layer; `key` separates the networks.
 
-    Orthogonal with zero biases, or uniform within 1/sqrt(fan_in) for weights and biases, which is
-    the default of torch's linear layers.
+    Weights are orthogonal and biases zero, or both are uniform within 1/sqrt(fan_in), the default
+    of torch's linear layers.
     """
     for layer in range(layers):
         weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]
@@ -108,7 +108,7 @@ def init_network(
 
 
 def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) -> Array:
-    """A matrix with orthonormal rows or columns, uniformly distributed."""
+    """Return a uniformly distributed matrix with orthonormal rows or columns."""
     normal = generator.standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(normal)
     q *= np.sign(np.diagonal(r))
@@ -116,7 +116,7 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
 
 
 def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec) -> Float32:
-    """Observations as a policy with these arrays sees them."""
+    """Return the observations normalised with the policy's statistics, if `spec` asks for it."""
     if not spec.normalise:
         return raw
     mean, scale = policy["normaliser.mean"], policy["normaliser.scale"]
@@ -125,7 +125,7 @@ def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec)
 
 
 def normalise_batch(batch: Batch, spec: PolicySpec) -> Batch:
-    """The batch as the policy that acted saw it."""
+    """Return the batch with observations normalised as the acting policy saw them."""
     policy = batch.behaviour
     return dataclasses.replace(
         batch,
@@ -136,7 +136,7 @@ def normalise_batch(batch: Batch, spec: PolicySpec) -> Batch:
 
 
 def make_training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:
-    """The metrics every gradient algorithm reports alike."""
+    """Return the metrics that every gradient-based algorithm reports."""
     metrics = {"learning_rate": learning_rate, "n_updates": float(updates)}
     if "actor.log_std" in parameters.shapes:
         metrics["std"] = float(np.exp(parameters["actor.log_std"]).mean())

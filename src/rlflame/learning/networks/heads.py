@@ -1,7 +1,7 @@
-"""The action distributions of learners: densities or samples forward, gradients backward.
+"""Action distributions of learners: log-densities or samples, and their gradients.
 
-Arrays are laid out `[units, rows]`, as in `mlp.py`. Where actions are sampled, the noise is given,
-so that an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
+Arrays are laid out `[units, rows]`, as in `mlp.py`. Sampling heads take the noise as an input, so
+an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MINUS_HALF = np.array(-0.5, np.float32)
 class GaussianHead:
     """Independent normals with one learned log standard deviation per action.
 
-    `log_prob` is of each row's action, given the network's outputs `[units, rows]`; `sum_entropy`
-    of the rows of the latest `log_prob`. `backward` is d(loss)/d(output), given
-    d(loss)/d(log_prob) per row and a shared d(loss)/d(entropy).
+    `log_prob` takes the network's outputs `[units, rows]` and returns the log-density of each row's
+    action. `sum_entropy` sums over the rows of the latest `log_prob`. `backward` returns
+    d(loss)/d(output) from d(loss)/d(log_prob) per row and a shared d(loss)/d(entropy).
     """
 
     def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
@@ -42,7 +42,7 @@ class GaussianHead:
         self._z: Float32 = np.empty((len(log_std), 0), np.float32)
         self._squares = self._z
         self._inverse: Float32 = np.empty((len(log_std), 1), np.float32)
-        #: Minus the log-density at the mean.
+        #: The negative log-density at the mean.
         self._log_volume = 0.0
 
     def log_prob(self, out: Float32, actions: Array) -> Float32:
@@ -71,7 +71,7 @@ class GaussianHead:
 
 
 class CategoricalHead:
-    """A softmax over choices."""
+    """A softmax distribution over discrete actions."""
 
     def __init__(self) -> None:
         self._log_softmax: Float32 = np.empty((0, 0), np.float32)
@@ -107,10 +107,10 @@ class CategoricalHead:
 
 
 class SquashedGaussianHead:
-    """a = tanh(mean + std * noise), and the log-density of each row's action.
+    """A tanh-squashed Gaussian: a = tanh(mean + std * noise), with log-densities per row.
 
-    `backward` is d(loss)/d(output) of the latest sample and, with gsde, d(loss)/d(latent), given
-    d(loss)/d(action) of each row, and the d(loss)/d(log_prob) that all rows share.
+    `backward` returns d(loss)/d(output) of the latest sample and, with gSDE, d(loss)/d(latent). It
+    takes d(loss)/d(action) of each row and a d(loss)/d(log_prob) shared by all rows.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class SquashedGaussianHead:
         actions, size = self._actions, self._size
         upstream: Float32 = np.empty((2 * size, actions.shape[1]), np.float32)
         d_raw, d_log_std = upstream[:size], upstream[size:]
-        # The action's slope is 1 - a^2, that of its log-density in the same direction 2 a.
+        # d(action)/d(raw) is 1 - a^2, and d(log_prob)/d(raw) is 2 a.
         np.multiply(actions, actions, out=d_raw)
         np.subtract(_FLOAT_ONE, d_raw, out=d_raw)
         d_raw *= d_actions
@@ -155,7 +155,7 @@ class SquashedGaussianHead:
 
 
 class GsdeVariance:
-    """The variance of each action in each row, and the way back from it."""
+    """The gSDE variance of each action in each row, and its gradients."""
 
     def __init__(
         self, latent: Callable[[], Float32], log_std: Float32, log_std_gradient: Float32
@@ -167,7 +167,7 @@ class GsdeVariance:
         self._units = self._squares = self._total = self._upstream = self._variances
 
     def log_variance(self) -> Float32:
-        """`[action, rows]`, of the latest forward pass."""
+        """Return the log-variances `[action, rows]` for the latest forward pass."""
         np.exp(self._log_std * _TWO, out=self._variances)
         self._units = self._latent()
         self._squares = self._units * self._units
@@ -177,14 +177,14 @@ class GsdeVariance:
         return result
 
     def backward(self, d_log_variance: Float32) -> None:
-        """Write the gradient of the log deviations."""
+        """Write the gradient of the log standard deviations."""
         self._upstream = d_log_variance / self._total
         np.matmul(self._squares, self._upstream.T, out=self._gradient)
         self._gradient *= self._variances
         self._gradient *= _TWO
 
     def compute_latent_gradient(self) -> Float32:
-        """d(loss)/d(latent), after `backward`, where the variance shapes the network below."""
+        """Return d(loss)/d(latent) through the variance; call it after `backward`."""
         result: Float32 = self._variances @ self._upstream
         result *= self._units
         result *= _TWO
@@ -192,9 +192,9 @@ class GsdeVariance:
 
 
 class GsdeHead:
-    """The log-density of given actions; the network below does not answer for the variance.
+    """gSDE log-densities of given actions, without a gradient from the variance to the network.
 
-    Otherwise it could make actions likelier by making its units larger (Raffin et al., 2020).
+    With it, the network could make actions likelier by enlarging its units (Raffin et al., 2020).
     """
 
     def __init__(self, variance: GsdeVariance) -> None:
@@ -231,7 +231,7 @@ class GsdeHead:
 
 
 class SquashedGsdeHead:
-    """Squashed samples of that variance, which the network below answers for too."""
+    """Squashed gSDE samples; here the variance also passes a gradient to the network."""
 
     def __init__(self, action_size: int, variance: GsdeVariance) -> None:
         self._size = action_size
@@ -254,7 +254,7 @@ SamplingHead = SquashedGaussianHead | SquashedGsdeHead
 
 
 def make_head(parameters: FlatVector, gradients: FlatVector, actor: MLP) -> Head:
-    """The distribution that the actor's parameters imply."""
+    """Return the distribution that matches the actor's parameters."""
     if "actor.log_std" not in parameters.shapes:
         return CategoricalHead()
     log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]
@@ -266,7 +266,7 @@ def make_head(parameters: FlatVector, gradients: FlatVector, actor: MLP) -> Head
 def make_sampling_head(
     parameters: FlatVector, gradients: FlatVector, actor: MLP, action_size: int
 ) -> SamplingHead:
-    """The squashed distribution that the actor's parameters imply."""
+    """Return the squashed distribution that matches the actor's parameters."""
     if "actor.log_std" not in parameters.shapes:
         return SquashedGaussianHead(action_size)
     log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]

@@ -1,14 +1,14 @@
-"""The gradients of small multilayer perceptrons, derived by hand in numpy.
+"""Small multilayer perceptrons in numpy with hand-derived gradients.
 
-At the minibatch sizes of CPU reinforcement learning an autograd framework spends most of its time
-on dispatch; this does the same arithmetic in a few dozen calls that allocate little. Everything
-here is laid out `[units, rows]`: a layer's input ends in a row of ones, which meets the row of
-biases below the weights, so that a layer is one product forward and its gradient another one, and
-the rest runs over contiguous memory. Checked against torch autograd in the tests.
+At the minibatch sizes of CPU reinforcement learning, an autograd framework spends most of its time
+on dispatch. This module does the same arithmetic in a few dozen calls that allocate little. Arrays
+are laid out `[units, rows]`. A layer's input ends in a row of ones that multiplies the row of
+biases below the weights, so a layer is one matrix product forward and another for its gradient,
+and all other operations run over contiguous memory. The tests compare it with torch autograd.
 
-The cost of a small minibatch is calls, not arithmetic, so the cheap ones are used: `np.dot` begins
-sooner than `np.matmul`, an array without dimensions than a number, `np.add.reduce` than `sum`; the
-bits are the same. A view costs as much as a small operation and is taken once.
+For small minibatches the call overhead dominates, so the code uses the calls with the least:
+`np.dot` over `np.matmul`, a 0-d array over a Python number, `np.add.reduce` over `sum`. The results
+are bit-identical. Views are created once, because a view costs as much as a small operation.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from rlflame.rollout.task import Float32
 from ..parallel.thread_pair import ThreadPair
 from .flat_vector import FlatVector
 
-#: A long batch is worked off in pieces whose activations stay in a processor's cache.
+#: Long batches are processed in chunks of this many rows, so that activations stay in the cache.
 CHUNK_ROWS = 1024
 _FLOAT_ONE = np.array(1.0, np.float32)
 _MAX_WORKSPACES = 8
-#: Added to the variance that is divided by. An input that hardly ever moves is enlarged by no more
-#: than some thirty times.
+#: Added to the variance before the division. It limits the amplification of a nearly constant
+#: input to about 30.
 BATCH_EPSILON = 1e-3
-#: How far the moments move to those of the latest batch.
+#: The step size of the running moments towards those of the latest batch.
 MOMENT_RATE = 0.01
 
 
 class _Workspace:
-    """Buffers for one number of rows, and their views."""
+    """Preallocated buffers and their views for a fixed number of rows."""
 
     def __init__(self, sizes: tuple[int, ...], rows: int, standardise: bool) -> None:
         self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
         hidden = sizes[1:-1]
-        #: By hidden layer: d(loss)/d(units), and the slope of the activation.
+        #: Per hidden layer: d(loss)/d(units), and the derivative of the activation.
         self.deltas: list[Float32] = [np.empty((n, rows), np.float32) for n in hidden]
         self.delta_rows: list[Float32] = [delta.T for delta in self.deltas]
         self.slope: list[Float32] = [np.empty_like(delta) for delta in self.deltas]
         self.active = [np.empty((n, rows), np.bool_) for n in hidden]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
-        #: By layer, of its inputs, where they are standardised.
+        #: Per layer, for standardising its inputs.
         self.scratch: list[Float32] = [np.empty_like(x) for x in self.units if standardise]
         self.inverse: list[Float32] = [np.ones((n, 1), np.float32) for n in sizes[:-1]]
 
 
 class MLP:
-    """Forward and backward passes of one network inside a flat parameter vector."""
+    """Forward and backward passes of one network stored in a flat parameter vector."""
 
     _standardises = False
 
@@ -77,10 +77,10 @@ class MLP:
         self._workspace = _Workspace(self._sizes, 0, self._standardises)
 
     def prepare_inputs(self, rows: int) -> Float32:
-        """Where the next pass takes its inputs from, `[units, rows]`."""
+        """Return the input buffer of the next pass, `[units, rows]`."""
         space = self._workspaces.get(rows)
         if space is None:
-            # Few are kept: minibatches come in one size, but the ends of batches in any.
+            # Minibatches have one size, but the last one of a batch can have any: keep only a few.
             if len(self._workspaces) >= _MAX_WORKSPACES:
                 del self._workspaces[next(iter(self._workspaces))]
             space = self._workspaces[rows] = _Workspace(self._sizes, rows, self._standardises)
@@ -88,12 +88,12 @@ class MLP:
         return space.units[0]
 
     def forward(self, x: Float32) -> Float32:
-        """The outputs `[units, rows]` for the rows of `x`; the buffer is the next pass's too."""
+        """Return the outputs `[units, rows]` for the rows of `x`; the next pass overwrites them."""
         np.copyto(self.prepare_inputs(len(x)), x.T)
         return self.run()
 
     def run(self) -> Float32:
-        """The outputs for what was written into `prepare_inputs`."""
+        """Return the outputs for the inputs written to the buffer of `prepare_inputs`."""
         space = self._workspace
         for layer in range(self._hidden):
             units = space.units[layer + 1]
@@ -105,7 +105,7 @@ class MLP:
         return np.dot(self._forwards[-1], space.inputs[-1], out=space.out)
 
     def get_latent(self) -> Float32:
-        """What entered the last layer in the latest pass, `[units, rows]`."""
+        """Return the last layer's inputs in the latest pass, `[units, rows]`."""
         return self._workspace.units[-1]
 
     def backward(self, upstream: Float32) -> None:
@@ -120,11 +120,11 @@ class MLP:
     def backward_in_threads(
         self, thread_pair: ThreadPair, upstream: Float32, latent_gradient: Float32 | None
     ) -> None:
-        """As `backward`. Below the narrow last layer, one lane computes the gradient of the next
-        layer's outputs and the other lane that of the weights.
+        """Do the work of `backward` in two threads.
 
-        `latent_gradient` is d(loss)/d(latent) by other ways than the output, if there are any.
-        """
+        Below the narrow last layer, one lane computes the gradient of the next layer's outputs and
+        the other lane that of the weights. `latent_gradient` is the part of d(loss)/d(latent) that
+        does not pass through the output, if any."""
         space, top = self._workspace, self._hidden
         np.dot(space.inputs[top], upstream.T, out=self._gradients[top])
         if top == 0:
@@ -142,7 +142,7 @@ class MLP:
         np.dot(space.inputs[0], space.delta_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
+        """Return d(loss)/d(input) for inputs from `first` on; weight gradients stay untouched."""
         for layer in range(self._hidden, 0, -1):
             upstream = self._backward_layer(layer, upstream)
         return self._weights[0][first:] @ upstream
@@ -150,7 +150,7 @@ class MLP:
     def _backward_layer(
         self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
     ) -> Float32:
-        """d(loss)/d(what enters the hidden layer's activation), given it for the layer's output."""
+        """Return d(loss)/d(input of the activation below `layer`) from the layer's `upstream`."""
         space = self._workspace
         units, delta = space.units[layer], space.deltas[layer - 1]
         np.dot(self._weights[layer], upstream, out=delta)
@@ -169,7 +169,7 @@ class MLP:
 
 
 def make_moment_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Mean and variance of the inputs of each layer."""
+    """Return the shapes of the mean and variance of each layer's inputs."""
     return {
         f"{prefix}.{layer}.{name}": (size,)
         for layer, size in enumerate(sizes[:-1])
@@ -178,7 +178,7 @@ def make_moment_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[i
 
 
 class BatchMoments:
-    """Moments of the latest batch, and running moments for use outside of batches."""
+    """Moments of the latest batch, and running moments for passes that do not use its own."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.latest, self.running = FlatVector(shapes), FlatVector(shapes)
@@ -186,7 +186,7 @@ class BatchMoments:
             self.running[name][:] = 1.0 if name.endswith("variance") else 0.0
 
     def sum_latest(self) -> float:
-        """Not finite where a moment of the latest batch is not."""
+        """Return the sum of the latest moments, which is not finite if one of them is not."""
         return float(self.latest.data.sum(dtype=np.float64))
 
     def update_running(self) -> None:
@@ -196,9 +196,9 @@ class BatchMoments:
 class BatchNormMLP(MLP):
     """A perceptron that standardises the inputs of each layer over the batch.
 
-    `run_batch` uses mean and variance of the batch, and the gradient goes through them; `run` uses
-    the running means of earlier batches. There is no scale and no shift after it: the next layer
-    can have both.
+    `run_batch` uses the mean and variance of the batch, and gradients flow through them. `run` uses
+    running moments of earlier batches. There is no learned scale or shift, because the next layer
+    can represent both.
     """
 
     _standardises = True
@@ -220,7 +220,7 @@ class BatchNormMLP(MLP):
         )
 
     def run(self) -> Float32:
-        """The outputs, with the running moments."""
+        """Return the outputs, using the running moments."""
         for layer, (mean, variance) in enumerate(self._running):
             units, inverse = self._workspace.units[layer], self._workspace.inverse[layer]
             _invert_deviation(variance, inverse)
@@ -230,7 +230,7 @@ class BatchNormMLP(MLP):
         return self._workspace.out
 
     def run_batch(self) -> Float32:
-        """The outputs, with the moments of this batch."""
+        """Return the outputs, using the moments of this batch."""
         space = self._workspace
         share = np.float32(1.0 / space.out.shape[1])
         for layer, (mean, variance) in enumerate(self._latest):
@@ -257,7 +257,7 @@ class BatchNormMLP(MLP):
             units, scratch = space.units[layer], space.scratch[layer]
             delta = space.deltas[layer - 1]
             np.dot(self._weights[layer], upstream, out=delta)
-            # The gradient of standardising: remove the mean, and the part along the units.
+            # The gradient of standardisation: remove the mean and the component along the units.
             np.multiply(delta, units, out=scratch)
             cosine = np.add.reduce(scratch, axis=1, keepdims=True)
             cosine *= share
@@ -269,13 +269,13 @@ class BatchNormMLP(MLP):
             upstream = self._apply_slope(layer, delta)
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """d(loss)/d(input) of the latest `run` for the inputs from `first` on."""
+        """Return d(loss)/d(input) of the latest `run` for the inputs from `first` on."""
         gradient = super().compute_input_gradient(upstream, first)
         gradient *= self._workspace.inverse[0][first:]
         return gradient
 
     def _forward_layer(self, layer: int) -> None:
-        """From a layer's standardised inputs to the inputs of the next layer."""
+        """Compute the next layer's inputs from a layer's standardised inputs."""
         space = self._workspace
         last = layer == self._hidden
         out = space.out if last else space.units[layer + 1]
@@ -300,7 +300,7 @@ class BatchNormMLP(MLP):
         return self._apply_slope(layer, delta)
 
     def _apply_slope(self, layer: int, delta: Float32) -> Float32:
-        """From d(loss)/d(standardised inputs) to d(loss)/d(input of the activation below)."""
+        """Turn d(loss)/d(standardised inputs) into d(loss)/d(input of the activation below)."""
         space = self._workspace
         delta *= space.inverse[layer]
         delta *= space.slope[layer - 1] if self._tanh else space.active[layer - 1]
