@@ -27,7 +27,7 @@ class RunningMoments:
         self.state = StateParts(count=self.count, mean=self.mean, squares=self.squares)
 
     def merge(self, samples: Array) -> None:
-        """Take in `[n, size]` samples (Chan, Golub and LeVeque, 1979)."""
+        """Add `[n, size]` samples (Chan, Golub and LeVeque, 1979)."""
         count = len(samples)
         if count == 0:
             return
@@ -45,7 +45,7 @@ class RunningMoments:
 
 
 class ObservationNormaliser(RunningMoments):
-    """Moments of raw observations; a policy holds their mean and scale in float32."""
+    """Moments of raw observations; a policy contains their mean and scale in float32."""
 
     def make_arrays(self) -> PolicyArrays:
         scale = 1.0 / np.sqrt(self.compute_variance() + _EPSILON)
@@ -56,12 +56,12 @@ class ObservationNormaliser(RunningMoments):
 
 
 def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
-    """A normaliser before its first sample, for policies that have one."""
+    """Return a normaliser without samples, or None for a policy without one."""
     return ObservationNormaliser(spec.observation_size) if spec.normalise else None
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:
-    """Copies of the arrays that act, with the normaliser where there is one."""
+    """Return copies of the actor's arrays, and of the normaliser if there is one."""
     arrays = actor.copy_views("actor.")
     return arrays if normaliser is None else {**arrays, **normaliser.make_arrays()}
 
@@ -81,7 +81,7 @@ class RewardScaler:
         )
 
     def scale(self, rewards: Float64, ends: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
-        """Take in the rewards of all columns' next steps; the factor for all of them."""
+        """Add the rewards of the next steps of all columns; return the common factor."""
         returns = np.empty_like(rewards)
         for t in range(len(rewards)):
             returns[t] = self._discount * self._running + rewards[t]

@@ -1,7 +1,7 @@
-"""The policy that is scored and kept, where that is not the newest one alone.
+"""An average of policy versions, which can be scored and saved in place of the newest policy.
 
-Late in training a policy often moves to and fro around a good one, and single versions fall where
-their mean does not.
+Late in training, a policy often oscillates around a good one, and single versions score below their
+average.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from rlflame.rollout.task import Array, Float64, PolicyArrays
 
 from .base import State, StateParts, restore_count
 
-#: About the part of all versions so far that an average is of at most.
+#: The largest average covers about this fraction of all versions so far.
 _SHARE = 1.0 / 20.0
-#: Observations are normalised as the newest policy does it: weights are averaged, statistics not.
+#: Only weights are averaged. The normaliser is that of the newest policy.
 _STATISTICS = "normaliser."
 
 
 class PolicyAverage:
-    """Weights averaged over about so many versions; without a number, the newest are handed back.
+    """An average of the weights of about this many versions; without a number, the newest policy.
 
-    What went before fades by one part in that number with each version, and early in training,
-    where old versions are much worse, by twenty parts in the number of versions so far. An
-    iteration that changed no weight made no version.
+    Each version reduces the weight of earlier ones by 1 / number, and by 20 / (versions so far)
+    early in training, when old versions are much worse. An iteration that changes no weight makes
+    no version.
     """
 
     def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
         self._versions = versions
         self._count = 0
         self._last = _copy_weights(newest)
-        #: Wider than the weights: over many versions, what one adds is below their last bit.
+        #: float64: over many versions, the addition of one is smaller than float32's precision.
         self._mean: dict[str, Float64] = {}
 
     def update(self, newest: PolicyArrays) -> None:
-        """Take in one more version, if it is one."""
+        """Add a version if the weights have changed."""
         if self._versions is None:
             return
         weights, last = _copy_weights(newest), self._last
@@ -54,7 +54,7 @@ class PolicyAverage:
                 mean += (weights[name] - mean) / length
 
     def get_policy(self, newest: PolicyArrays) -> PolicyArrays:
-        """The average; the newest where there is none."""
+        """Return the average, or the newest policy if there is none."""
         return {**newest, **{name: mean.astype(np.float32) for name, mean in self._mean.items()}}
 
     def get_state(self) -> State:
@@ -63,7 +63,7 @@ class PolicyAverage:
         return {"versions": np.array(self._count, np.int64), **StateParts(**self._mean).get_state()}
 
     def load_state(self, state: Mapping[str, Array], newest: PolicyArrays) -> None:
-        """Stand where the state does, after the newest version."""
+        """Restore the state that was saved after the newest version."""
         self._last = _copy_weights(newest)
         if self._versions is None:
             return

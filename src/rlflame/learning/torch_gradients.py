@@ -1,9 +1,8 @@
 """Gradients by torch's autograd: networks of a flat vector, and the losses of PPO and REINFORCE.
 
-Imported only when a recipe asks for torch, because importing torch takes seconds. On the CPU the
-leaf tensors are the vector's own memory: the next pass sees what Adam or a checkpoint writes there.
-On a graphics card they are copies, brought up to date before a pass, and their gradients are
-fetched after it.
+Imported only when a recipe asks for torch, because importing torch takes seconds. On the CPU, the
+leaf tensors share the memory of the vector. On a GPU they are copies: weights are copied before a
+pass, and gradients after it.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ def is_cuda_available() -> bool:
 
 
 def read_gpu_name() -> str:
-    """The name of the first graphics card."""
+    """Return the name of the first GPU."""
     return str(torch.cuda.get_device_name(0)) if is_cuda_available() else "none"
 
 
 def select_device(kind: str, rank: int) -> str:
-    """Where the learner of this rank computes: with several cards, each on the next one."""
+    """Return the device of the learner with this rank; several GPUs are assigned in turn."""
     if kind != "cuda":
         return kind
     if not is_cuda_available():
@@ -42,13 +41,13 @@ def select_device(kind: str, rank: int) -> str:
             f"This recipe learns on CUDA, and torch {torch.__version__} finds no CUDA device here.",
             "--device cpu, in a new run: equal bits hold for one kind of device",
         )
-    # Otherwise some sums on the card would be added in the order in which they are ready.
+    # Otherwise the GPU adds some sums in the order in which they are ready.
     torch.use_deterministic_algorithms(True)
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
 class TorchNetworks:
-    """The perceptrons of one flat vector."""
+    """The networks of one flat vector."""
 
     def __init__(
         self,
@@ -78,17 +77,17 @@ class TorchNetworks:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the present contents of the vector."""
+        """Copy the weights from the vector."""
         if self._is_copied:
             with torch.no_grad():
                 self._values.copy_(self._parameters)
 
     def make_tensor(self, array: Array) -> Tensor:
-        """The array as a tensor on the same device."""
+        """Return the array as a tensor on the device of the networks."""
         return torch.as_tensor(array, device=self._device)
 
     def compute_gradient(self, loss: Tensor) -> Float32:
-        """The gradient with respect to this vector; valid until the next call."""
+        """Return the gradient with respect to this vector; valid until the next call."""
         self._device_gradients.zero_()
         torch.autograd.backward(loss, inputs=list(self.tensors.values()))
         if self._is_copied:
@@ -96,13 +95,13 @@ class TorchNetworks:
         return self._gradients.data
 
     def compute_latent(self, prefix: str, x: Tensor) -> Tensor:
-        """The input of the last layer."""
+        """Return the input of the last layer."""
         for layer in range(self._layers - 1):
             x = self.apply_activation(self.apply_layer(prefix, layer, x))
         return x
 
     def compute_outputs(self, prefix: str, latent: Tensor) -> Tensor:
-        """The outputs of the last layer."""
+        """Return the outputs of the last layer."""
         return self.apply_layer(prefix, self._layers - 1, latent)
 
     def apply_activation(self, x: Tensor) -> Tensor:
@@ -119,12 +118,12 @@ class _TorchProvider:
     def __init__(
         self, parameters: FlatVector, spec: PolicySpec, threads: int = 1, device: str = "cpu"
     ) -> None:
-        # The recipe's number, never the machine's: sums split otherwise have other last bits.
+        # The recipe's number of threads: sums that are split differently have other last bits.
         torch.set_num_threads(threads)
         self._networks = TorchNetworks(parameters, spec, device)
 
     def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
-        """Log-density of each row's action, and the entropy of each row's distribution."""
+        """Return each row's log-density of the action and entropy of the distribution."""
         latent = self._networks.compute_latent("actor", observations)
         action_tensor = self._networks.make_tensor(actions)
         out = self._networks.compute_outputs("actor", latent)

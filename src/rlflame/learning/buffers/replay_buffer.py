@@ -1,7 +1,7 @@
 """The replay buffer: the newest steps, sampled uniformly.
 
-Rows that do not change any more are saved in segments, so that a checkpoint need not hold again
-what an earlier one has written.
+Rows that no longer change are saved in segments, so that a checkpoint does not repeat what an
+earlier one has saved.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..base import (
 from .rollout_buffer import concatenate_fragments
 from .transition_ring import TransitionRing, count_final_observation_bytes
 
-#: A segment is as many whole rows as hold about this many transitions. Part of every run's files.
+#: A segment holds as many whole rows as about this many transitions need. Part of the file format.
 SEGMENT_TRANSITIONS = 2048
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _TAIL = "tail."
-#: Beyond what any run reaches, and far from where counters overflow.
+#: More than any run reaches, and far below an overflow of the counters.
 _MAX_ROWS = 2**40
 
 
@@ -46,18 +46,18 @@ def count_segment_rows(columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplayShape:
-    """How the arrays of a replay follow from its capacity."""
+    """The sizes of a replay's arrays, derived from its capacity."""
 
     capacity: int
     columns: int
     observation_size: int
     action_size: int
-    #: The limit that ends an episode at the latest, if there is any.
+    #: The maximum length of an episode, if there is one.
     episode_steps: int | None = None
 
     @property
     def rows(self) -> int:
-        """Rows that are sampled from: the capacity in whole ones."""
+        """The number of rows that are sampled from: the capacity in whole rows."""
         return -(-self.capacity // self.columns)
 
     @property
@@ -66,17 +66,19 @@ class ReplayShape:
 
     @property
     def stored_rows(self) -> int:
-        """Rows in memory: a segment stays whole until the last of it has left the sampled ones."""
+        """The number of rows in memory. A segment stays in memory while one of its rows is sampled
+        from."""
         return self.rows + self.segment_rows - 1
 
     @property
     def nbytes(self) -> int:
-        """Memory of a full replay."""
+        """The memory of a full replay in bytes."""
         return math.ceil((self.stored_rows + 1) * self.columns * self._transition_bytes)
 
     @property
     def _transition_bytes(self) -> float:
-        """Of a transition: its numbers, how it ended, and its share of what time limits hide."""
+        """The bytes of a transition: its numbers, its flags and its share of the hidden
+        observations."""
         size = 4.0 * (self.observation_size + self.action_size + 1) + 1.0
         if self.episode_steps is None:
             return size
@@ -84,12 +86,13 @@ class ReplayShape:
 
 
 class ReplayBuffer:
-    """Owes `updates_per_step` updates for each step after the first `learning_starts`.
+    """A replay that owes `updates_per_step` updates for each step after the first
+    `learning_starts`.
 
-    Exactly `floor((steps - learning_starts) * updates_per_step)` in all, however steps are cut
-    into iterations. Samples are drawn with replacement, so the first update needs no full batch.
-    A new lineage (see `make_emptied_state`) counts its steps from zero, and `learning_starts`
-    again.
+    The total is exactly `floor((steps - learning_starts) * updates_per_step)`, for any division of
+    the steps into iterations. Samples are drawn with replacement, so the first update needs no full
+    batch. A new lineage (see `make_emptied_state`) counts its steps and `learning_starts` from
+    zero.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class ReplayBuffer:
     ) -> None:
         self._shape = shape
         self._seed = seed
-        # Of the number as it is written: the float 0.3 is less than three tenths.
+        # Of the decimal text: the float 0.3 is less than three tenths.
         self._updates_per_step = Fraction(repr(updates_per_step))
         self._learning_starts = learning_starts
         self._powers = np.array([discount**k for k in range(n_step + 1)], np.float32)
@@ -121,14 +124,14 @@ class ReplayBuffer:
         self._updates = 0
         self._waived_updates = 0
         self._lineage = 0
-        #: Number, digest of the one before, and digest of each sealed segment still needed.
+        #: For each sealed segment in use: its number, the previous digest and its own digest.
         self._sealed_segments: deque[tuple[int, str, str]] = deque()
-        #: The digest of the newest sealed one, which stands for all before it.
+        #: The digest of the newest sealed segment, which covers all segments before it.
         self._chain_digest = ""
 
     @property
     def size(self) -> int:
-        """Transitions that are sampled from."""
+        """The number of transitions that are sampled from."""
         return min(self._ring.rows_written, self._shape.rows) * self._shape.columns
 
     @property
@@ -162,7 +165,7 @@ class ReplayBuffer:
             yield ReplayBatch(fresh, first, self._updates - first, self.draw)
 
     def draw(self, update: int) -> Transitions:
-        """The transitions of one update, from a stream of its own."""
+        """Draw the transitions of one update from the update's own random stream."""
         size = self.size
         positions = make_stream(self._seed, Role.REPLAY, update).integers(
             self.total_added - size, self.total_added, len(self._transitions.rewards)
@@ -180,7 +183,7 @@ class ReplayBuffer:
         self._sealed_segments.append((number, previous, self._chain_digest))
 
     def _find_first_needed_segment(self) -> int:
-        """The segment that the oldest sampled row is in."""
+        """Return the number of the segment that contains the oldest sampled row."""
         return max(0, self._ring.rows_written - self._shape.rows) // self._shape.segment_rows
 
     def _read_segment(self, number: int, previous: str) -> State:
@@ -224,7 +227,7 @@ class ReplayBuffer:
         numbers = [segment.number for segment in segments]
         if end > _MAX_ROWS or numbers != list(range(first, segment_count)):
             raise _make_mismatch_error("its segments are not those that its counters name")
-        # One that holds nothing is taken for it: there may be no room for two.
+        # Clear the replay first: the memory may not hold two.
         ring = self._make_ring() if self._ring.rows_written else self._ring
         ring.rows_written = first * shape.segment_rows
         previous_digests = [self._restore_segment(segment, ring) for segment in segments]
@@ -248,7 +251,7 @@ class ReplayBuffer:
             raise _make_mismatch_error("its counters contradict each other")
 
     def _restore_segment(self, segment: Segment, ring: TransitionRing) -> str:
-        """Write a segment's rows; the digest of the one before it."""
+        """Write the rows of a segment and return the digest of the previous segment."""
         previous_digest, rows = np.zeros(32, np.uint8), dict(segment.arrays())
         restore(previous_digest, "previous", rows)
         del rows["previous"]
@@ -257,7 +260,7 @@ class ReplayBuffer:
         return _as_digest(previous_digest)
 
     def _check_rows(self, rows: Mapping[str, Array], steps: int) -> None:
-        """Saved rows must have the shapes that the recipe implies."""
+        """Check that saved rows have the shapes that the recipe implies."""
         table = sum(rows.get("boundary_index", np.zeros(0)).shape[:1])
         expected = self._ring.list_shapes(steps, table)
         shapes = {name: (array.dtype.type, array.shape) for name, array in rows.items()}
@@ -267,9 +270,9 @@ class ReplayBuffer:
 
 
 def make_emptied_state(state: Mapping[str, Array]) -> State:
-    """The state of an empty replay in place of one that was lost: a new lineage.
+    """Return the state of an empty replay that replaces a lost one in a new lineage.
 
-    The updates already made stay counted, and what the lost steps owed is forgiven.
+    The updates already made stay counted. Updates that the lost steps owed are dropped.
     """
     updates, lineage = (restore_count(name, state) for name in ("updates", "lineage"))
     tail = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}
@@ -289,7 +292,7 @@ def _slice_rows(batch: Batch, first: int, stop: int) -> State:
     return {
         "observations": batch.observations[steps],
         "actions": batch.actions[steps],
-        # Rewards beyond float32 are as good as its greatest, and a file stays free of infinity.
+        # Limit rewards to the range of float32, so that files contain no infinity.
         "rewards": np.clip(batch.rewards[steps], -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32),
         "terminated": batch.terminated[steps],
         "truncated": batch.truncated[steps],
@@ -305,7 +308,7 @@ def _make_mismatch_error(reason: str) -> LearningError:
 
 
 def _as_bytes(digest: str) -> Array:
-    """A digest as a tensor; zeros for none."""
+    """Return a digest as an array; zeros for None."""
     return np.frombuffer(bytes.fromhex(digest or "00" * 32), np.uint8).copy()
 
 

@@ -1,6 +1,6 @@
-"""The buffer of on-policy algorithms, fragments as one batch, and the returns of its steps.
+"""The buffer of on-policy algorithms, and the returns and advantages of its steps.
 
-Returns are pure functions over `[T, columns]` arrays; terminated and truncated are kept apart.
+Returns are pure functions over `[T, columns]` arrays that keep terminated and truncated apart.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RolloutBuffer:
 
 
 def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
-    """One batch of all columns, in the order of the fragments, with zeros where one is idle."""
+    """Join all columns into one batch, in the order of the fragments; idle steps are zero."""
     steps = max(len(fragment.rewards) for fragment in fragments)
     lengths = np.concatenate([fragment.lengths for fragment in fragments])
     valid = np.arange(steps)[:, None] < lengths
@@ -58,7 +58,7 @@ def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays
         for part in parts:
             out[: len(part), column : column + part.shape[1]] = part
             column += part.shape[1]
-        # A row whose episode has ended is carried along in its worker: none of that counts.
+        # The worker continues to step a row whose episode has ended; those steps do not count.
         out[idle] = 0
         return out
 
@@ -84,17 +84,17 @@ def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays
 
 
 def compute_discounted_returns(rewards: Float64, ends: Mask, discount: float) -> Float64:
-    """Reward-to-go of each step, within its episode, by one reverse pass."""
+    """Compute the reward-to-go of each step within its episode in one reverse pass."""
     return _accumulate(rewards, np.where(ends, 0.0, discount))
 
 
 def compute_continued_returns(
     rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
 ) -> Float64:
-    """Reward-to-go where a truncated episode goes on, at the mean reward-to-go of all steps.
+    """Compute the reward-to-go, where a truncated episode continues with the mean reward-to-go.
 
-    That mean is the one that agrees with itself, V = mean(G + w V), with G the returns cut at the
-    truncation and w the weight that the moment after it has at each step.
+    The mean V is taken over all steps and satisfies V = mean(G + w V), where G are the returns up
+    to the truncation and w is the weight of the truncation at each step.
     """
     ends = terminated | truncated
     returns = compute_discounted_returns(rewards, ends, discount)
@@ -113,11 +113,10 @@ def compute_gae(
     discount: float,
     gae_lambda: float,
 ) -> Float64:
-    """GAE (Schulman et al., 2016).
+    """Compute generalised advantage estimates (Schulman et al., 2016).
 
-    `next_values[t]` is the value of what was really observed after step t: of the hidden final
-    observation where an episode was truncated. A termination has no future; a truncation has one
-    but ends the sum.
+    `next_values[t]` is the value of the observation after step t; after a truncation, of the hidden
+    final observation. A termination has no future value. A truncation has one, but ends the sum.
     """
     delta = rewards + discount * np.where(terminated, 0.0, next_values) - values
     decay = np.where(terminated | truncated, 0.0, discount * gae_lambda)
@@ -125,7 +124,7 @@ def compute_gae(
 
 
 def _accumulate(terms: Float64, decay: Float64) -> Float64:
-    """`result[t] = terms[t] + decay[t] * result[t + 1]`, from the end."""
+    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]`, backwards from the end."""
     result = terms.copy()
     for t in range(len(terms) - 2, -1, -1):
         result[t] += decay[t] * result[t + 1]

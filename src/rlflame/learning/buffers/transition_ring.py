@@ -1,9 +1,9 @@
-"""The newest steps of a run in preallocated arrays, and how transitions are gathered from them.
+"""A ring of the newest steps of a run in preallocated arrays, and the gathering of transitions.
 
-Steps stand in rows, one step of every column each, numbered from zero and written round and
-round: what follows a step is found a row further, and is not stored twice. Only where a time limit
-ended an episode, the row below holds the next one's beginning; the observation that was really
-seen last stands in a table of its own.
+A row holds one step of every column. Rows are numbered from zero and overwrite the oldest ones. The
+observation after a step is found one row further and is not stored twice. Where a time limit ended
+an episode, the next row holds the start of the next episode, so a separate table holds the final
+observation.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _TERMINATED, _TRUNCATED = 1, 2
 
 
 class TransitionRing:
-    """The newest `copy_rows` rows; a position is `row * columns + column`, counted from the
+    """The newest `stored_rows` rows; a position is `row * columns + column`, counted from the
     first."""
 
     def __init__(self, rows: int, columns: int, observation_size: int, action_size: int) -> None:
         self.columns = columns
-        #: Rows ever written.
+        #: The number of rows ever written.
         self.rows_written = 0
-        # One more: what follows the newest row stands where the next one will be written.
+        # One more row: the observation after the newest row has the place of the next row.
         self._rows = rows + 1
         self._cells = self._rows * columns
-        # Zeros take no memory before they are written to.
+        # Zeros take no memory until they are written to.
         self._observations: Float32 = np.zeros((self._cells, observation_size), np.float32)
         self._actions: Float32 = np.zeros((self._cells, action_size), np.float32)
         self._rewards: Float32 = np.zeros(self._cells, np.float32)
         self._end_flags: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
-        #: What was seen last before a time limit's reset, by position, which rise.
+        #: The final observations before a time limit's reset, by ascending position.
         self._final_positions: Int64 = np.zeros(0, np.int64)
         self._final_observations: Float32 = np.zeros((0, observation_size), np.float32)
 
@@ -49,7 +49,7 @@ class TransitionRing:
         return sum(array.nbytes for array in (*cells, *table))
 
     def list_shapes(self, steps: int, table: int) -> dict[str, tuple[type, tuple[int, ...]]]:
-        """What `steps` rows look like, with so many final observations."""
+        """Return the shapes of `steps` rows with this number of final observations."""
         cells, size = (steps, self.columns), self._observations.shape[1]
         return {
             "observations": (np.float32, (*cells, size)),
@@ -62,7 +62,7 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Write rows, as `list_shapes` says; `boundary_index` holds (row, column) of these rows."""
+        """Append rows in the shapes of `list_shapes`; `boundary_index` has (row, column) pairs."""
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
         self._observations[cells] = _flatten(steps["observations"])
@@ -89,7 +89,7 @@ class TransitionRing:
             )
 
     def set_next_observations(self, observations: Float32) -> None:
-        """What each column observes after its newest step."""
+        """Set the observation of each column after its newest step."""
         self._observations[self._find_cells(self.rows_written, self.rows_written + 1)] = (
             observations
         )
@@ -98,7 +98,7 @@ class TransitionRing:
         return self._observations[self._find_cells(self.rows_written, self.rows_written + 1)]
 
     def copy_rows(self, first: int, stop: int) -> State:
-        """Copies of rows, as they were appended."""
+        """Return copies of rows as they were appended."""
         cells = self._find_cells(first, stop)
         ends = self._end_flags[cells]
         bounds = (first * self.columns, stop * self.columns)
@@ -120,13 +120,13 @@ class TransitionRing:
         }
 
     def gather(self, positions: Int64, powers: Float32, out: Transitions) -> None:
-        """The transitions that begin at these positions.
+        """Return the transitions that begin at these positions.
 
-        `powers[k]` is the discount of k steps; at most `len(powers) - 1` of them are summed, and
-        fewer where the episode ends or nothing newer is there.
+        `powers[k]` is the discount of k steps. At most `len(powers) - 1` rewards are summed; fewer
+        at the end of an episode or of the stored rows.
         """
         cells = positions % self._cells
-        # Without its check of every index, `sample` writes straight to where it should.
+        # mode="clip" skips the index check and writes directly to `out`.
         np.take(self._observations, cells, axis=0, out=out.observations, mode="clip")
         np.take(self._actions, cells, axis=0, out=out.actions, mode="clip")
         np.take(self._rewards, cells, out=out.rewards, mode="clip")
@@ -152,7 +152,8 @@ class TransitionRing:
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
-        """Add what follows to rewards; the last step's position, how many steps, how it ended."""
+        """Add the following rewards; return the last position, the number of steps and the end
+        flags."""
         last, reward_counts = positions.copy(), np.ones(len(positions), np.int64)
         running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):
@@ -174,7 +175,7 @@ class TransitionRing:
 
 
 def count_final_observation_bytes(observation_size: int) -> int:
-    """The most that one hidden observation takes: the table is copied when it changes."""
+    """Return the most bytes of one hidden observation, including the copy during a change."""
     return 2 * (4 * observation_size + 8)
 
 

@@ -1,12 +1,11 @@
-"""Several learners of one run: the shards of a minibatch, and how all learners stay in one state.
+"""Groups of learners: the shards of a minibatch, and how all learners keep the same state.
 
-Every learner holds the same weights and the same batch and does the same arithmetic; only the
-gradients of a minibatch's shards are computed by one learner each, and gathered. A sum of float32
-numbers depends on its order. So the recipe decides how a minibatch is cut, one learner computes a
-shard from its first to its last operation, and every learner adds the shards in the order of their
-numbers: any number of learners ends in the same bits.
+Every learner holds the same weights and the same batch and does the same arithmetic. Only the
+gradients of shards are computed by one learner each, and gathered. A sum of float32 numbers depends
+on its order, so the recipe defines the shards, one learner computes a whole shard, and shards are
+added in order. Any number of learners therefore ends in the same bits.
 
-Rank 0 alone has a fleet, files and a display: its `ReplicatedAlgorithm` broadcasts every call, and
+Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm` broadcasts every call, and
 `run_replica` repeats the calls on the other ranks.
 """
 
@@ -26,7 +25,7 @@ from ..base import Algorithm, Batch, Metrics, ReplayBatch, State, Transitions, c
 
 
 class ProcessGroup(Protocol):
-    """The learners of one run; all call the same methods in the same order."""
+    """The learners of one run, which call the same methods in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -35,17 +34,18 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def gather(self, values: Float32) -> Float32:
-        """The arrays of all learners, of one shape, stacked by rank; valid until the next call."""
+        """Return the arrays of all learners, which have one shape, by rank; valid until the next
+        call."""
 
     def use_device(self, device: str) -> None:
-        """From now on gather on `device`, where gradients are made, if that is possible."""
+        """Gather on `device`, where gradients are computed, from now on if that is possible."""
 
     def broadcast(self, value: Any) -> Any:
-        """The value of rank 0, which `wire` can carry. Other ranks pass None, and wait."""
+        """Return the value of rank 0, which `wire` can encode. Other ranks pass None and wait."""
 
 
 class SingleProcessGroup:
-    """The only learner of a run."""
+    """A group of one learner."""
 
     rank = 0
     size = 1
@@ -54,25 +54,25 @@ class SingleProcessGroup:
         return values[None]
 
     def use_device(self, device: str) -> None:
-        """Nothing is exchanged."""
+        """Do nothing: one learner exchanges no gradients."""
 
     def broadcast(self, value: Any) -> Any:
         return value
 
 
 class Shard(NamedTuple):
-    """A part of a minibatch: its number, and its rows."""
+    """The number and the rows of a part of a minibatch."""
 
     number: int
     rows: slice
 
 
 class Shards:
-    """Cuts minibatches, and gathers and adds gradients. With one shard it does nothing of that."""
+    """Divides minibatches into shards, and gathers and adds their gradients."""
 
     def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
         self.count = count
-        #: The learners among which the shards are divided; it may be replaced between updates.
+        #: The learners that share the shards; may be replaced between updates.
         self.group: ProcessGroup = SingleProcessGroup() if group is None else group
         self._parts: Float32 = np.empty((0, 0), np.float32)
         self._state: Callable[[], State] | None = None
@@ -80,11 +80,11 @@ class Shards:
         self._update_count = 0
 
     def compare_every(self, updates: int, state: Callable[[], State]) -> None:
-        """From now on check after every so many updates that all learners hold the same bytes."""
+        """Check after every this many updates that all learners have the same state."""
         self._state, self._compared_updates = state, updates
 
     def use_group(self, group: ProcessGroup) -> None:
-        """Divide the shards between the learners of another group, whose states are equal."""
+        """Divide the shards between the learners of another group with the same state."""
         self.group, self._update_count = group, 0
 
     @property
@@ -107,8 +107,8 @@ class Shards:
             )
 
     def split(self, rows: int) -> list[Shard]:
-        """Nearly equal parts, the longer ones first. Too few rows for all shards stay together,
-        and every learner computes them for itself."""
+        """Divide rows into nearly equal shards, longer ones first; into one if there are too few
+        rows."""
         if rows < self.count:
             return [Shard(0, slice(0, rows))]
         size, longer = divmod(rows, self.count)
@@ -118,10 +118,10 @@ class Shards:
     def compute_gradient(
         self, rows: int, compute_part: Callable[[Shard], tuple[Float32, Metrics]]
     ) -> tuple[Float32, Metrics]:
-        """The sum over the shards of their gradients and sums; valid until the next call.
+        """Return the sum of the gradients and of the sums of all shards; valid until the next call.
 
         `compute_part` divides by the size of the whole minibatch, so the sum is the mean over its
-        samples however unequal the shards are. It is the sum that is clipped.
+        samples, also with unequal shards. Clip the sum, not the parts.
         """
         self.compare_states()
         shards = self.split(rows)
@@ -132,7 +132,7 @@ class Shards:
             size, shape = len(gradient), (self._per_learner, len(gradient) + 2 * len(sums))
             if self._parts.shape != shape:
                 self._parts = np.empty(shape, np.float32)
-            # The doubles of the sums stand behind the gradient, bit for bit.
+            # The float64 sums follow the gradient as pairs of float32.
             self._parts[place, :size] = gradient
             self._parts[place, size:] = np.array(list(sums.values())).view(np.float32)
         parts = self.group.gather(self._parts)
@@ -179,7 +179,7 @@ class ReplicatedAlgorithm:
         return self._algorithm.update(replace(batch, draw=draw), progress)
 
     def _draw(self, batch: ReplayBatch, update: int) -> Transitions:
-        """Transitions of rank 0's replay, which the others receive."""
+        """Draw transitions from rank 0's replay and broadcast them."""
         transitions = batch.draw(update)
         self._group.broadcast(to_message(transitions))
         return transitions
@@ -192,12 +192,12 @@ class ReplicatedAlgorithm:
         self.broadcast_state()
 
     def broadcast_state(self) -> None:
-        """Give the other learners the state of this one."""
+        """Send the state of this learner to the others."""
         self._group.broadcast({"state": self._algorithm.get_state()})
 
 
 def run_replica(algorithm: Algorithm[Any], group: ProcessGroup) -> None:
-    """Repeat every change of rank 0, until it releases this learner."""
+    """Repeat every change of rank 0 until it releases this learner."""
 
     def receive_transitions(update: int) -> Transitions:
         return Transitions(**_make_writable(group.broadcast(None)))
@@ -221,7 +221,7 @@ def release_replicas(group: ProcessGroup) -> None:
 
 
 def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> None:
-    """What every learner computes for itself is the same only on machines of one kind."""
+    """Refuse machines of different kinds, on which equal arithmetic has different last bits."""
     arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in fingerprint.items()}
     for rank in find_deviating_ranks(group, arrays):
         raise LearningError(
@@ -232,29 +232,29 @@ def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> N
 
 
 def find_deviating_ranks(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[int]:
-    """The learners whose arrays differ from those of rank 0."""
+    """Return the ranks whose arrays differ from those of rank 0."""
     digests = gather_digests(group, arrays)
     return [rank for rank, digest in enumerate(digests) if digest != digests[0]]
 
 
 def gather_digests(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[bytes]:
-    """The digest of each learner's arrays, by rank."""
+    """Return the digest of each learner's arrays, by rank."""
     digest = np.frombuffer(bytearray.fromhex(compute_digest(arrays)), np.float32)
     return [row.tobytes() for row in group.gather(digest)]
 
 
 def to_message(value: Batch | Transitions) -> dict[str, Any]:
-    """A value as `wire` carries it."""
+    """Return a value in a form that `wire` can encode."""
     return {item.name: getattr(value, item.name) for item in fields(value)}
 
 
 def from_message(message: Mapping[str, Any]) -> Batch:
-    """The batch of a message."""
+    """Return the batch of a message."""
     return Batch(**_make_writable(message))
 
 
 def _make_writable(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Decoded arrays are read-only, and torch warns about those."""
+    """Copy decoded arrays, which are read-only: torch warns about read-only arrays."""
     return {
         name: array.copy() if isinstance(array, np.ndarray) else array
         for name, array in arrays.items()

@@ -1,8 +1,7 @@
-"""Two lanes of work: the same arithmetic, one after the other or side by side on two cores.
+"""Two lanes of work that run one after the other, or side by side on two cores.
 
-What is cut in two is cut the same way however many threads there are, and each half is computed by
-one thread from its first to its last operation; so threads change the time and no bit. numpy
-releases the interpreter inside every large operation, which is why threads save time.
+Work is divided the same way for any number of threads, and one thread computes a whole half, so
+threads change the time and no bit. numpy releases the interpreter lock inside large operations.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ Work = Callable[[int], None]
 
 
 def slice_half(size: int, lane: int) -> slice:
-    """The part of so many things that a lane works on."""
+    """Return the part of `size` items that a lane works on."""
     middle = size // LANES
     return slice(0, middle) if lane == 0 else slice(middle, size)
 
 
 class ThreadPair:
-    """Runs `work(0)` and `work(1)`; returns when both are through, raising what either raised."""
+    """Runs `work(0)` and `work(1)` and waits for both; raises the exception of either."""
 
     def __init__(self, threads: int) -> None:
         self._second_thread = _SecondThread() if threads > 1 else None
@@ -42,10 +41,10 @@ class ThreadPair:
 
 
 class _SecondThread:
-    """The thread of lane 1, handed one piece of work at a time; it ends with the process."""
+    """The thread of lane 1, which runs one piece of work at a time and ends with the process."""
 
     def __init__(self) -> None:
-        # A lock is the cheapest thing to wait on; each is released by the other side.
+        # Locks have the lowest cost of all waits; the other side releases each.
         self._start, self._finish = threading.Lock(), threading.Lock()
         self._start.acquire()
         self._finish.acquire()
@@ -54,7 +53,7 @@ class _SecondThread:
         threading.Thread(target=self._loop, name="lane-1", daemon=True).start()
 
     def start(self, work: Work) -> None:
-        # What holds where the work is handed over holds for it: how numpy takes an overflow.
+        # Use the caller's context, which includes numpy's error handling.
         context = contextvars.copy_context()
         self._work = lambda lane: context.run(work, lane)
         self._start.release()

@@ -1,7 +1,7 @@
-"""The learners of one run over torch.distributed: gloo between processors, nccl between cards.
+"""A group over torch.distributed: gloo between CPUs, nccl between GPUs.
 
-Imported only where several learners are asked for. Rank 0 waits for the others no longer than its
-deadline; they wait for it as long as rollouts may take, and its death closes their connections.
+Imported only if torchrun starts several learners. Rank 0 waits for the others up to its deadline.
+The others wait as long as rollouts may take; the death of rank 0 closes their connections.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ENDLESS_S = 365.0 * 24 * 3600
 
 
 def select_backend(device: str, locations: Sequence[bytes]) -> str:
-    """What learners at these places exchange gradients by: nccl refuses two on one card."""
+    """Return the backend that exchanges gradients: nccl refuses two learners on one GPU."""
     is_shared = len(set(locations)) < len(locations)
     return "gloo" if device == "cpu" or is_shared else "nccl"
 
 
 class TorchProcessGroup:
-    """This process among the learners; one group in a process at a time.
+    """This process in the group of learners; a process has one group at a time.
 
-    The learners find each other through a `store`, or without one as torchrun's variables say.
-    `exchange_count` is how many this one has come to.
+    Learners connect through a `store`, or as torchrun's variables say. `exchange_count` is the
+    number of exchanges that this learner has begun.
     """
 
     def __init__(
@@ -134,13 +134,12 @@ class TorchProcessGroup:
 
 
 def format_timeout(seconds: float) -> str:
-    """The end of a sentence about a learner."""
+    """Return the end of a sentence about a learner that is late."""
     return f"has not answered for {seconds:g} s (runtime.learner_deadline_s)."
 
 
 def _reset_group_count() -> None:
-    """Torch numbers its groups, and a number that the others have not counted is one under which
-    nobody meets: it begins again where the last group ends."""
+    """Make torch count its groups from the start: all learners must use the same group number."""
     if not distributed.is_initialized():
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

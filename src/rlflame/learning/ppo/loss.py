@@ -1,7 +1,7 @@
 """The clipped loss of PPO over a minibatch, and its gradient, derived by hand.
 
-The loss is written out in `ppo.py`. The gradients of the two networks are independent, so that
-two processes can compute one each.
+`ppo.py` defines the loss. The gradients of the two networks are independent, so two processes can
+compute one each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 
-#: The networks, and the sums that come with the gradient of each.
+#: The networks, and the sums that accompany each gradient.
 NETWORKS = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),
@@ -30,7 +30,7 @@ _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 @dataclass(slots=True)
 class PpoMinibatch:
-    """Samples side by side, and the coefficients of the loss for this update."""
+    """The arrays of the samples, and the coefficients of the loss for this update."""
 
     observations: Float32
     actions: Array
@@ -61,15 +61,15 @@ class PpoMinibatch:
 
 
 class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
-    """Gradients of both networks, and the critic's estimates."""
+    """Computes the gradients of both networks, and the critic's estimates."""
 
     def compute_gradient(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = ...
     ) -> tuple[Float32, Metrics]:
-        """The gradient of these networks; the rest of the vector is undefined."""
+        """Return the gradient of these networks; the rest of the vector is undefined."""
 
     def compute_values(self, observations: Float32) -> Float32:
-        """The critic's estimate for each normalised observation."""
+        """Return the critic's estimate for each normalised observation."""
 
 
 class NumpyPpo:
@@ -107,7 +107,7 @@ class NumpyPpo:
         clip_count = np.count_nonzero(clip_ratio != ratio)
         surrogate = ratio * batch.advantages
         clip_ratio *= batch.advantages
-        # Where the held term is the smaller one, the objective is flat in the ratio.
+        # Where the clipped term is smaller, the objective is constant in the ratio.
         d_log_prob = np.where(surrogate <= clip_ratio, surrogate, _ZERO)
         d_log_prob *= np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
@@ -122,7 +122,8 @@ class NumpyPpo:
         }
 
     def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> float:
-        """Of the squared error; with a value clip, of the larger of two errors."""
+        """Write the gradient of the squared error, or with a value clip of the larger of two
+        errors."""
         values = self._critic.forward(batch.observations)[0]
         error = values - batch.returns
         slope = error
@@ -133,7 +134,7 @@ class NumpyPpo:
             clip_change = np.minimum(np.maximum(change, -limit), limit)
             clip_error = batch.old_values + clip_change - batch.returns
             clip_loss = clip_error * clip_error
-            # Where the held value is the worse one, the loss is flat in the value.
+            # Where the clipped value has the larger error, the loss is constant in the value.
             slope = np.where((clip_loss > loss) & (clip_change != change), 0.0, error)
             loss = np.maximum(loss, clip_loss)
         upstream = slope * np.float32(2.0 * batch.value_weight / count)
@@ -142,10 +143,10 @@ class NumpyPpo:
 
 
 def find_spans(parameters: FlatVector) -> dict[str, slice]:
-    """Where each network stands in the flat vector."""
+    """Return the span of each network in the flat vector."""
     return {name: parameters.find_span(f"{name}.") for name in NETWORKS}
 
 
 def compute_norm(squares: Sequence[float]) -> float:
-    """The norm of a gradient from the squared norms of the networks, in the order of `NETWORKS`."""
+    """Return the norm of a gradient from the squared norms of the networks, in order."""
     return math.sqrt(squares[0] + squares[1])

@@ -29,12 +29,13 @@ from ..parallel.process_group import Shard, Shards
 from ..parallel.units import Units
 from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
 
-#: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
+#: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as in other
+#: libraries.
 KL_STOP_FACTOR = 1.5
 
 
 class Ppo:
-    """Epochs of minibatches over one on-policy batch."""
+    """PPO: epochs of minibatches over one on-policy batch."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Ppo:
     def get_policy(self) -> PolicyArrays:
         return make_policy(self._parameters, self._normaliser)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
+    @np.errstate(over="ignore", invalid="ignore")  # the guard checks the result
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
         learning_rate = apply_schedule(
@@ -114,7 +115,7 @@ class Ppo:
         self._state.load_state(state)
 
     def _estimate(self, samples: _Samples) -> None:
-        """Values, advantages and returns with the critic as it is now."""
+        """Compute values, advantages and returns with the present critic."""
         samples.values, samples.advantages, samples.returns = self._units.share_result(
             "critic", (3, len(samples.log_probs)), lambda: self._compute_estimates(samples)
         )
@@ -148,7 +149,7 @@ class Ppo:
         return estimates
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
-        """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
+        """Make one optimizer step per minibatch, up to the number of epochs or the KL limit."""
         settings, totals = self._settings, _Totals(self._settings)
         target, parameters = settings.target_kl, self._parameters.data
         kl_limit = None if target is None else KL_STOP_FACTOR * target
@@ -174,7 +175,7 @@ class Ppo:
     def _compute_gradient(
         self, minibatch: PpoMinibatch, count: int
     ) -> tuple[Float32, float, Metrics]:
-        """The gradient, its norm, and the sums of the losses."""
+        """Return the gradient, its norm, and the sums of the losses."""
 
         def compute_part(shard: Shard, networks: Sequence[str]) -> tuple[Float32, Metrics]:
             rows = minibatch.select_rows(shard.rows)
@@ -186,7 +187,7 @@ class Ppo:
     def _make_minibatches(
         self, samples: _Samples, epoch: int, clip_range: float
     ) -> Iterator[PpoMinibatch]:
-        """Slices of one shuffled contiguous copy of the samples."""
+        """Yield slices of one shuffled contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
@@ -210,7 +211,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Zero mean and unit deviation; a single sample has no deviation and is left alone."""
+    """Shift to zero mean and scale to unit deviation; a single sample stays as it is."""
     if len(samples) < 2:
         return samples
     result: Float32 = samples - samples.mean()
@@ -236,7 +237,7 @@ class _Samples:
 
 
 class _Totals:
-    """Sums over the minibatches of one update, and the means that are reported."""
+    """Sums over the minibatches of one update, and the reported means."""
 
     def __init__(self, settings: PpoSettings) -> None:
         self._settings = settings
@@ -251,7 +252,7 @@ class _Totals:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def make_metrics(self, epochs_done: int) -> Metrics:
-        """Means over the samples; where all minibatches were refused there are none."""
+        """Return the means over the samples; no means if all minibatches were refused."""
         metrics = {"epochs_done": float(epochs_done)}
         if self._samples:
             means = {name: total / self._samples for name, total in self._sums.items()}
@@ -265,9 +266,9 @@ class _Totals:
 
 
 def compute_discount(settings: PpoSettings, progress: float) -> float:
-    """The steps that it looks ahead, 1 / (1 - discount), move in a straight line to the horizon.
+    """Return the discount at this progress; it moves from the first discount to the final one.
 
-    They stay where they are until the line begins.
+    The horizon 1 / (1 - discount) moves linearly, from `discount_moves_from` on.
     """
     start = settings.discount_moves_from
     if settings.final_discount is None or progress <= start:

@@ -1,6 +1,6 @@
-"""REINFORCE (Williams, 1992): push up the log-probability of actions by the return that followed.
+"""REINFORCE (Williams, 1992): raises the log-probability of actions that led to high returns.
 
-One gradient step per batch of whole episodes, on the loss
+Makes one gradient step per batch of whole episodes, on the loss
 
     L = sum over samples of (-log pi(a|s) G - entropy_weight H) / n
 
@@ -36,7 +36,7 @@ _EPSILON = 1e-8
 
 @dataclass(slots=True)
 class ReinforceMinibatch:
-    """Samples and the weight of each one's log-probability."""
+    """Samples, and the weight of each sample's log-probability."""
 
     observations: Float32
     actions: Array
@@ -64,7 +64,7 @@ class NumpyReinforce:
 
 
 class Reinforce:
-    """One Adam step per iteration."""
+    """REINFORCE: one Adam step per iteration."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Reinforce:
     def get_policy(self) -> PolicyArrays:
         return make_policy(self._parameters, self._normaliser)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
+    @np.errstate(over="ignore", invalid="ignore")  # the guard checks the result
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
         learning_rate = apply_schedule(
@@ -141,7 +141,7 @@ class Reinforce:
     def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int
     ) -> tuple[Float32, Metrics]:
-        """The full batch's gradient, each shard's added up chunk by chunk in a fixed order."""
+        """Return the gradient of the whole batch; chunks of a shard are added in a fixed order."""
         valid = batch.valid
         observations, actions = batch.observations[valid], batch.actions[valid]
         shares = weights[valid].astype(np.float32)
@@ -164,7 +164,7 @@ class Reinforce:
 
 
 def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
-    """Mean zero and deviation one, over each episode or over the whole batch."""
+    """Scale returns to zero mean and unit deviation, over each episode or over the whole batch."""
     result = returns.copy()
     if scope == "batch":
         samples = returns[batch.valid]
@@ -174,7 +174,7 @@ def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
         for column, length in enumerate(batch.valid.sum(axis=0)):
             if length > 1:
                 episode = result[:length, column]
-                # Of n - 1, as torch's std is, which the original of this recipe uses.
+                # n - 1 degrees of freedom, as in torch's std, which the original recipe uses.
                 episode -= episode.mean()
                 episode /= episode.std(ddof=1) + _EPSILON
     return result

@@ -1,7 +1,7 @@
 """The gradients of SAC's losses, derived by hand in numpy.
 
-One update is cut into two lanes: this and the next observation's action, then one critic and the
-other. Arrays are laid out `[units, rows]`, as in `networks/mlp.py`.
+An update has two lanes: the actions of both observations, then the two critics. Arrays have the
+layout `[units, rows]`, as in `networks/mlp.py`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .networks import CRITICS, SacNetworks, make_critic_loss
 
 @dataclass(frozen=True, slots=True)
 class SacMinibatch:
-    """Transitions as the networks see them, and the noise of the actions drawn for them."""
+    """Transitions with normalised observations, and the noise of the sampled actions."""
 
     observations: Float32
     actions: Float32
     rewards: Float32
     next_observations: Float32
     bootstrap: Float32
-    #: `[2, action, batch]`: of the actions drawn in `observations`, and in `next_observations`.
+    #: `[2, action, batch]`: noise for `observations` and for `next_observations`.
     noise: Float32
 
     def select_rows(self, rows: slice) -> SacMinibatch:
@@ -45,31 +45,32 @@ class SacMinibatch:
 
 
 class SacGradientProvider(Protocol):
-    """Where the gradients of the losses in `sac.py` come from: numpy by hand, or torch's autograd.
+    """Computes the gradients of the losses in `sac.py`: by hand in numpy, or by torch's autograd.
 
-    `sample_actions` comes first; a gradient is valid until the next call. `count` is the size of
-    the whole minibatch, of which this may be one shard: gradients and sums of shards add up.
+    Call `sample_actions` first. A gradient is valid until the next call. `count` is the size of the
+    whole minibatch, of which the batch may be one shard: gradients and sums of shards add up.
     """
 
     def sample_actions(self, batch: SacMinibatch) -> Float32:
-        """Draw the actor's actions for both observations; log-densities of the first ones."""
+        """Sample actions for both observations; return the log-densities of the first ones."""
 
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Of both critics; with moments, `moments.latest` are those of this batch afterwards."""
+        """Return the gradient of both critics; `moments.latest` then holds the moments of this
+        batch."""
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Of the actor, with the critics as they are."""
+        """Return the gradient of the actor for the present critics."""
 
 
 class NumpySac:
-    """The losses by hand.
+    """The losses and gradients in numpy.
 
-    With moments a critic sees both sides of its equation in one batch, and they are standardised
-    together, so the right side comes from the critics themselves (CrossQ; Bhatt et al., 2024).
+    With moments, a critic evaluates both sides of its equation in one batch and standardises them
+    together, so it needs no target network (CrossQ; Bhatt et al., 2024).
     """
 
     def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
@@ -121,7 +122,7 @@ class NumpySac:
             outs[number] = self._actors[number].forward(observations[number])
 
         self._thread_pair.run(run_lane)
-        # Many small operations, which two threads would only slow down.
+        # One thread: two threads slow down many small operations.
         for number, out in enumerate(outs):
             sample = self._heads[number].sample(out, batch.noise[number])
             self._actions[number], self._log_probs[number] = sample
@@ -149,7 +150,7 @@ class NumpySac:
         return self._critic_gradients.data, {"critic_loss": critic_loss}
 
     def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
-        """Write one critic's row of `_values`, and of `_next_values`."""
+        """Write one critic's row of `_values` and of `_next_values`."""
         critic = self._critics[number]
         if not isinstance(critic, BatchNormMLP):
             self._next_values[number] = self._compute_value(
@@ -168,7 +169,7 @@ class NumpySac:
         self._next_values[number] = values[:, rows:]
 
     def _backward_critic(self, number: int, slope: Float32) -> None:
-        """Write one critic's gradient; the next observations' values have none."""
+        """Write one critic's gradient. The values of the next observations have no gradient."""
         if not self._targets:
             slope = np.concatenate((slope, np.zeros_like(slope)), axis=1)
         self._critics[number].backward(slope)

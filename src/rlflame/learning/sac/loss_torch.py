@@ -1,4 +1,4 @@
-"""The losses of SAC with their gradients by torch's autograd, on the memory of the flat vectors.
+"""The losses of SAC with gradients by torch's autograd, on the memory of the flat vectors.
 
 Imported only when a recipe asks for this provider.
 """
@@ -42,12 +42,12 @@ class _TruncatedQuantiles:
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         pool = torch.cat(tuple(values), dim=1).sort(dim=1).values
-        # NaN and infinity are sorted last, where they would be left out unseen.
+        # NaN and infinity are sorted last and would be dropped unnoticed.
         pool[~pool[:, -1].isfinite()] = math.nan
         return pool[:, : len(values) * (self._outputs - self._drop_count)]
 
     def compute_loss(self, values: Tensor, target: Tensor) -> Tensor:
-        """Huber's, of every quantile to every wanted value, in the mean."""
+        """Return the mean quantile Huber loss between all quantiles and all target values."""
         place = torch.arange(self._outputs, dtype=values.dtype, device=values.device)
         fractions = ((place + 0.5) / self._outputs)[:, None]
         difference = target[None, :, None, :] - values[..., None]
@@ -64,7 +64,7 @@ class TorchSac:
     """The counterpart of `NumpySac`."""
 
     def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
-        # The recipe's number, never the machine's: sums split otherwise have other last bits.
+        # The recipe's number of threads: sums that are split differently have other last bits.
         torch.set_num_threads(threads)
         spec = networks.spec
         self._size, self._layers = spec.action_size, len(spec.hidden) + 1
@@ -108,7 +108,8 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """The critics' values of what was done, and of what follows, which has no gradient."""
+        """Return the critics' values of the taken actions and of the next actions, without
+        gradient."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()
@@ -143,7 +144,8 @@ class TorchSac:
         return torch.tanh(raw), (density - slope).sum(dim=1)
 
     def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """The second half of the outputs; with gsde, the deviations of the latent units' noise."""
+        """Return the log deviations: the second half of the outputs, or the noise of the latent
+        (gsde)."""
         parameter = self._actor.tensors.get("actor.log_std")
         if parameter is None:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
@@ -157,7 +159,8 @@ class TorchSac:
         *,
         uses_batch: bool = False,
     ) -> Tensor:
-        """`[critics, rows, outputs]`; `uses_batch`: with the moments of these very rows."""
+        """Return `[critics, rows, outputs]`; `uses_batch` standardises with the moments of these
+        rows."""
         inputs = torch.cat((critics.make_tensor(observations), actions), dim=1)
         return torch.stack(
             [self._forward(critics, name[:-1], inputs, uses_batch) for name in CRITICS]

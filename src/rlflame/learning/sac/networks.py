@@ -1,7 +1,7 @@
-"""The networks of SAC, their first weights, and the meaning of the critics' outputs.
+"""The networks of SAC, their initial weights, and the meaning of the critics' outputs.
 
-A critic's output is an expected return, or quantiles of the return. Values of one critic are
-`[outputs, rows]`, of both critics `[critics, outputs, rows]`.
+A critic outputs an expected return or quantiles of the return. Values of one critic are `[outputs,
+rows]`, of both critics `[critics, outputs, rows]`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CRITICS = ("critic0.", "critic1.")
 
 @dataclass(frozen=True, slots=True)
 class SacNetworks:
-    """The parameters: an actor, two critics in one vector, and the targets that follow them.
+    """The parameters: an actor, two critics in one vector, and their targets.
 
-    Critics whose inputs are standardised over the batch have moments and no targets.
+    Critics that standardise their inputs over the batch have moments and no targets.
     """
 
     spec: PolicySpec
@@ -37,8 +37,8 @@ class SacNetworks:
     critics: FlatVector
     targets: FlatVector
     moments: BatchMoments | None = None
-    #: What each critic puts out; of both critics' together the highest, twice `dropped`, are not
-    #: learned from.
+    #: The number of outputs of each critic. The highest twice `dropped` outputs of both critics are
+    #: not learned from.
     quantiles: int = 1
     drop_count: int = 0
 
@@ -77,12 +77,12 @@ def build_sac_networks(
 
 
 class ClippedDoubleQ:
-    """The lower of two expected returns, learned by half the squared error.
+    """The lower of two expected returns, with half the squared error as loss.
 
-    Of both critics' values, a critic learns from those of `compute_target_values`, a new array;
-    NaN and infinity are never left out, because the guard has to see them. `compute_error` is
-    d(loss)/d(values) of one critic over `count`, and the sum of its squared errors;
-    `compute_slopes` d(-value of the action / count)/d(values) of each, and the sum of the values.
+    `compute_target_values` combines both critics' values into a new array and keeps NaN and
+    infinity, because the guard must see them. `compute_error` returns d(loss)/d(values) of one
+    critic over `count` and the sum of its squared errors. `compute_slopes` returns d(-value of the
+    action / count)/d(values) of each critic and the sum of the values.
     """
 
     outputs = 1
@@ -99,7 +99,7 @@ class ClippedDoubleQ:
 
     def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
         first, second = values
-        # Only the lower of the two values counts, so only its critic is asked for a slope.
+        # Only the critic with the lower value has a slope.
         first_is_lower = first <= second
         share = np.float32(-1.0 / count)
         slopes = [first_is_lower * share, ~first_is_lower * share]
@@ -107,24 +107,24 @@ class ClippedDoubleQ:
 
 
 class TruncatedQuantiles:
-    """Quantiles of the return from each critic; the highest of all are not learned from.
+    """Quantiles of the return from each critic, without the highest ones of both together.
 
-    They are learned by the Huber loss of quantiles, and the value of an action is the mean of all
-    (TQC; Kuznetsov et al., 2020). The error that is reported is that of a critic's mean.
+    The loss is the quantile Huber loss, and the value of an action is the mean of all quantiles
+    (TQC; Kuznetsov et al., 2020). The reported error is that of a critic's mean.
     """
 
     def __init__(self, outputs: int, drop_count: int) -> None:
         self.outputs = outputs
         self._drop_count = drop_count
-        #: Each output stands for the middle of an equal share of the probability.
+        #: Each output represents the middle of an equal share of the probability.
         self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
 
     def compute_target_values(self, values: Float32) -> Float32:
         target_count = len(values) * (self.outputs - self._drop_count)
-        # Sorted with the values of a row side by side, and then laid out as before.
+        # Sort with the values of a row contiguous, then restore the layout.
         pool = np.concatenate([value.T for value in values], axis=1)
         pool.sort(axis=1)
-        # NaN and infinity are sorted last, where they would be left out unseen.
+        # NaN and infinity are sorted last and would be dropped unnoticed.
         pool[~np.isfinite(pool[:, -1])] = np.nan
         return np.ascontiguousarray(pool[:, :target_count].T)
 
@@ -140,7 +140,7 @@ class TruncatedQuantiles:
             total = np.add.reduce(difference, axis=0)
             np.minimum(difference, zero, out=difference)
             shortfall = np.add.reduce(difference, axis=0)
-            # Too high counts by 1 - fraction, too low by the fraction; at 0 both are nothing.
+            # Weight 1 - fraction above the target, the fraction below it, and 0 at the target.
             total *= np.float32(fraction)
             shortfall *= np.float32(1.0 - 2.0 * fraction)
             np.add(total, shortfall, out=slope[place])

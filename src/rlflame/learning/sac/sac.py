@@ -32,7 +32,7 @@ from .networks import CRITICS, SacNetworks
 
 
 class Sac:
-    """The updates that the replay buffer owes."""
+    """SAC: makes the updates that the replay buffer owes."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Sac:
         self._settings = settings
         self._networks = networks
         self.shards = shards or Shards()
-        # One for each shard: what it keeps of its minibatch is needed again for the actor.
+        # One provider per shard: the actor's gradient reuses what the provider keeps of its
+        # minibatch.
         self._providers = providers
         self._thread_pair = thread_pair
         self._seed = seed
@@ -56,7 +57,7 @@ class Sac:
         self._target_entropy = float(-size) if target == "auto" else target
         coefficient = settings.entropy_coefficient
         self._fixed_weight = None if coefficient == "auto" else coefficient
-        # The logarithm of a double: float32 knows no number below 1e-45, and this is to be finite.
+        # float64: the logarithm of a number below 1e-45 must be finite.
         initial = math.log(settings.initial_entropy_coefficient)
         self._log_weight: Float32 = np.array([initial], np.float32)
         epsilon = settings.adam_epsilon
@@ -65,7 +66,8 @@ class Sac:
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = make_normaliser(networks.spec)
-        # Each counts its own in a row: critics that learn do not excuse an actor that never does.
+        # One guard each, because refusals in a row are counted: good critics must not hide a bad
+        # actor.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = Counter()
         moments = networks.moments
@@ -87,7 +89,7 @@ class Sac:
     def get_policy(self) -> PolicyArrays:
         return make_policy(self._networks.actor, self._normaliser)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
+    @np.errstate(over="ignore", invalid="ignore")  # the guard checks the result
     def update(self, batch: ReplayBatch, progress: float) -> Metrics:
         rates, totals = self._compute_rates(progress), MetricMeans()
         statistics: PolicyArrays = {}
@@ -133,7 +135,8 @@ class Sac:
     def _compute_critic_gradient(
         self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """With the sum of the log-densities of the actions that the actor would take now."""
+        """Return the critics' gradient and its sums, with the sum of the new actions' log-
+        densities."""
 
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             provider, shard_batch = self._providers[shard.number], batch.select_rows(shard.rows)
@@ -167,14 +170,14 @@ class Sac:
         )
 
     def _adapt_entropy(self, log_prob: float, learning_rate: float) -> float:
-        """Raise the coefficient where the policy is less random than wanted, else lower it."""
+        """Raise the coefficient if the policy is less random than the target, else lower it."""
         deficit = log_prob + self._target_entropy
         loss = -float(self._log_weight[0]) * deficit
         self._entropy_adam.step(self._log_weight, np.array([-deficit], np.float32), learning_rate)
         return loss
 
     def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
-        """A step of Adam on both critics, and of the targets or running moments after them."""
+        """Make an Adam step on both critics, then update the targets or the running moments."""
         critics, targets = self._networks.critics.data, self._networks.targets.data
         moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)
@@ -209,7 +212,7 @@ class Sac:
         return float(np.exp(self._log_weight[0])) if weight is None else weight
 
     def _compute_rates(self, progress: float) -> dict[str, float]:
-        """The step sizes in force."""
+        """Return the present learning rates."""
         settings = self._settings
         rates = {
             "actor": settings.learning_rate,
