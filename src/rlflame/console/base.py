@@ -1,6 +1,6 @@
-"""What runs tell their view: the contract, its null object, and how a run starts and ends.
+"""The interface between runs and displays: events, results and a display that shows nothing.
 
-A sweep of several seeds tells the same view as a run of one seed.
+A sweep of several seeds uses the same interface as a run of one seed.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SweepResources:
-    """How the seeds of a sweep share a machine."""
+    """The share of each seed of a sweep on this machine."""
 
     concurrent_seeds: int
-    #: Worker processes of each seed; 0 where a seed steps its environments in its own process.
+    #: Worker processes of each seed; 0 if a seed steps its environments in its own process.
     workers_per_seed: int
-    #: Whether memory, not processors, decides how many seeds run at once.
+    #: Whether memory, and not the number of cores, limits the seeds that run at once.
     memory_bound: bool = False
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """What is about to run."""
+    """The facts of a run that is about to start."""
 
     folder: Path
     summary: RecipeSummary
-    #: The checkpoint that each seed continues from; None for a seed that has none.
+    #: The checkpoint that each seed continues from; None for a seed without one.
     checkpoints: Mapping[int, Checkpoint | None]
     fleet: str
     workers: int
     is_resume: bool
-    #: `--fleet auto` looked for a cluster and found none configured.
+    #: True if `--fleet auto` found no configured cluster.
     no_cluster: bool = False
-    #: Names and capacities of the fleets that take turns until one of them is chosen.
+    #: The names and capacities of the fleets that `--fleet auto` compares.
     candidates: tuple[tuple[str, int], ...] = ()
     #: None for a run of one seed.
     resources: SweepResources | None = None
-    #: Seeds of a sweep that an earlier process has finished.
+    #: The seeds of a sweep that an earlier process has finished.
     finished_seeds: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run of one seed ended."""
+    """The result of a run of one seed."""
 
     folder: Path
     progress: Progress
     complete: bool
-    #: False where a resumed run was finished already, and nothing had to be done.
+    #: False if a resumed run was already finished.
     has_trained: bool
     state_digest: str
     digest: str
@@ -68,20 +68,20 @@ class RunResult:
     best: EvaluationRecord | None
     #: The command that continues the run.
     resume_command: str
-    #: The command that scores its best policy.
+    #: The command that evaluates its best policy.
     evaluation_command: str
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """How a sweep ended."""
+    """The result of a sweep."""
 
     folder: Path
     summary: SweepSummary
     outcomes: Mapping[int, SeedOutcome]
-    #: False where all seeds were finished already.
+    #: False if all seeds were already finished.
     has_trained: bool
-    #: The picture, where one could be drawn.
+    #: The plot, if one could be drawn.
     plot: Path | None
 
     @property
@@ -98,10 +98,10 @@ class SweepResult:
 
 
 class RunView:
-    """The contract of a display. A sweep alone calls the methods that name a seed."""
+    """The interface of a display. Only a sweep calls the methods that name a seed."""
 
     def open(self, start: RunStart) -> AbstractContextManager[None]:
-        """Entered before the first iteration, and left after the last one."""
+        """Open the display before the first iteration; it closes after the last one."""
         del start
         return nullcontext()
 
@@ -114,13 +114,13 @@ class RunView:
     def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
 
     def show_fleet_event(self, event: FleetEvent) -> None:
-        """Called from any thread."""
+        """Show an event of the fleet; called from any thread."""
 
     def show_seed_start(self, seed: int) -> None:
-        """The process of a seed starts; its first event comes seconds later."""
+        """Show that the process of a seed starts; its first event arrives seconds later."""
 
     def show_seed_event(self, seed: int, event: Mapping[str, Any]) -> None:
-        """An event of a seed's process, as `rlflame train --json` prints it."""
+        """Show an event of a seed's process, in the form of `rlflame train --json`."""
 
     def show_seed_end(self, seed: int, outcome: SeedOutcome) -> None: ...
 
@@ -128,4 +128,4 @@ class RunView:
 
 
 class NullView(RunView):
-    """Shows nothing; a view that shows little begins here."""
+    """Shows nothing; the base class of displays that show little."""

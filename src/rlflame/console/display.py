@@ -1,7 +1,7 @@
-"""A view that keeps the progress of every seed, the quiet display, and the choice among displays.
+"""Common parts of the displays, the quiet display, and the choice of a display.
 
-What a run in this process tells becomes the events that the process of a seed sends, so that each
-display handles one kind of event.
+A run in this process produces the same events as the process of a seed, so that each display
+handles one kind of event.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Display(RunView):
-    """What the displays share; each shows events and blocks of lines in its own way."""
+    """The common part of the displays; each shows events and blocks of lines in its own way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)
@@ -68,12 +68,13 @@ class Display(RunView):
         self.show_block(format_status(result), format_seeds_table(result), lines)
 
     def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
-        """A title, lines of a table, and words with their texts."""
+        """Show a title, the lines of a table, and pairs of a name and a text."""
         lines = [*table, *([""] if table else []), *format_pairs(pairs)]
         print_report("\n".join([wrap_text(title), *lines]))
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """Called after the progress has changed; `seed` is None for a run in this process."""
+        """Show an event after the progress has changed; `seed` is None for a run in this
+        process."""
         if note := format_note(event, seed):
             self.show_note(note)
 
@@ -116,7 +117,7 @@ class Display(RunView):
 
 
 class QuietDisplay(Display):
-    """The folder at the end, for scripts, and on standard error the seeds that failed."""
+    """Prints the folder at the end, for scripts, and failed seeds on standard error."""
 
     def show_note(self, text: str) -> None: ...
 
@@ -127,9 +128,9 @@ class QuietDisplay(Display):
 
 
 class StatusLine(NullView):
-    """What a command does now, on one line that goes away again.
+    """The present activity of a command, on one line that disappears again.
 
-    Only where standard error is a terminal: it is no part of the result.
+    Shown only if standard error is a terminal, because it is not part of the result.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -165,9 +166,9 @@ class StatusLine(NullView):
 
 
 def make_display(mode: str, *, sweep: bool = False) -> RunView:
-    """The display for a mode; `auto` is live on a terminal that can, and lines otherwise.
+    """Make the display of a mode; `auto` is live on a capable terminal, and prints lines otherwise.
 
-    Each is loaded where it is chosen.
+    Each display is imported only when it is chosen.
     """
     if mode == "json":
         from rlflame.console.json_lines import JsonDisplay

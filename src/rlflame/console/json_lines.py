@@ -1,4 +1,4 @@
-"""A run as JSON lines, or a sweep as one JSON document, for programs."""
+"""Prints a run as JSON lines, or a sweep as one JSON document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflame.console.output import as_json_text, print_note, print_report
 
 
 class JsonDisplay(Display):
-    """docs/json.md lists the events and names, which are stable."""
+    """A display for programs; docs/json.md lists the stable events and names."""
 
     def __init__(
         self,

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rlflame.console.base import RunStart
 
 _REFRESHES_PER_S = 4
-#: So wide that a line which appears later moves no other.
+#: Wide enough that a line that appears later moves no other line.
 _WORD_COLUMNS = 11
-#: Lines of the view of a sweep that are not seeds.
+#: The lines of a sweep's view that are not seeds.
 _OTHER_LINES = 8
-#: The last columns go first where there is no room for all.
+#: The columns in the order in which they are dropped if there is no room.
 _SEED_COLUMNS = ("  seed", "state", "evaluation", "steps", "done", "steps/s")
 
 
 class LiveDisplay(Display):
-    """A banner, a view that changes while the run goes on, and an end block."""
+    """A banner, a view that changes during the run, and an end block."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -50,14 +50,14 @@ class LiveDisplay(Display):
                 get_renderable=self.render_view,
                 console=self._console,
                 refresh_per_second=_REFRESHES_PER_S,
-                # The end block takes the view's place; after a failure the last view stays.
+                # The end block replaces the view; after a failure, the last view stays.
                 transient=True,
                 redirect_stdout=False,
-                # Notes appear above the view, unless they go somewhere else anyway.
+                # Notes appear above the view, unless standard error is redirected.
                 redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
             )
             with live:
-                # However a process ends, the terminal it leaves behind has a cursor.
+                # Show the cursor again, however the process ends.
                 self._console.show_cursor(True)
                 try:
                     yield
@@ -66,7 +66,7 @@ class LiveDisplay(Display):
                     raise
 
     def render_view(self) -> RenderableType:
-        """The seeds of a sweep, and what there is to say of all."""
+        """Render the seeds of a sweep, and the state of all."""
         lines = format_pairs(self._format_state(), self._console.width, _WORD_COLUMNS)
         seeds = self._format_seeds() if self.progress.is_sweep else []
         return Group(Text("\n".join(["", *seeds])), self._make_bar(), Text("\n".join(lines)))
@@ -83,7 +83,7 @@ class LiveDisplay(Display):
         return bar.append(f"  {format_duration(progress.elapsed_s)} gone{rest}", "not bold")
 
     def _format_seeds(self) -> list[str]:
-        """A line for each seed that there is room for; those that run come before others."""
+        """Return a line per seed that fits; running seeds come first."""
         rows, room = self.progress.rows, max(1, self._console.height - _OTHER_LINES)
         seeds = sorted(rows, key=lambda seed: rows[seed].state != "running")
         visible = seeds if len(rows) <= room else seeds[: max(1, room - 1)]
@@ -92,7 +92,7 @@ class LiveDisplay(Display):
         return lines + [f"  and {len(rows) - len(visible)} more"] * (len(visible) < len(rows))
 
     def _format_state(self) -> Pairs:
-        """Of a single seed also its tasks and what it learns; of several what they say together."""
+        """Return the state of all seeds; of a single seed, also its tasks and its losses."""
         progress, row, fleet = self.progress, self.progress.row, self.progress.fleet
         position = f"step {progress.steps:,}"
         if not progress.is_sweep:
@@ -111,7 +111,7 @@ class LiveDisplay(Display):
         if (mean := row.recent_return) is not None:
             lines.append(("return", f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"))
         metrics = row.events.get("iteration", {})
-        # These tell at a glance whether learning is sound.
+        # The metrics that show whether learning is sound.
         values = [
             f"{label} {metrics[name]:{form}}"
             for name, (label, form) in LIVE_METRICS.items()
@@ -132,10 +132,10 @@ def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:
 
 
 class EscapingConsole(Console):
-    """A console that escapes control characters in text, and keeps those that Rich adds.
+    """A console that escapes control characters in text, but not those that Rich adds.
 
-    Rich marks its cursor movements as control segments and adds colours when it writes segments,
-    so a control character in the text of any other segment comes from a value.
+    Rich marks cursor movements as control segments and adds colours when it writes segments. A
+    control character in the text of any other segment therefore comes from a value.
     """
 
     def render(

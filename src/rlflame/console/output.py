@@ -1,8 +1,8 @@
-"""The output of every command.
+"""Prints the output of every command.
 
-A report goes to standard output; notes, warnings and errors go to standard error. Control
-characters in any text are escaped here, so that no file, name or environment can drive the
-terminal. Loads nothing heavy.
+Results go to standard output; notes, warnings and errors go to standard error. All control
+characters are escaped here, so that no file, name or environment can control the terminal. Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
-#: Frames that tell nothing about an environment; other machines have rlflame elsewhere.
+#: Frames that say nothing about an environment; other machines may have rlflame elsewhere.
 _HIDDEN_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/", "/gymnasium/")
 
 
 def is_interactive(stream: IO[str] | None) -> bool:
-    """Whether it is a terminal that can move its cursor."""
+    """Return whether the stream is a terminal that can move its cursor."""
     terminal_type = os.environ.get("TERM", "dumb")
     return stream is not None and stream.isatty() and terminal_type not in ("", "dumb")
 
 
 def escape_standard_streams() -> None:
-    """Replace sys.stdout and sys.stderr by streams that escape what anyone writes to them."""
+    """Replace sys.stdout and sys.stderr by streams that escape control characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, EscapingStream):
@@ -44,27 +44,27 @@ def escape_standard_streams() -> None:
 
 
 def print_result(text: str) -> None:
-    """One line of the result; a newline in it comes from a value, and is escaped."""
+    """Print one line of the result; a newline in it comes from a value and is escaped."""
     print_result_lines(escape_line(text))
 
 
 def print_result_lines(text: str) -> None:
-    """Lines of the result: that they cannot be written is an error."""
+    """Print lines of the result; a failed write is an error."""
     _print(sys.stdout, text, is_result=True)
 
 
 def print_report(text: str) -> None:
-    """Lines of a run's report. The run goes on when the reader is gone."""
+    """Print lines of a run's report; the run continues if the reader is gone."""
     _print(sys.stdout, text)
 
 
 def print_note(text: str) -> None:
-    """One line that is not part of the result; a reader that is gone is no error."""
+    """Print one line that is not part of the result; a lost reader is not an error."""
     print_note_lines(escape_line(text))
 
 
 def print_note_lines(text: str) -> None:
-    """Lines that are not part of the result."""
+    """Print lines that are not part of the result."""
     _print(sys.stderr, text)
 
 
@@ -75,7 +75,7 @@ def _print(stream: IO[str] | None, text: str, *, is_result: bool = False) -> Non
         print(escape_controls(text), file=stream, flush=True)
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None)
-        # Nobody could read that the terminal is gone.
+        # Without a terminal, no one can read that it is gone.
         if is_result and not (
             number == errno.EIO and stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
         ):
@@ -86,7 +86,7 @@ def _print(stream: IO[str] | None, text: str, *, is_result: bool = False) -> Non
 
 
 def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
-    """What ended a command and what to type next; as JSON it is the last line of the output."""
+    """Print an error and its hint; as JSON, it is the last line of the output."""
     if debug:
         print_note_lines("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
@@ -101,7 +101,7 @@ def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
 
 
 def shorten_tracebacks(text: str) -> str:
-    """The text with tracebacks that lack their heads, and rlflame's and Gymnasium's frames."""
+    """Shorten tracebacks to the frames outside rlflame and Gymnasium."""
     lines, is_hidden = [], False
     for line in text.split("\n"):
         if line.startswith('  File "'):
@@ -114,9 +114,9 @@ def shorten_tracebacks(text: str) -> str:
 
 
 def make_display_stream() -> IO[str]:
-    """Standard output for a display that moves the cursor and escapes text itself.
+    """Return standard output for a display that moves the cursor and escapes text itself.
 
-    That the terminal is gone is no error.
+    A lost terminal is not an error.
     """
     return cast("IO[str]", _DisplayStream(_unwrap_stream(sys.stdout)))
 
@@ -159,7 +159,7 @@ def _mute_when_gone(stream: IO[str]) -> Iterator[None]:
 
 
 def mute(stream: IO[str]) -> None:
-    """Let go of a stream that nobody reads, so that Python does not try again when it ends."""
+    """Detach a stream without a reader, so that Python does not write to it at exit."""
     with contextlib.suppress(OSError, ValueError):
         null_fd = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_fd, stream.fileno())
@@ -167,36 +167,37 @@ def mute(stream: IO[str]) -> None:
 
 
 def discard_unwritten_results() -> None:
-    """What standard output has no room for is not tried again when Python ends."""
+    """Drop output that could not be written, so that Python does not try again at exit."""
     if sys.stdout is not None:
         with _mute_when_gone(sys.stdout):
             sys.stdout.flush()
 
 
 def can_encode(text: str) -> bool:
-    """Whether standard output has these characters."""
+    """Return whether standard output can encode these characters."""
     with contextlib.suppress(UnicodeEncodeError, LookupError):
         return bool(text.encode(getattr(sys.stdout, "encoding", None) or "ascii"))
     return False
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinity become null, dataclasses become objects.
+    """Return JSON for every reader: NaN and infinity become null, dataclasses become objects.
 
-    All of it is ASCII; json leaves DEL alone of the control characters.
+    The text is ASCII. json does not escape DEL, so it is escaped here.
     """
     finite = json.loads(json.dumps(value, default=asdict), parse_constant=lambda _: None)
     return escape_unicode(json.dumps(finite, indent=indent))
 
 
-#: A text that has less room beside its word stands below it.
+#: A text with less room than this beside its name is printed below it.
 _MIN_TEXT_COLUMNS = 28
 
 
 def format_pairs(
     pairs: Sequence[tuple[str, str]], columns: int | None = None, word_columns: int = 0
 ) -> list[str]:
-    """Words with their texts beside them, or below them where there is no room."""
+    """Return lines with names and their texts side by side, or one below the other in a narrow
+    terminal."""
     columns = columns or find_terminal_columns()
     pairs = [(escape_line(word), escape_line(text)) for word, text in pairs]
     width = max(word_columns, *(len(word) for word, _ in pairs))
@@ -212,7 +213,7 @@ def format_pairs(
 
 
 def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
-    """The text in lines no longer than the terminal is wide, all but the first further in."""
+    """Wrap the text at the width of the terminal; indent all lines but the first."""
     columns = columns or find_terminal_columns()
     text = escape_line(text)
     if columns is None or len(indent + text) <= columns:
@@ -229,14 +230,14 @@ def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
 
 
 def find_terminal_columns() -> int | None:
-    """The width of the terminal that standard output goes to; None where it goes elsewhere."""
+    """Return the width of the terminal of standard output; None if it is not a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns
 
 
 def format_table(rows: Sequence[tuple[str, ...]], columns: int | None = None) -> list[str]:
-    """A line for each row; of a table that is too wide for the columns, the first cells alone."""
+    """Return a line per row; in a table that is too wide, only the first cells."""
     rows = [tuple(escape_line(cell) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while columns is not None and sum(widths) + 2 * (len(widths) - 1) > columns:

@@ -1,4 +1,4 @@
-"""A run or a sweep as lines that read well in a log."""
+"""Prints a run or a sweep as lines of a log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from rlflame.storage.sweep_folder import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
 
-#: A line is due with every such part of the budget, or after so long a silence.
+#: A line is due after each such part of the budget, or after this much time without one.
 _BUDGET_PARTS = 20
 _SILENCE_S = 300.0
-#: Of iterations that are whole episodes, every tenth has a line, as in Flame's example.
+#: With whole episodes as iterations, every tenth one has a line, as in Flame's example.
 _EPISODE_LINE_ITERATIONS = 10
 
 
 class PlainDisplay(Display):
-    """A banner, a line now and then, and an end block."""
+    """A banner, occasional lines, and an end block."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)

@@ -1,4 +1,4 @@
-"""A recipe with its environment in numbers and words, for banners, dry runs and lists."""
+"""Describes a recipe and its environment for banners, dry runs and lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RecipeSummary:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Units of the policy's layers, from the observation to the output."""
+        """The sizes of the policy's layers, from the observation to the output."""
         from rlflame.rollout.task import compute_output_size
 
         learning, env, network = self.recipe.learning, self.env, self.recipe.learning.network
@@ -40,7 +40,7 @@ class RecipeSummary:
 
     @property
     def iterations(self) -> int | None:
-        """How many there will be; None where the length of episodes decides."""
+        """The number of iterations; None if it depends on the length of episodes."""
         recipe, rollout = self.recipe, self.recipe.learning.rollout
         limits = [recipe.stop_at_iterations] if recipe.stop_at_iterations else []
         if recipe.stop_at_steps:
@@ -82,7 +82,8 @@ class RecipeSummary:
         )
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
-        """The recipe as pairs of a word and its text; `seeds` as `--seeds` names them."""
+        """Return the recipe as pairs of a name and a text; `seeds` are shown as `--seeds` takes
+        them."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
         actions = format_count(env.action_size, f"{env.action_kind} action")
@@ -115,7 +116,8 @@ class RecipeSummary:
         return [*lines, *self._format_replay()]
 
     def _format_replay(self) -> list[tuple[str, str]]:
-        """When learning from a replay begins, and what the replay takes; nothing without one."""
+        """Return when learning from a replay starts and how much memory it takes; empty without a
+        replay."""
         settings, replay = self.recipe.learning.replay, self.replay
         if settings is None or replay is None:
             return []
@@ -129,7 +131,7 @@ class RecipeSummary:
         return [("updates", updates), ("memory", memory)]
 
     def compute_reset_seeds(self) -> list[list[int]]:
-        """Of the first episode of every environment, by slot."""
+        """Return the reset seed of the first episode of every environment, by slot."""
         from rlflame.rollout.seeding import Role, make_reset_seed
 
         learning = self.recipe.learning
@@ -142,7 +144,7 @@ class RecipeSummary:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Under names that stay: `--dry-run --json` and the `start` event print it."""
+        """Return stable names and values for `--dry-run --json` and the `start` event."""
         recipe, learning = self.recipe, self.recipe.learning
         return {
             "environment": self.env.id,
@@ -170,7 +172,7 @@ class RecipeSummary:
 
 
 def format_evaluation(record: EvaluationRecord) -> str:
-    """A score with its uncertainty."""
+    """Format a score with its interval."""
     return (
         f"{record.mean:,.1f}, 95% interval [{record.low:,.1f}, {record.high:,.1f}] "
         f"over {format_count(record.episodes, 'episode')}"

@@ -1,4 +1,4 @@
-"""A job drawn: episodes are chosen, filmed, put together, and encoded as GIF, MP4 or PNG."""
+"""Draws a job: chooses and films episodes, joins the images, and encodes GIF, MP4 or PNG."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlflame.rollout.task import Array
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-#: The rate without --fps; steps are left out to come near it.
+#: The frame rate without --fps; steps are skipped to come close to it.
 _RATES: Mapping[RenderKind, float] = {"gif": 25.0, "mp4": 50.0}
 _WIDTHS: Mapping[RenderKind, int] = {"gif": 320, "mp4": 480, "png": 200}
 _STRIP = 8
-#: How long the last picture of an episode stays, so that its return can be read.
+#: The time that the last image of an episode stays, so that its return can be read.
 _HOLD_S = 1.0
 _PAPER = (24, 26, 31)
 _INK = (240, 240, 240)
 _GAP = 4
-#: Numbers of colours of a GIF. One is left for what has not changed since the frame before.
+#: The numbers of colours of a GIF. One is reserved for pixels that do not change.
 COLOURS = (255, 127, 63)
 _SLOWEST_FPS = 8.0
 _SAMPLED_PIXELS = 1_000_000
@@ -38,7 +38,7 @@ _SAMPLED_PIXELS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture and how long it stays."""
+    """An image and the time that it stays."""
 
     picture: Image.Image
     seconds: float
@@ -46,7 +46,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeImages:
-    """One episode: images at the same ticks for every side."""
+    """The images of one episode, at the same ticks for every side."""
 
     episode: PlayedEpisode
     ticks: tuple[int, ...]
@@ -71,21 +71,22 @@ class Film:
         default_width = None if self._options.height else _WIDTHS.get(self._kind)
         size = self._options.width or default_width, self._options.height
         env = episodes.make_render_spec(job.env, self._info, *size)
-        # At the size of the panel at once: a long episode at full size is gigabytes.
+        # Resize each image at once: a long episode at full size takes gigabytes.
         self._player = EpisodePlayer(
             job, env, mode, lambda picture: np.asarray(resize_image(picture, *size))
         )
         rate = self._options.fps or _RATES.get(self._kind, 1.0)
-        #: Steps from one frame to the next: time stays the environment's own.
+        #: Steps between two frames; the speed is that of the environment.
         self._stride = max(1, round(self._info.steps_per_s / rate))
 
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """The whole drawing; `report_progress` gets how many episodes are filmed, of how many."""
+        """Draw the whole job; `report_progress` receives the numbers of filmed and of all
+        episodes."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
-            if len(best_episodes) > self._options.episodes:  # the best, the best one first
+            if len(best_episodes) > self._options.episodes:  # the best episodes, best first
                 best_episodes.sort(key=lambda episode: -episode.episode_return)
             reels = []
             for episode in best_episodes[: self._options.episodes]:
@@ -106,7 +107,7 @@ class Film:
         return _EpisodeImages(film_episode, ticks, (*other_sides, images))
 
     def _choose_ticks(self, length: int) -> tuple[int, ...]:
-        """The steps that are drawn, from the reset to the very last."""
+        """Choose the steps that are drawn, from the reset to the last one."""
         if self._kind == "png":
             spread = np.linspace(0, length, min(_STRIP, length + 1))
             return tuple(int(tick) for tick in np.unique(np.round(spread)))
@@ -141,7 +142,7 @@ class Film:
             yield Frame(join_images(panels, 0), (end - start) / self._info.steps_per_s)
 
     def _make_panel(self, reel: _EpisodeImages, side: int, at: int) -> Image.Image:
-        """The picture of one side at one of the ticks, under its caption."""
+        """Return the image of one side at a tick, below its caption."""
         image, caption = reel.sides[side][at], self._job.captions[side]
         if self._options.candidates > 1:
             caption += f", episode {reel.episode.episode}"
@@ -149,7 +150,7 @@ class Film:
 
 
 def resize_image(picture: Array, width: int | None, height: int | None) -> Image.Image:
-    """The picture at this size; with one number alone, in its own proportions."""
+    """Resize an image; with only one number, keep its proportions."""
     image = Image.fromarray(picture)
     own_width, own_height = image.size
     if width is None:
@@ -162,7 +163,7 @@ def resize_image(picture: Array, width: int | None, height: int | None) -> Image
 
 
 def add_caption(picture: Array, lines: Sequence[str]) -> Image.Image:
-    """The picture under lines of text."""
+    """Return the image below lines of text."""
     image = Image.fromarray(picture)
     width, height = image.size
     size = max(11, min(22, width // 20))
@@ -178,7 +179,7 @@ def add_caption(picture: Array, lines: Sequence[str]) -> Image.Image:
 
 
 def join_images(images: Sequence[Image.Image], axis: int) -> Image.Image:
-    """One picture, with gaps: from left to right along axis 0, from top to bottom along axis 1."""
+    """Join images with gaps: from left to right along axis 0, from top to bottom along axis 1."""
     size = [max(image.size[side] for image in images) for side in (0, 1)]
     size[axis] = sum(image.size[axis] + _GAP for image in images) - _GAP
     result = Image.new("RGB", (size[0], size[1]), _PAPER)
@@ -195,9 +196,9 @@ def _load_font(size: int) -> Font:
 
 
 def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:
-    """An endless GIF with one palette, and how many frames it has.
+    """Encode an endless GIF with one palette; return it and its number of frames.
 
-    Where it must be small, colours go first and then every second frame, in turns.
+    To reach a size limit, drop colours and every second frame in turns.
     """
     remaining, data = list(frames), b""
     while True:
@@ -212,7 +213,7 @@ def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, i
 
 
 def halve_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Every second frame and the last, over the same time."""
+    """Keep every second frame and the last one, over the same time."""
     *body, last = frames
     pairs = [body[i : i + 2] for i in range(0, len(body), 2)]
     return [Frame(pair[0].picture, sum(f.seconds for f in pair)) for pair in pairs] + [last]
@@ -220,7 +221,7 @@ def halve_frames(frames: Sequence[Frame]) -> list[Frame]:
 
 def _encode_palette_gif(frames: Sequence[Frame], colours: int) -> bytes:
     palette = _make_palette([frame.picture for frame in frames], colours)
-    # Without dithering: noise that differs from frame to frame is what makes GIFs large.
+    # No dithering: noise that differs between frames makes GIFs large.
     flat = [frame.picture.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
     flat[0].save(
@@ -236,13 +237,13 @@ def _encode_palette_gif(frames: Sequence[Frame], colours: int) -> bytes:
 
 
 def round_to_centiseconds(seconds: Sequence[float]) -> list[int]:
-    """Whole hundredths that keep pace with the true time: no rounding adds up."""
+    """Round durations to hundredths without an accumulated error."""
     ends = np.round(100.0 * np.cumsum([0.0, *seconds]) + 1e-6).astype(int)
     return [max(2, int(end - begin)) for begin, end in pairwise(ends)]
 
 
 def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
-    """The colours of a whole film, from a share of the pixels of every frame."""
+    """Choose the colours of a whole film from a sample of the pixels of every frame."""
     width, height = pictures[0].size
     scale = min(1.0, (_SAMPLED_PIXELS / (len(pictures) * width * height)) ** 0.5)
     size = (max(1, int(width * scale)), max(1, int(height * scale)))
@@ -253,7 +254,7 @@ def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
 
 
 def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
-    """H.264 at a constant rate; a frame that stays longer is repeated."""
+    """Encode H.264 at a constant rate; a frame that stays longer is repeated."""
     import imageio_ffmpeg
 
     width, height = frames[0].picture.size

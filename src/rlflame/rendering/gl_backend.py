@@ -1,7 +1,7 @@
-"""Which of MuJoCo's renderers works on this machine: each is tried in a child process.
+"""Finds a MuJoCo renderer that works on this machine: each is tried in a child process.
 
-The one that worked last is remembered in a cache folder, and tried first the next time. This
-process's own environment is never touched, and MuJoCo never imported.
+The renderer that worked last is stored in a cache folder and tried first the next time. The
+environment of this process does not change, and it never imports MuJoCo.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE_TIMEOUT_S = 30.0
 VARIABLE = "MUJOCO_GL"
 CHILD_MODULE = "rlflame.rendering.process_main"
 _EXIT_GRACE_S = 5.0
-#: Mesa draws without a graphics card; by the system's family, how it is installed.
+#: Install commands of Mesa, which draws without a GPU, by package manager.
 _INSTALL = {
     "debian": "apt-get install -y libegl1 libgl1",
     "fedora": "dnf install -y mesa-libEGL mesa-libGL mesa-dri-drivers",
@@ -37,23 +37,23 @@ _INSTALL = {
 
 
 class GraphicsUnavailableError(RlflameError):
-    """No renderer works here."""
+    """No renderer works on this machine."""
 
 
 def make_backend_variables(backend: str) -> dict[str, str]:
-    """What a process that draws with this renderer needs in its environment."""
+    """Return the variables of a process that draws with this renderer."""
     platform = backend if backend in ("egl", "osmesa") else ""
     return {VARIABLE: backend, "PYOPENGL_PLATFORM": platform}
 
 
 def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> Finding:
-    """Try all renderers at once, for the cluster check; each process may crash or hang."""
+    """Try all renderers at once for the cluster check; each process may crash or hang."""
     from rlflame.fleet.flame.check.findings import Finding
 
     processes: dict[str, WorkerProcess] = {}
     try:
         for backend in BACKENDS:
-            # glfw starts a process while it loads.
+            # glfw starts a process when it is imported.
             variables = {**make_backend_variables(backend), "PYTHONSAFEPATH": "1"}
             processes[backend] = WorkerProcess(module=module, environment=variables)
             processes[backend].channel.send(MessageKind.ORDER)
@@ -72,7 +72,7 @@ def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_
 
 
 def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
-    """Why a renderer does not work; empty if it does."""
+    """Return why a renderer does not work; empty if it works."""
     try:
         with contextlib.suppress(EOFError, ProtocolError):
             process.channel.receive(timeout_s)
@@ -85,7 +85,7 @@ def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
 
 
 def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The renderers as they are tried: the user's choice, then the one that worked last."""
+    """Return the renderers in order: the user's choice, the one that worked last, the others."""
     try:
         latest = find_memory(environment).read_text("utf-8")
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> None:
-    """A memory that cannot be written costs a second next time, and nothing else."""
+    """Store the renderer. A failed write only costs a second next time."""
     path = find_memory(environment)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,14 +103,14 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """By the rules of freedesktop.org: a relative path in the variable does not count."""
+    """Return the cache file by the rules of freedesktop.org, which ignore relative paths."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"
 
 
 def find_install_command() -> str:
-    """How to install a renderer on this system."""
+    """Return the command that installs a renderer on this system."""
     if sys.platform == "darwin":
         return "log in at the screen once: macOS draws only with a window server"
     try:

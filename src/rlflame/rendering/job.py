@@ -1,4 +1,4 @@
-"""What is to be drawn, and the result. Plain values and arrays, which travel between processes."""
+"""The description and the result of a drawing, as plain values that travel between processes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ RenderKind = Literal["gif", "mp4", "png", "window"]
 
 
 class RenderError(RlflameError):
-    """The process that draws did not draw: its graphics, more likely than its environment."""
+    """The drawing process failed, more likely by its graphics than by its environment."""
 
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What a user wants to see: some episodes, or the best of more."""
+    """The episodes that a user wants to see, or the best of several."""
 
     kind: RenderKind
     seed: int = 0
     episodes: int = 1
     best_of: int | None = None
     versus_untrained: bool = False
-    #: Of one picture, in pixels, without the lines above it.
+    #: Width and height of one image in pixels, without the caption.
     width: int | None = None
     height: int | None = None
     fps: float | None = None
@@ -40,8 +40,8 @@ class RenderOptions:
 
 @dataclass(frozen=True)
 class RenderJob:
-    """One drawing. The last policy decides how long it is; the others play beside it, from left
-    to right, and start over until its episode has ended."""
+    """A drawing. The last policy decides its length. The others play beside it, from left to right,
+    and start again until its episode has ended."""
 
     env: EnvSpec
     policy: PolicySpec
@@ -51,9 +51,9 @@ class RenderJob:
     max_episode_steps: int
     #: Whether one of MuJoCo's renderers is needed.
     uses_mujoco: bool
-    #: A GIF gets fewer frames and colours until it is as small as this.
+    #: A GIF gets fewer frames and colours until it is this small.
     max_bytes: int | None = None
-    #: Lowers the priority of the process that draws.
+    #: Lowers the priority of the drawing process.
     nice: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class RenderJob:
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """An episode that was drawn, with the return that an evaluation has for it."""
+    """A drawn episode with its return in the evaluation."""
 
     episode: int
     episode_return: float
@@ -75,12 +75,12 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class RenderResult:
-    """The finished file as bytes (none of a window), and what it shows."""
+    """The finished file as bytes (none for a window), and its facts."""
 
     data: bytes
     episodes: tuple[PlayedEpisode, ...]
     frames: int
-    #: Of the whole picture.
+    #: The size of the whole image.
     width: int
     height: int
     seconds: float

@@ -1,4 +1,4 @@
-"""A policy's file drawn into a picture or a film, in a process that has working graphics."""
+"""Draws a policy file into an image or a film, in a process with working graphics."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from rlflame.storage.checkpoint import Checkpoint
 
 KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
 ProgressCallback = Callable[[int, int], None]
-#: What a GIF may weigh before it loses colours and frames.
+#: The size of a GIF above which it loses colours and frames.
 MAX_GIF_BYTES = 5_000_000
-#: Viewers show shorter frames at a tenth of their speed.
+#: Viewers play frames that are shorter than this at a tenth of their speed.
 MAX_GIF_FPS = 50.0
-#: How often it is asked whether the drawing is still wanted.
+#: The interval of checks for a cancelled drawing.
 _POLL_S = 0.2
 
 
 def resolve_kind(out: Path) -> RenderKind:
-    """The kind of a file by its name, and whether it can be written where it is to be."""
+    """Return the kind of a file by its name; check that it can be written."""
     kind = KIND_BY_SUFFIX.get(out.suffix.lower())
     if kind is None:
         raise ConfigError(
@@ -59,7 +59,7 @@ def resolve_kind(out: Path) -> RenderKind:
 
 
 def check_options(options: RenderOptions) -> None:
-    """Refuse what cannot be meant, before anything is played."""
+    """Refuse contradictory options before anything is played."""
     if options.candidates < options.episodes:
         raise ConfigError(
             f"--best-of {options.best_of} is fewer than --episodes {options.episodes}.",
@@ -80,7 +80,7 @@ def make_job(
     info: episodes.RenderInfo,
     initial_policy: PolicyArrays | None = None,
 ) -> RenderJob:
-    """The drawing of a policy in the episodes that `eval` scores."""
+    """Make the drawing of a policy in the episodes that `eval` plays."""
     caption = f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
     return RenderJob(
         env=source.env,
@@ -90,7 +90,7 @@ def make_job(
         options=options,
         max_episode_steps=source.recipe.evaluation.max_episode_steps,
         uses_mujoco=info.uses_mujoco,
-        # An explicit rate is kept.
+        # Keep an explicit rate.
         max_bytes=MAX_GIF_BYTES if options.fps is None else None,
     )
 
@@ -104,7 +104,7 @@ def render(
     show_output: bool = False,
     report_progress: ProgressCallback = lambda count, of: None,
 ) -> RenderResult:
-    """Draw into a file, whole or not at all; without one, into a window."""
+    """Draw into a file, complete or not at all; without a file, into a window."""
     check_options(options)
     job = make_job(source, options, episodes.read_render_info(source.env), initial_policy)
     drawing = render_in_subprocess(job, show_output=show_output, report_progress=report_progress)
@@ -120,9 +120,9 @@ def render_in_subprocess(
     report_progress: ProgressCallback = lambda count, of: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> RenderResult:
-    """The drawing of a job, by the first of MuJoCo's renderers that works where it needs one."""
+    """Draw a job, with the first of MuJoCo's renderers that works if it needs one."""
     run_job = partial(_run_job, job, show_output, report_progress, is_stopped)
-    # pygame draws into memory wherever it thinks that there is no screen.
+    # pygame draws into memory if it finds no display.
     variables = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
     backends = gl_backend.list_backends()
     if job.options.kind == "window":
@@ -146,7 +146,7 @@ def render_in_subprocess(
 
 
 def check_display(environment: Mapping[str, str]) -> None:
-    """A window needs a screen."""
+    """Raise an error if there is no display for a window."""
     has_display = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if sys.platform != "darwin" and not has_display:
         raise RenderError(

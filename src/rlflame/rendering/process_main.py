@@ -1,6 +1,6 @@
-"""The process that draws one job, or tries one of MuJoCo's renderers.
+"""The process that draws a job, or tries one of MuJoCo's renderers.
 
-MuJoCo reads once, from the environment, how it is to draw, and graphics drivers crash.
+MuJoCo reads its renderer from the environment once, and graphics drivers can crash.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rlflame.rollout.process.parent_channel import ParentChannel
 
 
 def main() -> None:
-    """`python -m rlflame.rendering.process_main ANSWERS PARENT`.
+    """Run `python -m rlflame.rendering.process_main ANSWERS PARENT`.
 
-    An order without a job is a trial of the renderer. It is answered by the exit code, and
-    precedes every job that uses MuJoCo.
+    An order without a job is a trial of the renderer, which the exit code answers. It precedes
+    every job that uses MuJoCo.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ParentChannel.open()
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def probe_renderer() -> None:
-    """A context, and MuJoCo's own functions in it: a library may load and yet not draw."""
+    """Make a context and use MuJoCo's functions in it: a library may load but fail to draw."""
     import mujoco
 
     from rlflame.rollout.envs import make  # noqa: F401  defers what is loaded with MuJoCo
@@ -47,7 +47,7 @@ def probe_renderer() -> None:
 
 
 def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKind, Any]:
-    """The drawing, or the error that ends it."""
+    """Draw the job; return the result or the error."""
     from rlflame.rendering.job import RenderError, RenderJob
 
     def report_progress(count: int, of: int) -> None:
@@ -67,7 +67,7 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
         message = "There is not enough memory for the whole drawing."
         hint = "a smaller --width, fewer --episodes, or a lower --fps"
         return MessageKind.FAILURE, RenderError(message, hint).as_dict()
-    except BaseException:  # an answer all the same
+    except BaseException:  # the error is the answer
         return MessageKind.BROKEN, {"traceback": traceback.format_exc()}
     return MessageKind.RESULT, drawing.as_dict()
 

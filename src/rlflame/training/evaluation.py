@@ -1,7 +1,7 @@
-"""Episodes of a fixed policy over any fleet, and statistics of their returns.
+"""Runs episodes of a fixed policy on any fleet, and computes statistics of their returns.
 
-Episode k has its own seed and its own row of the policy's width, whatever the number of workers
-or of episodes.
+Episode k has its own seed and its own row of the forward pass, so its result does not depend on the
+number of workers or episodes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlflame.rollout.task import (
 )
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
-#: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
+#: A sanity limit, far above `final_episodes` and `eval --episodes`.
 _MAX_EPISODES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """Which episodes to run."""
+    """The episodes to run."""
 
     episodes: int
     seed: int = 0
@@ -48,7 +48,7 @@ def make_evaluation_plan(settings: EvaluationSettings, *, final: bool) -> Evalua
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """The returns of some episodes and their statistics. Stable: `--json` prints it."""
+    """The returns of some episodes and their statistics; `--json` prints this stable form."""
 
     episodes: int
     seed: int
@@ -69,7 +69,7 @@ class EvaluationRecord:
         return asdict(self)
 
     def find_fault(self) -> str | None:
-        """Why a record that was read from a file is of no episodes that can be."""
+        """Return why a record from a file cannot belong to real episodes, or None."""
         counts = (self.episodes, len(self.returns), len(self.lengths))
         if len(set(counts)) != 1 or not 0 < self.episodes <= _MAX_EPISODES:
             return "speaks of {} episodes, with {} returns and {} lengths".format(*counts)
@@ -87,7 +87,7 @@ class EvaluationRecord:
         return None
 
     def to_metrics(self) -> dict[str, float]:
-        """Under the names of the metrics list."""
+        """Return the record under the names of the metrics list."""
         return {
             "eval_return_mean": self.mean,
             "eval_return_low": self.low,
@@ -136,9 +136,9 @@ def evaluate(
 
 
 def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
-    """The first episode of each task, and their number: none is idle where few are asked for.
+    """Return the first episode and the number of episodes of each task; no task is empty.
 
-    A row's bits know nothing of its task, so the number of workers may decide.
+    The bits of a row do not depend on its task, so the number of workers may decide the division.
     """
     task_size = max(1, min(width, math.ceil(episodes / workers)))
     return [
@@ -151,7 +151,7 @@ def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, i
 def make_evaluation_task(
     env: EnvSpec, policy_spec: PolicySpec, plan: EvaluationPlan, first: int, count: int
 ) -> RolloutTask:
-    """Episode `first` and those after it, `count` in all, each in the row that is its own."""
+    """Make a task for `count` episodes from `first` on, each in its own row."""
     group, row = divmod(first, policy_spec.width)
     assert row + count <= policy_spec.width
     return RolloutTask(
@@ -196,7 +196,7 @@ def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) ->
 
 
 def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
-    """Mean of a - b over equal episodes, with its interval."""
+    """Return the mean of a - b over equal episodes, with its interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
         raise ValueError("only evaluations over the same episodes can be paired")
     difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)

@@ -14,11 +14,11 @@ from types import FrameType
 from rlflame.errors import Interruption
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
-#: What the default action of a second signal has, before the process is ended from outside.
+#: The time for the default action of a second signal, before the process is killed from outside.
 _GRACE_S = 0.5
-#: How soon a wait that a signal did not end is nudged, and how often.
+#: The delay and the interval at which a wait is interrupted that a signal did not end.
 _PENDING_MS, _NUDGES = 100, 20
-#: By which signal: nobody uses it.
+#: The signal that interrupts the wait; no other code uses it.
 _NUDGE = signal.SIGURG
 
 
@@ -34,7 +34,8 @@ class NullStop:
 
 @contextlib.contextmanager
 def abort_on_stop(stop: StopRequest) -> Iterator[None]:
-    """Where nothing is lost by ending at once, as while an environment is made."""
+    """Raise at once on a stop request, where that loses nothing, such as while an environment is
+    made."""
     try:
         with stop.allow_interrupt():
             yield
@@ -43,20 +44,18 @@ def abort_on_stop(stop: StopRequest) -> Iterator[None]:
 
 
 def list_termination_signals() -> list[signal.Signals]:
-    """What else than Ctrl-C asks to end; told not to hear that a terminal goes, as by nohup, nobody
-    does."""
+    """Return the signals besides SIGINT that ask to end, without SIGHUP under nohup."""
     is_handled = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGTERM, *([signal.SIGHUP] if is_handled else [])]
 
 
 class _SignalHandlers:
-    """Handlers, and a thread that hears of every signal at once.
+    """Signal handlers, and a thread that sees every signal at once.
 
-    Python calls a handler when the main thread is next in Python, and that may be never. Where a
-    signal comes between its last look and a wait, or in another thread, nothing ends that wait: it
-    is nudged, until it has `heard` or a while has passed. Where it waits inside torch for a learner
-    that hangs, or a simulator does not return, only the end of the process helps: at the second
-    signal, where that `ends` it.
+    Python runs a handler when the main thread next executes Python code, which may be never. If a
+    signal arrives just before a wait, or in another thread, the wait does not end. The thread then
+    interrupts the wait until the signal `is_received` or a time limit passes. A wait inside torch or in a
+    simulator that hangs ends only with the process: at the second signal, if `exits` is set.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class _SignalHandlers:
         threading.Thread(target=self._watch, args=(read_fd,), daemon=True).start()
 
     def remove(self) -> None:
-        if self in _handler_stack:  # not so in what was forked
+        if self in _handler_stack:  # a forked process has no such thread
             _handler_stack.remove(self)
             self.restore()
 
@@ -109,12 +108,12 @@ class _SignalHandlers:
         os.close(read_fd)
 
 
-#: The innermost is the last.
+#: The innermost is last.
 _handler_stack: list[_SignalHandlers] = []
 
 
 def _restore_after_fork() -> None:
-    """What was forked, and is no program of its own, must not answer in the place of its parent."""
+    """Remove the handlers in a forked process, which must not answer for its parent."""
     for handlers in reversed(_handler_stack):
         handlers.restore()
     _handler_stack.clear()
@@ -131,14 +130,16 @@ def _find_main_thread() -> int:
 
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Whatever asks to end does so as Ctrl-C does, so that nothing stays on a cluster."""
+    """Turn every signal that asks to end into KeyboardInterrupt, so that nothing stays on a
+    cluster."""
     signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # A terminal that goes says so twice; what is being closed is closed to its end.
+        # A closing terminal sends SIGHUP twice; the clean-up of the first must finish.
         if signals:
             return
-        # Not our own error yet: what is underway may go on after those, whatever it was doing.
+        # KeyboardInterrupt, not an RlflameError: code that handles errors might continue after
+        # those.
         signals.append(number)
         raise KeyboardInterrupt
 
@@ -155,10 +156,10 @@ def exit_on_signal() -> Iterator[None]:
 
 
 class SignalStop:
-    """SIGINT, SIGTERM and SIGHUP, while it is open; a second one ends the process as usual.
+    """Handles SIGINT, SIGTERM and SIGHUP while it is open; a second signal ends the process.
 
-    A terminal that goes away may say so twice and late, so a SIGHUP is never the second, and once
-    one was heard it stays unheard to the end of the process.
+    A closing terminal may send SIGHUP twice and late. A SIGHUP therefore never counts as the second
+    signal, and after the first one it is ignored until the process ends.
     """
 
     def __init__(self) -> None:
@@ -192,7 +193,7 @@ class SignalStop:
         self._handlers.remove()
         if self.signal_number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # Python has one word for both signals, and it is that of Ctrl-C.
+        # Python raises KeyboardInterrupt for both signals.
         number = self.signal_number
         if isinstance(error, KeyboardInterrupt) and number not in (None, signal.SIGINT):
             raise Interruption(
@@ -204,7 +205,7 @@ class SignalStop:
         if self.is_requested and number == signal.SIGHUP:
             return
         if self.is_requested:
-            # The user means it: the default action, without waiting for anything.
+            # Take the default action without any wait.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal_number = number

@@ -40,15 +40,15 @@ from rlflame.training.evaluation import (
 )
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
-#: What a buffer yields and an algorithm learns from; the loop only hands it on.
+#: The type that a buffer yields and an algorithm learns from.
 BatchT = TypeVar("BatchT")
-#: Prefixes, in the learner of a snapshot, of the state of the buffer and of the average.
+#: Prefixes of the state of the buffer and of the policy average in a snapshot's learner.
 BUFFER_PREFIX, AVERAGE_PREFIX = "experience.", "average."
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A recipe on an environment, under the name of its run."""
+    """A recipe, its environment and the name of the run."""
 
     run: str
     recipe: Recipe
@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counters of a run; part of what a checkpoint's digest covers."""
+    """Counters of a run, which the digest of a checkpoint covers."""
 
     iteration: int = 0
     steps: int = 0
@@ -71,7 +71,7 @@ class Progress:
     reached: bool = False
 
     def is_spent(self, stop_at_steps: int | None, stop_at_iterations: int | None) -> bool:
-        """Whether the budget is used up, or the return that was asked for is reached."""
+        """Return whether the budget is used up or the requested return is reached."""
         return (
             self.reached
             or (stop_at_steps is not None and self.steps >= stop_at_steps)
@@ -81,20 +81,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything between two iterations: enough to go on as if nothing had happened."""
+    """The complete state between two iterations."""
 
     progress: Progress
     policy: PolicyArrays
     learner: State
     states: EnvStates
-    #: With staleness, the weights that act in the next iteration, already under way.
+    #: With staleness, the weights that act in the next iteration, which is already being collected.
     behaviour: PolicyArrays | None
-    #: The part of the buffer that is not in `learner`, because it changes no more.
+    #: The parts of the buffer that no longer change and are not in `learner`.
     segments: tuple[Segment, ...] = ()
 
 
 class Recorder(Protocol):
-    """Keeps the record of a run, and decides when a snapshot is due."""
+    """Records a run, and decides when a snapshot is due."""
 
     def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
@@ -109,7 +109,7 @@ class Recorder(Protocol):
     ) -> None: ...
 
     def time_phase(self, name: str) -> AbstractContextManager[None]:
-        """Time spent inside counts as this phase."""
+        """Count the time of the block under this phase."""
 
 
 class StopRequest(Protocol):
@@ -119,15 +119,17 @@ class StopRequest(Protocol):
     def is_requested(self) -> bool: ...
 
     def allow_interrupt(self) -> AbstractContextManager[None]:
-        """Inside, a request raises StopInterrupt at once; outside, `requested` shows it."""
+        """Raise StopInterrupt on a request inside the block; outside, `is_requested` shows the
+        request."""
 
 
 class StopInterrupt(KeyboardInterrupt):
-    """Raised into a wait that a stop request cuts short; like Ctrl-C, no environment's doing."""
+    """Raised in a wait that a stop request ends; like KeyboardInterrupt, never an environment's
+    error."""
 
 
 class _PendingRollouts:
-    """An iteration's rollouts under way, with the weights that act in them."""
+    """The rollouts of an iteration that is being collected, and the weights that act in it."""
 
     def __init__(self, fleet: Fleet, policy: PolicyArrays, tasks: list[RolloutTask]) -> None:
         self.behaviour = policy
@@ -155,7 +157,7 @@ def restore_components(
     buffer: Buffer[Any],
     average: PolicyAverage,
 ) -> None:
-    """Restore all of them from the snapshot; an error where it is of another recipe."""
+    """Restore all components from the snapshot; raise an error if it belongs to another recipe."""
     has_behaviour = bool(staleness and snapshot.progress.iteration)
     if has_behaviour != (snapshot.behaviour is not None):
         raise CheckpointError(
@@ -174,12 +176,12 @@ def _add_prefix(prefix: str, state: State) -> State:
 
 
 def _select_prefix(prefix: str, learner: State) -> State:
-    """The state that `_add_prefix` took in."""
+    """Return the part of the state that `_add_prefix` added."""
     return {n.removeprefix(prefix): a for n, a in learner.items() if n.startswith(prefix)}
 
 
 class Trainer(Generic[BatchT]):
-    """Collect, learn, record, until the budget is spent or a stop is requested."""
+    """Collects, learns and records until the budget is spent or a stop is requested."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class Trainer(Generic[BatchT]):
         self._average = PolicyAverage(plan.recipe.learning.policy_average, algorithm.get_policy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from the snapshot; a CheckpointError if it is of another recipe."""
+        """Continue from the snapshot; raise CheckpointError if it belongs to another recipe."""
         staleness = self._plan.rollout.staleness
         restore_components(snapshot, staleness, self._algorithm, self._buffer, self._average)
         self.progress = snapshot.progress
@@ -210,14 +212,14 @@ class Trainer(Generic[BatchT]):
         self._behaviour = snapshot.behaviour
 
     def run(self) -> bool:
-        """True when training is complete, False when a stop request ended it early."""
+        """Return True when training is complete, False if a stop request ended it early."""
         try:
             self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
             self._run_loop()
         except StopInterrupt:
-            pass  # raised only between two iterations, where everything is in its place
+            pass  # raised only between two iterations
         except (EnvironmentFailure, FleetError):
-            # So are these: an iteration that could not be collected has changed nothing yet.
+            # An iteration that could not be collected has changed nothing yet.
             self._recorder.record_snapshot(self.take_snapshot, self.progress, final=True)
             raise
         complete = self._is_finished(self.progress)
@@ -237,7 +239,7 @@ class Trainer(Generic[BatchT]):
                 behaviour, current = current.behaviour, None
                 progress, states = self._compute_progress(fragments)
                 if self._plan.rollout.staleness:
-                    # The next iteration is collected while this one is learned from.
+                    # Collect the next iteration while this one is learned from.
                     policy = self._algorithm.get_policy()
                     current = self._collect(policy, progress, states)
                 metrics = self._learn(fragments, behaviour, self._compute_schedule_progress())
@@ -248,7 +250,7 @@ class Trainer(Generic[BatchT]):
                     else:
                         current = self._collect(self._algorithm.get_policy(), progress, states)
                 finally:
-                    # While workers collect already; also where the next iteration cannot start.
+                    # Workers already collect the next iteration, if it could start.
                     self._recorder.record_iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
                 self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
@@ -276,14 +278,14 @@ class Trainer(Generic[BatchT]):
     def _collect(
         self, policy: PolicyArrays, progress: Progress, states: EnvStates
     ) -> _PendingRollouts | None:
-        """Start the next iteration's rollouts, or nothing when the budget is spent."""
+        """Start the rollouts of the next iteration, or none if the budget is spent."""
         with self._recorder.time_phase("transfer"):
             if self._is_finished(progress):
                 return None
             return _PendingRollouts(self._fleet, policy, make_tasks(self._plan, progress, states))
 
     def _compute_progress(self, fragments: Sequence[Fragment]) -> tuple[Progress, EnvStates]:
-        """The progress and the environment states after learning from these fragments."""
+        """Return the progress and the environment states after these fragments."""
         progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
@@ -304,11 +306,12 @@ class Trainer(Generic[BatchT]):
         return metrics
 
     def _get_evaluation_policy(self) -> PolicyArrays:
-        """The policy that is evaluated and saved, which need not be the one that acts."""
+        """Return the policy that is evaluated and saved, which may differ from the acting
+        policy."""
         return self._average.get_policy(self._algorithm.get_policy())
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate where one is due, also after a stop that cut an evaluation short."""
+        """Evaluate if an evaluation is due, also if a stop cut the previous one short."""
         settings, progress = self._plan.recipe.evaluation, self.progress
         interval = settings.every_steps
         if interval is None or progress.steps // interval <= progress.evaluations:
@@ -331,7 +334,7 @@ class Trainer(Generic[BatchT]):
         return progress.is_spent(recipe.stop_at_steps, recipe.stop_at_iterations)
 
     def _compute_schedule_progress(self) -> float:
-        """The position of this iteration on the schedules, from 0 to 1."""
+        """Return the position of this iteration on the schedules, from 0 to 1."""
         learning, parts = self._plan.recipe.learning, [0.0]
         if learning.horizon_steps is not None:
             parts.append(self.progress.steps / learning.horizon_steps)
@@ -341,7 +344,7 @@ class Trainer(Generic[BatchT]):
 
 
 def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
-    """The tasks of an iteration, one for each slot, without the name of the policy."""
+    """Make a task per slot for an iteration, without the name of the policy."""
     rollout, replay = plan.rollout, plan.recipe.learning.replay
     acts_randomly = replay is not None and progress.steps < replay.learning_starts
     return [
@@ -367,7 +370,7 @@ def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[Rollou
 
 
 def make_initial_states(plan: Plan) -> EnvStates:
-    """Episode 0 of every environment, before its reset."""
+    """Return the states of all environments before the reset of episode 0."""
     rollout, seed = plan.rollout, plan.recipe.learning.seed
     if rollout.unit == "episodes":
         return tuple(() for _ in range(rollout.num_slots))
