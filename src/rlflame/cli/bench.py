@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 FLEETS = ("local", "flame", "inline")
 _MAX_COUNT, _MAX_TRANSITIONS, _MAX_EPISODE_MS = 4096, 1_000_000_000, 600_000
-#: The difference of two results that still counts as none.
+#: The difference of two results that counts as none.
 MARGIN = 0.1
 #: The least number of shards of an update.
 _BENCH_SHARDS = 8
-#: PPO's updates where they are large enough to be worth sharing among learners.
+#: Settings with which PPO's updates are large enough for several learners.
 LARGE_UPDATES = (
     "network.hidden=[256,256]",
     "ppo.minibatch_size=8192",
@@ -71,7 +71,7 @@ def bench(
 
     The warm-up does not count. An interrupted benchmark keeps its results.
     """
-    limit_threads(1)  # before numpy is loaded
+    limit_threads(1)  # before numpy is imported
     name = context.invoked_subcommand
     if (name is None) == (diff is None) or (name and (as_json or debug)):
         raise ConfigError(
@@ -234,12 +234,12 @@ def _run(
 
 
 def _list_counts() -> str:
-    """One worker, and a worker for each core."""
+    """Return one worker, and one worker per core."""
     return f"1,{count_usable_cores()}"
 
 
 def parse_fleets(compare: str | None) -> list[str]:
-    """The fleets to compare: by default local, and Flame where one is configured."""
+    """Return the fleets to compare: by default local, and Flame if a cluster is configured."""
     if compare is None:
         from rlflame.fleet.flame.cluster_config import find_configuration
 
@@ -258,7 +258,7 @@ def parse_counts(text: str, flag: str = "--workers") -> list[int]:
 def _parse_numbers(
     flag: str, text: str, parse: Callable[[str], float], low: int, high: int
 ) -> list[float]:
-    """Numbers in ascending order."""
+    """Return the numbers in ascending order."""
     try:
         values = [parse(word) for word in text.split(",")]
         if not all(low <= value <= high for value in values):

@@ -54,7 +54,7 @@ def cluster_check(
 
 
 def _print_finding(finding: Finding) -> None:
-    """Status, question and answer, then details, then what to type."""
+    """Print the status, the question and the answer, then details, then the fix."""
     print_result(f"{finding.status:7}  {finding.check:15}  {finding.text}")
     for note in finding.notes:
         print_result(f"{'':26}{note}")

@@ -101,7 +101,7 @@ def evaluate(
 def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
     for check in checks:
         if not check.passed:
-            # The checks are in the JSON object already, and a second one would follow it.
+            # The JSON object already has the checks; a second one must not follow it.
             print_error(RlflameError(check.text), debug=debug)
             raise typer.Exit(1)
 

@@ -20,7 +20,7 @@ Files = Annotated[
     typer.Argument(metavar="CKPT...", help="Checkpoints, policies, run folders, folders of seeds."),
 ]
 PrintRecipe = Annotated[bool, typer.Option("--recipe", help="Print only the recipe, as TOML.")]
-#: The paths of two files, and where they differ first; None where they are equal.
+#: The paths of two files and their first difference, or None if they are equal.
 Difference = tuple[Path, Path, str | None]
 
 
@@ -65,7 +65,8 @@ def inspect(
 
 
 def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
-    """Of a folder of seeds the newest checkpoint of each by its name; else one without a name."""
+    """Return the newest checkpoint of each seed by its name; for a single file, one without a
+    name."""
     from rlflame.experiment.comparison import read_content
     from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
@@ -78,7 +79,7 @@ def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
 def _find_differences(
     files: Sequence[Path], jobs: Sequence[Mapping[str, FileContent]]
 ) -> Iterator[Difference]:
-    """Where each other file, or each seed of another job, differs first from the first; or None."""
+    """Return the first difference between the first file and each other file or seed, or None."""
     from rlflame.experiment.comparison import find_first_difference
 
     for path, job in zip(files[1:], jobs[1:], strict=True):
@@ -93,7 +94,7 @@ def _find_differences(
 
 
 def _print_lines(contents: Sequence[FileContent], differences: Sequence[Difference]) -> None:
-    """One file in detail; of several files or seeds a line each, and where they differ."""
+    """Print one file in detail, or a line per file or seed with its differences."""
     from rlflame.rollout.machine import find_fingerprint_differences
 
     if len(contents) == 1:

@@ -110,7 +110,7 @@ def config(
         _print_json(RunConfig.model_json_schema() if schema else list_settings())
         return
     for setting in list_settings():
-        # The choice "none" is shown as it is typed, not with the backslash of a text.
+        # Show the choice "none" as it is typed, without the backslash of a string.
         default = None if setting["default"] == toml_io.NONE else setting["default"]
         print_result(f"{setting['name']} = {toml_io.format_value(default)}  ({setting['range']})")
         print_result(f"    {setting['description']}")

@@ -243,7 +243,7 @@ def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSet
     from rlflame.config.resolve import resolve_runtime
 
     runtime = resolve_runtime(flags)
-    limit_threads(1)  # before numpy is loaded
+    limit_threads(1)  # before numpy is imported
     from rlflame.storage.run_folder import load_policy_file
 
     return load_policy_file(file), runtime

@@ -1,4 +1,4 @@
-"""The progress of the seeds that run, one or several, and of the fleet that steps them."""
+"""The progress of the seeds of a run or a sweep, and of the fleet that steps them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.fleet.base import FleetEvent
 
-#: Episodes in the recent return.
+#: The number of episodes in the recent return.
 RECENT_EPISODES = 100
-#: Iterations over which the speed is taken, with the evaluations and checkpoints between them.
+#: The number of iterations over which the speed is measured, including evaluations and checkpoints.
 _RECENT_ITERATIONS = 50
 
 
 class FleetProgress:
-    """What a fleet does now; its events come from any thread."""
+    """The present state of a fleet; its events come from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By purpose, the last event of each slot in this round.
+        #: For each purpose, the last event of each slot in this round.
         self._states: dict[str, dict[int, str]] = {"train": {}, "evaluate": {}}
         self.purpose = "train"
-        #: What the fleet does before tasks run; empty while they do.
+        #: The activity of the fleet before tasks run; empty while they run.
         self.phase = ""
-        #: Workers that have answered so far, on a fleet where they come and go; else 0.
+        #: The number of workers that have answered, on a fleet whose workers change; else 0.
         self.workers = 0
         self.retries = 0
 
@@ -44,22 +44,23 @@ class FleetProgress:
             return
         with self._lock:
             self.purpose, states = event.purpose, self._states[event.purpose]
-            # A slot that is submitted again begins the next round.
+            # A slot that is submitted again starts the next round.
             if event.kind == "submitted" and event.slot in states:
                 states.clear()
-            # A slot that is not in the round has an event of the previous round, which came late.
+            # A slot outside the round has a late event of the previous round.
             if event.kind == "submitted" or event.slot in states:
                 states[event.slot] = event.kind
 
     def count_tasks(self, kind: str = "") -> int:
-        """Tasks of the round whose last event is of this kind; without one, all of them."""
+        """Count the tasks of the round whose last event is of this kind; without a kind, all
+        tasks."""
         with self._lock:
             return sum(kind in ("", state) for state in self._states[self.purpose].values())
 
 
 @dataclass
 class SeedProgress:
-    """One seed; its state is waiting, running, finished, stopped or failed."""
+    """A seed; its state is waiting, running, finished, stopped or failed."""
 
     state: str = "waiting"
     steps: int = 0
@@ -70,7 +71,7 @@ class SeedProgress:
     initial_counts: tuple[int, int] = (0, 0)
     #: The newest event of each kind.
     events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Mean return of the newest evaluation, the final one once there is one.
+    #: The mean return of the newest evaluation, or of the final one.
     score: float | None = None
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     #: Time and steps after each iteration.
@@ -80,7 +81,7 @@ class SeedProgress:
 
     @property
     def steps_per_s(self) -> float:
-        """The recent speed of a seed that runs."""
+        """The recent speed of a running seed."""
         if self.state != "running" or not self.samples:
             return 0.0
         (start_s, start), (stop_s, stop) = self.samples[0], self.samples[-1]
@@ -88,7 +89,7 @@ class SeedProgress:
 
     @property
     def recent_return(self) -> float | None:
-        """Mean of the newest episodes, with exploration."""
+        """The mean return of the newest episodes, with exploration."""
         return sum(self.returns) / len(self.returns) if self.returns else None
 
 
@@ -122,19 +123,19 @@ class RunProgress:
             self.add_event({"event": "start", "steps": self.row.steps})
 
     def stop(self) -> None:
-        """Let the elapsed time stand still."""
+        """Stop the clock of the elapsed time."""
         self._stop_s = self._clock()
 
     def add_returns(self, returns: Sequence[float]) -> None:
-        """Of the episodes that have ended; the events of a sweep have no returns."""
+        """Add the returns of finished episodes; the events of a sweep have no returns."""
         self.row.returns.extend(returns)
 
     def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """An event of `rlflame train --json`; without a seed, of the only one there is."""
+        """Add an event of `rlflame train --json`; `seed` may be omitted if there is only one."""
         row, name = self.row if seed is None else self.rows[seed], event["event"]
         row.events[name] = event
         if name == "start":
-            # The process may continue an older checkpoint than the newest, which is damaged.
+            # The process may continue from an older checkpoint if the newest is damaged.
             row.state, row.steps = "running", event["steps"]
             row.initial_counts = (row.steps, row.episodes)
         elif name == "iteration":
@@ -155,7 +156,7 @@ class RunProgress:
 
     @property
     def row(self) -> SeedProgress:
-        """The only seed of a run, or the first of a sweep."""
+        """The only seed of a run, or the first seed of a sweep."""
         return next(iter(self.rows.values()))
 
     @property
@@ -168,7 +169,7 @@ class RunProgress:
 
     @property
     def steps_since_start(self) -> int:
-        """Steps of this process, without those before a resume."""
+        """The steps of this process, without those before a resume."""
         return sum(row.steps - row.initial_counts[0] for row in self.rows.values())
 
     @property
@@ -177,7 +178,7 @@ class RunProgress:
 
     @property
     def fraction_done(self) -> float:
-        """The part of the budget that is spent, from 0 to 1."""
+        """The fraction of the budget that is spent."""
         return sum(row.fraction_done for row in self.rows.values()) / len(self.rows)
 
     @property
@@ -186,7 +187,7 @@ class RunProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Until the budget is spent, at the speed since the start."""
+        """The time until the budget is spent, at the speed since the start."""
         rows = [row for row in self.rows.values() if row.state in ("waiting", "running")]
         remaining = sum(1.0 - row.fraction_done for row in rows)
         gain = (self.fraction_done - self._initial_fraction) * len(self.rows)
@@ -194,7 +195,7 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """Of whole-episode iterations the newest one's mean return; else of recent episodes."""
+        """The mean return of the newest iteration of whole episodes, or of recent episodes."""
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

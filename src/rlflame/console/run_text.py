@@ -1,4 +1,4 @@
-"""What there is to say about a run or a sweep, for the live view and for lines alike."""
+"""Formats the facts of a run or a sweep, for the live view and for lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pairs = list[tuple[str, str]]
 
 
 def format_headline(start: RunStart) -> str:
-    """The first line: what runs, and where, if rlflame chose the place."""
+    """Format the first line: the version, and the machine or cluster if rlflame chose it."""
     place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
     if start.candidates:
         place = " on this machine and on Flame in turn, and then on the faster of them"
@@ -33,7 +33,7 @@ def format_headline(start: RunStart) -> str:
 
 
 def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
-    """What is about to run, as pairs of a word and its text."""
+    """Format the facts of a run that starts, as pairs of a name and a text."""
     lines = start.summary.format_lines(format_seeds(tuple(start.checkpoints)))
     lines += [("rollouts", _format_place(start)), ("folder", str(start.folder))]
     if start.is_resume and start.resources is not None:
@@ -47,7 +47,7 @@ def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
 
 
 def _format_place(start: RunStart) -> str:
-    """Where the environments of a run are stepped."""
+    """Format where the environments of a run are stepped."""
     resources, max_workers = start.resources, start.summary.max_workers
     if resources is not None:
         place = "each in its own process"
@@ -68,7 +68,7 @@ def _format_place(start: RunStart) -> str:
 
 
 def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
-    """The sentence in an event; empty where there is none."""
+    """Return the sentence of an event; empty if it has none."""
     text = ""
     if event["event"] == "note":
         text = event["text"]
@@ -93,7 +93,7 @@ def format_seed_counts(progress: RunProgress) -> str:
 
 
 def format_interquartile_mean(progress: RunProgress) -> str:
-    """Of the newest evaluations of the seeds."""
+    """Format the interquartile mean of the seeds' newest evaluations."""
     scores = [row.score for row in progress.rows.values() if row.score is not None]
     if not scores:
         return "-"
@@ -102,7 +102,7 @@ def format_interquartile_mean(progress: RunProgress) -> str:
 
 
 def format_status(result: RunResult | SweepResult) -> str:
-    """The first line of the end."""
+    """Format the first line of the end block."""
     if isinstance(result, SweepResult):
         if not result.has_trained:
             return "All seeds were finished already."
@@ -115,7 +115,7 @@ def format_status(result: RunResult | SweepResult) -> str:
 
 
 def format_seeds_table(result: RunResult | SweepResult) -> list[str]:
-    """How each seed of a sweep ended; empty for one run."""
+    """Format how each seed of a sweep ended; empty for one run."""
     if not isinstance(result, SweepResult):
         return []
     rows: list[tuple[str, ...]] = [("  seed", "state", "steps", "evaluation", "best")]
@@ -129,7 +129,7 @@ def format_seeds_table(result: RunResult | SweepResult) -> list[str]:
 
 
 def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) -> Pairs:
-    """How it ended, as pairs of a word and its text."""
+    """Format how the run ended, as pairs of a name and a text."""
     lines, files = [], ("files", str(result.folder))
     if result.has_trained:
         elapsed_s, episodes = max(progress.elapsed_s, 1e-9), progress.episodes_since_start
@@ -159,7 +159,7 @@ def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) 
 
 
 def _format_statistics(summary: SweepSummary) -> Pairs:
-    """What the seeds of a sweep say together."""
+    """Format the statistics over the seeds of a sweep."""
     final = summary.final
     if final is None:
         return []

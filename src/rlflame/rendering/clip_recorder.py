@@ -1,6 +1,6 @@
-"""Short films of a policy that is still learning, made beside the run and never in its way.
+"""Records short clips of the learning policy beside the run, without delaying it.
 
-The training loop only hands over a copy of the weights; a thread waits for the process that draws.
+The training loop only hands over a copy of the weights. A thread waits for the drawing process.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _WIDTH = 240
 _FPS = 12.5
 _MOST_BYTES = 1_000_000
 _NICE = 10
-#: How long the end of a run waits for its last film.
+#: The time that the end of a run waits for its last clip.
 CLOSE_TIMEOUT_S = 60.0
 _POLL_S = 0.1
-#: How long a film that is no longer wanted has to end.
+#: The time that a cancelled clip has to end.
 _STOP_TIMEOUT_S = 2.0
 
 
 def render_job(job: RenderJob, is_stopped: Callable[[], bool]) -> RenderResult:
-    """Draw; ends early when the callable returns true."""
+    """Draw a job; end early when the callable returns True."""
     from rlflame.rendering import policy_render
 
     return policy_render.render_in_subprocess(job, is_stopped=is_stopped)
 
 
 class ClipRecorder:
-    """A Recorder that also films the policy every `every_steps` steps; with 0, never.
+    """A recorder that also films the policy every `every_steps` steps; with 0, never.
 
-    It makes one film at a time. Of the policies that wait, the newest is filmed.
+    It makes one clip at a time. Of several waiting policies, it films the newest.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ClipRecorder:
         check: Callable[[], None] = lambda: None,
         render: Callable[[RenderJob, Callable[[], bool]], RenderResult] = render_job,
     ) -> None:
-        """`check` raises where the folder must not be written into any more."""
+        """`check` raises an error if the folder must no longer be written to."""
         self._recorder = recorder
         self._folder = folder
         self._source = source
@@ -78,7 +78,7 @@ class ClipRecorder:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self._due_count = self._rendered_count = 0
-        #: Why there are no more films. It is shown by the thread that shows everything else too.
+        #: Why there are no more clips; shown by the thread that shows all notes.
         self._failure = ""
 
     def record_iteration(
@@ -107,11 +107,11 @@ class ClipRecorder:
         return self._recorder.time_phase(name)
 
     def is_busy(self) -> bool:
-        """Whether a film is being made."""
+        """Return whether a clip is being made."""
         return self._thread is not None
 
     def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for the film that is being made, or end it where there is no time."""
+        """Wait for the present clip, or cancel it if there is no time."""
         if self.is_busy() and not hurry():
             self._note("The last film is being drawn; Ctrl-C goes without it.")
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -127,10 +127,10 @@ class ClipRecorder:
             self._note(f"{self._rendered_count} of {films} drawn: {self._folder}.")
 
     def _offer(self, progress: Progress, policy: PolicyArrays) -> None:
-        """Film this policy as soon as no other film is being made."""
-        from rlflame.rendering import episodes, policy_render  # loads Gymnasium
+        """Film this policy as soon as no other clip is being made."""
+        from rlflame.rendering import episodes, policy_render  # imports Gymnasium
 
-        # The learner goes on changing the arrays that it has handed out.
+        # Copies: the learner changes the arrays in place.
         arrays = {name: np.array(array) for name, array in policy.items()}
         source = replace(self._source, policy=arrays, progress=progress)
         options = RenderOptions("gif", source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS)

@@ -1,6 +1,6 @@
-"""Episodes played before a camera: the very ones that an evaluation scores.
+"""Plays the episodes of an evaluation again and records images of them.
 
-The rollout worker plays them, with environments that draw themselves.
+The rollout worker plays them, with environments that can render.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rlflame.rollout.task import (
 from rlflame.rollout.worker import RolloutWorker
 from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
 
-#: What environments that say nothing are taken for, in frames a second.
+#: The frame rate of environments that declare none.
 DEFAULT_FPS = 30.0
 _TRACKING = "track"
 
 
 @dataclass(frozen=True, slots=True)
 class StepImage:
-    """A picture `[height, width, 3]` after a step, and the return until then."""
+    """An image `[height, width, 3]` after a step, and the return so far."""
 
     step: int
     episode_return: float
@@ -42,19 +42,20 @@ class StepImage:
 
 @dataclass(frozen=True, slots=True)
 class RenderInfo:
-    """How an environment can be drawn."""
+    """The ways in which an environment can be drawn."""
 
     modes: tuple[str, ...]
     steps_per_s: float
-    #: Whether MuJoCo draws it; and whether it is one of Gymnasium's own, which draw at any size.
+    #: Whether MuJoCo draws it, and whether it is a class of Gymnasium, which draws at any size.
     uses_mujoco: bool
     is_resizable: bool
-    #: Whether its model has a camera that follows the body. Gymnasium's default stays behind.
+    #: Whether its model has a camera that follows the body; Gymnasium's default camera does not
+    #: move.
     has_tracking_camera: bool
 
 
 def read_render_info(spec: EnvSpec) -> RenderInfo:
-    """What an environment says of its drawing, and whether MuJoCo draws it."""
+    """Read the render modes of an environment, and whether MuJoCo draws it."""
     env = make_env(spec)
     try:
         inner: Any = env.unwrapped
@@ -78,9 +79,9 @@ def read_render_info(spec: EnvSpec) -> RenderInfo:
 def make_render_spec(
     spec: EnvSpec, info: RenderInfo, width: int | None, height: int | None
 ) -> EnvSpec:
-    """The environment as MuJoCo draws it, at that very size, from a camera that goes along.
+    """Return the spec with MuJoCo's image size and with a camera that follows the body.
 
-    What the recipe's own arguments say of either is left as it is.
+    Arguments that the recipe sets stay as they are.
     """
     kwargs = dict(spec.kwargs)
     if (width or height) and info.is_resizable and not {"width", "height"} & kwargs.keys():
@@ -92,7 +93,7 @@ def make_render_spec(
 
 
 class Camera:
-    """Takes a picture after each of `steps`; step 0 is the reset."""
+    """Records an image after each of `steps`; step 0 is the reset."""
 
     def __init__(self, resize: Callable[[Array], Array]) -> None:
         self._resize = resize
@@ -115,7 +116,7 @@ class Camera:
 
 
 class CameraEnv(RestorableEnv):
-    """An environment that stands before a camera."""
+    """An environment that a camera records."""
 
     def __init__(self, spec: EnvSpec, row: int, camera: Camera, mode: str) -> None:
         super().__init__(spec, row, mode)
@@ -132,13 +133,13 @@ class CameraEnv(RestorableEnv):
 
 
 class EpisodePlayer:
-    """Where a job's policies play, with or without a camera."""
+    """Plays the policies of a job, with or without a camera."""
 
     def __init__(
         self, job: RenderJob, env: EnvSpec, mode: str, resize: Callable[[Array], Array]
     ) -> None:
         self._job = job
-        #: As it is drawn; as it is played it is the job's own.
+        #: The spec for drawing; the spec for playing is that of the job.
         self._render_env = env
         self._camera = Camera(resize)
         self._worker = RolloutWorker()
@@ -149,7 +150,7 @@ class EpisodePlayer:
         )
 
     def score_episodes(self, episodes: int) -> list[PlayedEpisode]:
-        """The first episodes of an evaluation of the last policy, without pictures."""
+        """Play the first episodes of an evaluation of the last policy, without images."""
         width, results = self._job.policy.width, []
         for first in range(0, episodes, width):
             count = min(width, episodes - first)
@@ -159,7 +160,7 @@ class EpisodePlayer:
     def render_episode(
         self, side: int, episode: int, steps: Collection[int], cap: int | None = None
     ) -> tuple[PlayedEpisode, list[StepImage]]:
-        """One episode of a policy, with pictures after these steps; step 0 is the reset."""
+        """Play one episode of a policy, with images after these steps; step 0 is the reset."""
         self._camera.steps, self._camera.images = steps, []
         (film_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
         return film_episode, self._camera.images
@@ -196,9 +197,9 @@ def render_repeated_episodes(
     episode: int,
     ticks: Sequence[int],
 ) -> list[StepImage]:
-    """Images for each tick of a policy that starts over whenever its episode ends.
+    """Return an image per tick of a policy that starts again whenever its episode ends.
 
-    `render(episode, steps, cap)` plays one; the state after a reset lasts one tick, as any other.
+    `render(episode, steps, cap)` plays one episode. The state after a reset lasts one tick.
     """
     images: list[StepImage] = []
     last, start = ticks[-1], 0

@@ -54,8 +54,8 @@ class _SignalHandlers:
 
     Python runs a handler when the main thread next executes Python code, which may be never. If a
     signal arrives just before a wait, or in another thread, the wait does not end. The thread then
-    interrupts the wait until the signal `is_received` or a time limit passes. A wait inside torch or in a
-    simulator that hangs ends only with the process: at the second signal, if `exits` is set.
+    interrupts the wait until the signal `is_received` or a time limit passes. A wait inside torch
+    or in a simulator that hangs ends only with the process: at the second signal, if it `exits`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The spaces of Gymnasium's MuJoCo environments of version 5, known without loading them.
+"""The spaces of Gymnasium's MuJoCo v5 environments, known without importing them.
 
-A process that does not step environments need not load Gymnasium and MuJoCo for what `v5` promises
-for ever, as long as no other environment can be registered under that name.
+A process that does not step environments need not import Gymnasium and MuJoCo for them: the spaces
+of `v5` never change, unless another environment is registered under that name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from ..task import EnvSpec
 
-#: Numbers observed, numbers acted, the bound of each of these, and the steps of an episode.
+#: The sizes of observations and actions, the action bound, and the step limit.
 _SPACES: Mapping[str, tuple[int, int, float, int]] = {
     "Ant-v5": (105, 8, 1.0, 1000),
     "HalfCheetah-v5": (17, 6, 1.0, 1000),
@@ -34,8 +34,8 @@ _SPACES: Mapping[str, tuple[int, int, float, int]] = {
     "Walker2d-v5": (17, 6, 1.0, 1000),
 }
 MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
-#: Beginnings of the SHA-256 of the files that rlflame's own MuJoCo loop was compared with: those of
-#: Gymnasium 1.4.0.
+#: First digits of the SHA-256 of the source files that were compared with rlflame's own MuJoCo
+#: loop: those of Gymnasium 1.4.0.
 SOURCE_HASHES: Mapping[str, str] = {
     "gymnasium.core": "2a7a1bef059c8be0",
     "gymnasium.utils.seeding": "eb2a223b92604b7d",
@@ -52,19 +52,19 @@ SOURCE_HASHES: Mapping[str, str] = {
     f"{MUJOCO_PACKAGE}swimmer_v5": "5bdb513ea955bc2e",
     f"{MUJOCO_PACKAGE}walker2d_v5": "10219f0e6b5208d6",
 }
-#: With these, whether MuJoCo can be loaded at all is for trying it to say.
+#: Without one of these packages, MuJoCo cannot be imported.
 _RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 
 
 def is_known_id(id: str) -> bool:
-    """Whether it is one of them by its name."""
+    """Return whether the name is that of a known environment."""
     return id in _SPACES
 
 
 def find_known_spec(
     id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None
 ) -> EnvSpec | None:
-    """The result of `envs.make.read_env_spec`, or None where the environment must be made."""
+    """Return the result of `envs.make.read_env_spec`, or None if the environment must be made."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
@@ -89,7 +89,7 @@ def find_known_spec(
 
 
 def find_unverified_version(id: str) -> str | None:
-    """The version of Gymnasium, where the MuJoCo loop was not compared with its source files."""
+    """Return Gymnasium's version if its source files were not compared with the MuJoCo loop."""
     if id not in _SPACES or importlib.util.find_spec("gymnasium") is None:
         return None
     if not _is_gymnasium_env(id) or all(map(is_verified, SOURCE_HASHES)):
@@ -99,7 +99,7 @@ def find_unverified_version(id: str) -> str | None:
 
 @cache
 def is_verified(module: str) -> bool:
-    """Whether a module of Gymnasium's is word for word the one that was compared with."""
+    """Return whether a source file of Gymnasium equals the compared one."""
     try:
         digest = hashlib.sha256(_find_file(module).read_bytes()).hexdigest()
     except OSError:
@@ -108,25 +108,25 @@ def is_verified(module: str) -> bool:
 
 
 def _find_file(module: str) -> Path:
-    """The source of a module of Gymnasium's, without loading it."""
+    """Return the source file of a module of Gymnasium without importing it."""
     package = importlib.util.find_spec("gymnasium")
     folder = Path(str(package and package.origin)).parents[1]
     return folder.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def find_episode_limit(id: str) -> int | None:
-    """The steps after which the environment of this name ends an episode, as it is registered."""
+    """Return the registered step limit of the environment of this name."""
     if id in _SPACES and _is_gymnasium_env(id):
         return _SPACES[id][3]
-    from ..envs.make import find_step_limit  # loads Gymnasium
+    from ..envs.make import find_step_limit  # imports Gymnasium
 
     return find_step_limit(id)
 
 
 def _is_gymnasium_env(id: str) -> bool:
-    """Whether the name still stands for Gymnasium's own environment.
+    """Return whether the name still refers to Gymnasium's own environment.
 
-    A user's file may have registered another under it, and so may a package that Gymnasium loads.
+    A user's file, or a package that Gymnasium imports, may have registered another under it.
     """
     if importlib.metadata.entry_points(group="gymnasium.envs"):
         return False

@@ -1,9 +1,9 @@
-"""Gymnasium's v5 MuJoCo environments straight on MuJoCo, the rows of a slot together.
+"""Gymnasium's v5 MuJoCo environments, implemented directly on MuJoCo for all rows of a slot.
 
-The work of Gymnasium between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, on
-`simulation.py`), and its resets are repeated draw by draw. The bits are
-Gymnasium's: environments are refused unless everything down to the text of their source files is
-what was compared.
+Gymnasium's work between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, on
+`simulation.py`), and its resets repeat every random draw. The bits are those of Gymnasium: an
+environment is refused unless everything, including the text of its source files, equals what was
+compared.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .known_spaces import MUJOCO_PACKAGE, is_verified
 from .mujoco_task import TASKS
 from .simulation import Simulation
 
-#: Where resets and wrappers are; every class depends on them.
+#: The modules of resets and wrappers, which every class depends on.
 _COMMON_MODULES = (
     "gymnasium.core",
     "gymnasium.utils.seeding",
     "gymnasium.wrappers.common",
     f"{MUJOCO_PACKAGE}mujoco_env",
 )
-#: Up to here an integer and its float are the same number.
+#: The largest integer up to which every integer has an exact float.
 _EXACT_INTEGER = 2**53
 
 
 def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
-    """Rows of this environment, or None where the bits might not be Gymnasium's.
+    """Make the rows of this environment; None if the bits might differ from Gymnasium's.
 
-    Raises what making the environment raises.
+    Raises the errors of making the environment.
     """
     env = make_env(spec)
     try:
@@ -52,7 +52,7 @@ def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
 
 
 class MujocoVectorEnv:
-    """The contract of `envs/vector_env.py` for one known environment."""
+    """The vector environment of `envs/vector_env.py` for one known environment."""
 
     def __init__(self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any]) -> None:
         self.spec = spec
@@ -66,13 +66,13 @@ class MujocoVectorEnv:
             for layer in iterate_wrappers(env)
             if isinstance(layer, TimeLimit)
         )
-        #: After how many steps an episode is truncated.
+        #: The step limit of an episode.
         self._limit = min(limits, default=sys.maxsize)
         self._saved_physics: Float64 = np.zeros((count, 0), np.float64)
         self._rewards = np.zeros(count, np.float64)
         self._returns = np.zeros(count, np.float64)
         self._episodes, self._seeds = [0] * count, [0] * count
-        #: Rows step together, so one clock serves them: a row has stepped since its beginning.
+        #: Rows step together, so one clock serves all; each row stores its first step.
         self._clock = 0
         self._start_clocks = [0] * count
         #: Steps until a time limit may be reached.
@@ -111,7 +111,7 @@ class MujocoVectorEnv:
             self._start_clocks[row] = self._clock - count
             self._simulation.controls[row] = action
             self._step_physics([row])
-            # The reward is in the state already; the rows that did not move are unharmed.
+            # The reward is already in the state; rows that did not move are unchanged.
             self._task.compute_rewards(self._simulation.controls.astype(np.float32), self._rewards)
             self._task.observe(self._observations)
             out[:] = self._observations[row]
@@ -130,10 +130,10 @@ class MujocoVectorEnv:
         truncated: Array,
     ) -> Sequence[int]:
         self._simulation.controls[...] = actions
-        # Counted before it is taken, so that an error names the step it happened in.
+        # Count before the step, so that an error names the step in which it occurred.
         self._clock += 1
         self._steps_to_limit -= 1
-        if len(active) < self._simulation.count:  # one that is over is not what hangs
+        if len(active) < self._simulation.count:  # a finished episode does not hang
             self._simulation.current_row = active[0]
         self._step_physics(active)
         if len(active) == self._simulation.count:
@@ -171,7 +171,7 @@ class MujocoVectorEnv:
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _step_physics(self, active: Sequence[int]) -> None:
         try:
@@ -182,7 +182,7 @@ class MujocoVectorEnv:
     def _find_ended_rows(
         self, active: Sequence[int], ends: Array | None, terminated: Array, truncated: Array
     ) -> Sequence[int]:
-        """Mark the rows whose episode is over, and count the steps until a limit anew."""
+        """Mark the rows whose episode has ended; compute the steps until the next limit."""
         ended_rows: list[int] = []
         self._steps_to_limit = self._limit
         for row in active:
@@ -208,7 +208,8 @@ class MujocoVectorEnv:
 
 
 def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether everything down to the text of the source files is what was compared."""
+    """Return whether everything, including the text of the source files, equals what was
+    compared."""
     base_env: Any = env.unwrapped
     kind = type(base_env)
     modules = (*_COMMON_MODULES, kind.__module__)
@@ -220,7 +221,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
         for part in vars(owner).values():
             code = getattr(getattr(part, "fget", part), "__code__", None)
             if code is not None and code.co_filename != sys.modules[owner.__module__].__file__:
-                return False  # it was replaced while this process ran
+                return False  # the file was replaced while this process ran
     settings = inspect.signature(kind.__init__).parameters
     assets = Path(inspect.getfile(kind)).parent / "assets"
     return (
@@ -238,7 +239,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def _is_plain(value: Any, default: Any) -> bool:
-    """Whether a setting is of the type that was compared."""
+    """Return whether a setting has the type that was compared."""
     if isinstance(default, tuple):
         is_range = type(value) in (list, tuple) and len(value) == 2
         return is_range and all(_is_plain(bound, 0.0) for bound in value)

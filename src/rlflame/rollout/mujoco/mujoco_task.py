@@ -1,10 +1,10 @@
-"""The tasks of the v5 MuJoCo environments: their rewards, ends and observations.
+"""The tasks of the v5 MuJoCo environments: rewards, ends and observations.
 
-A task repeats one of Gymnasium's classes, operation for operation and type for type, because the
-bits must be the same: where a whole array may round otherwise than a row alone (powers, sines, dot
-products), rows are worked on one by one. Settings are read from an instance of Gymnasium's own
-class, so no default stands here. They stand in arrays: a number is made an array at each use, which
-takes as long as what is done with it.
+A task repeats a class of Gymnasium with the same operations and types, because the bits must be
+equal. Rows are computed one by one where a whole array may round differently (powers, sines, dot
+products). Settings are read from an instance of Gymnasium's class, so this module has no defaults.
+They are stored as arrays: numpy converts a number at each use, which takes as long as the
+operation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .simulation import POSITIONS, VELOCITIES, DataSlice, Simulation
 
 
 class MujocoTask:
-    """An environment apart from its physics, for all rows at once."""
+    """The part of an environment outside its physics, for all rows at once."""
 
-    #: Whether contact forces are read, which MuJoCo computes only when asked.
+    #: Whether contact forces are read; MuJoCo computes them only on request.
     reads_forces: bool = False
-    #: Whether speeds begin off the model's by normal numbers; positions, and others, evenly.
+    #: Whether initial velocities have normal noise; all other initial values have uniform noise.
     _normal_speeds: bool = False
     _observed_state: Float64
 
@@ -32,7 +32,7 @@ class MujocoTask:
         self._noise_scale = getattr(base_env, "_reset_noise_scale", 0.0)
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """Positions and speeds at the beginning of an episode."""
+        """Draw the positions and velocities at the start of an episode."""
         qpos, qvel, scale = self._start_qpos, self._start_qvel, self._noise_scale
         qpos = qpos + generator.uniform(-scale, scale, qpos.size)
         if self._normal_speeds:
@@ -40,22 +40,24 @@ class MujocoTask:
         return qpos, qvel + generator.uniform(-scale, scale, qvel.size)
 
     def reset_row(self, row: int) -> None:
-        """An episode of this row begins; the tables show it. Most tasks remember nothing of it."""
+        """Start an episode of this row, whose state is in the tables. Most tasks have no state of
+        their own."""
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
-        """The rewards of the step just taken, and whom it ended; None where nobody."""
+        """Compute the rewards of the last step and the rows it terminated; None if there are
+        none."""
         raise NotImplementedError
 
     def observe(self, out: Array) -> None:
-        """What every row sees, after it was rated or has begun."""
+        """Compute the observations of all rows after a reward or a reset."""
         out[...] = self._observed_state
 
 
 class _Locomotion(MujocoTask):
-    """Rewards speed along a column of positions and being healthy, and charges for controls."""
+    """Rewards speed along a column of positions and a healthy state, and charges for controls."""
 
     _hidden_positions = 1
-    #: Fields that settings add to what is observed, and where they are read from.
+    #: Observation parts that settings add, and the fields that they are read from.
     _optional_fields: ClassVar[dict[str, int]] = {}
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
@@ -100,15 +102,15 @@ class _Locomotion(MujocoTask):
         return ends
 
     def _track_place(self, base_env: Any, simulation: Simulation) -> Float64:
-        """The column of positions whose growth is rewarded."""
+        """Track the column of positions whose increase is rewarded."""
         return self._state[:, 0]
 
     def _find_healthy_range(self, base_env: Any) -> tuple[slice, Any, Any]:
-        """Columns of the state, and the bounds between which each of them is healthy."""
+        """Return the columns of the state with their healthy bounds."""
         return slice(0), 0.0, 0.0
 
     def _add_healthy_rewards(self, rewards: Float64) -> Array | None:
-        """Add what being healthy earns; who is not, where that ends an episode."""
+        """Add the reward of healthy rows; return the unhealthy rows if they terminate."""
         np.less(self._low, self._limited_state, self._low_mask)
         np.less(self._limited_state, self._high, self._high_mask)
         if np.count_nonzero(self._range_masks) == self._range_masks.size:
@@ -119,7 +121,7 @@ class _Locomotion(MujocoTask):
         return ~healthy if self._is_terminal else None
 
     def _compute_costs(self, actions: Float32) -> Array:
-        """A weight times the sum of the squared actions, in the actions' own float32."""
+        """Compute a weight times the sum of the squared actions, in the actions' float32."""
         np.square(actions, self._squared_controls)
         np.add.reduce(self._squared_controls, axis=1, out=self._control_costs)
         return np.multiply(self._control_costs, self._control_weights, self._control_costs)
@@ -134,7 +136,7 @@ class Swimmer(_Locomotion):
 
 
 class Walker2d(_Locomotion):
-    """Its observed speeds are cut."""
+    """Walker2d, which clips observed velocities."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
@@ -159,7 +161,7 @@ class Hopper(Walker2d):
             np.full(self._state.shape[1] - 1, bound, np.float64)
             for bound in base_env._healthy_state_range
         )
-        # The height has bounds of its own; the angle must keep within both.
+        # The height has its own bounds; the angle must lie within both.
         low[0], high[0] = base_env._healthy_z_range
         low[1] = np.maximum(low[1], base_env._healthy_angle_range[0])
         high[1] = np.minimum(high[1], base_env._healthy_angle_range[1])
@@ -185,7 +187,7 @@ class Ant(_Locomotion):
         return simulation.track(DataSlice("xpos", np.s_[body, :1]))[:, 0]
 
     def _find_healthy_range(self, base_env: Any) -> tuple[slice, Any, Any]:
-        # Every number of the state must be finite, and the height may be equal to its bounds.
+        # Every number of the state must be finite, and the height may equal its bounds.
         low = np.full(self._state.shape[1], -np.inf)
         high = -low
         low[2] = np.nextafter(np.float64(base_env._healthy_z_range[0]), -np.inf)
@@ -209,12 +211,12 @@ class Ant(_Locomotion):
         out[:, split:] = self._observed_forces
 
     def _clip_forces(self) -> None:
-        # The method and not two comparisons: zeros have signs.
+        # np.clip, not two comparisons: zeros have signs.
         self._forces.clip(*self._force_range, out=self._forces)
 
 
 class Humanoid(_Locomotion):
-    """Its centre of mass moves forward."""
+    """Humanoid, whose centre of mass moves forward."""
 
     reads_forces = True
     _hidden_positions = 2
@@ -247,7 +249,7 @@ class Humanoid(_Locomotion):
         return super().compute_rewards(actions, rewards)
 
     def _compute_costs(self, actions: Float32) -> Array:
-        del actions  # what MuJoCo was given counts, not what was asked for
+        del actions  # the controls that MuJoCo received
         contact = np.add.reduce(np.square(self._forces), 1)
         contact = (self._contact_weight * contact).clip(*self._cost_range)
         control = self._control_weight * np.add.reduce(np.square(self._controls), 1)
@@ -255,7 +257,7 @@ class Humanoid(_Locomotion):
         return costs
 
     def _find_centre(self) -> None:
-        # All three axes, row by row: a sum over one alone might be taken in another order.
+        # All three axes row by row: a sum over one axis might use another order.
         for row, places in enumerate(self._body_positions):
             moment = np.einsum("b,bj->j", self._mass, places)
             self._place[row] = moment[0] / self._total_mass
@@ -307,17 +309,17 @@ class InvertedDoublePendulum(MujocoTask):
 
 
 def _compute_lengths(vectors: Float64) -> Float64:
-    """Of each row, as `numpy.linalg.norm` has it: the root of the product with itself."""
+    """Compute the length of each row as `numpy.linalg.norm` does: the root of the dot product."""
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 
 def _slice_body(base_env: Any, name: str) -> DataSlice:
-    """The position of a body."""
+    """Return the position of a body."""
     return DataSlice("xpos", base_env.data.body(name).id)
 
 
 class _ReachTask(MujocoTask):
-    """Between named bodies."""
+    """A distance between named bodies."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
@@ -338,7 +340,7 @@ class Reacher(_ReachTask):
         self._rest = simulation.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """The arm nearly straight, and a goal that is drawn until it is within reach."""
+        """Draw a nearly straight arm, and a goal until one is within reach."""
         qpos = generator.uniform(-0.1, 0.1, self._start_qpos.size) + self._start_qpos
         while True:
             goal = generator.uniform(-0.2, 0.2, 2)
@@ -374,7 +376,7 @@ class Pusher(_ReachTask):
         _, self._tip, self._object, self._goal = np.split(self._observed_state, (14, 17, 20), 1)
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """The arm at rest, and an object that is drawn until it is off its goal."""
+        """Draw an arm at rest, and an object until one is off its goal."""
         while True:
             x, y = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
             position = np.concatenate([x, y])
@@ -395,5 +397,5 @@ class Pusher(_ReachTask):
 
 _ARMS = (InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher)
 _WALKERS = (Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d)
-#: By Gymnasium's classes.
+#: Tasks by Gymnasium's class names.
 TASKS: dict[str, type[MujocoTask]] = {f"{task.__name__}Env": task for task in (*_ARMS, *_WALKERS)}

@@ -1,9 +1,7 @@
-"""N simulations of one MuJoCo model.
+"""N simulations of one MuJoCo model, with controls as input and tables of observations as output.
 
-Controls go in, and tables of what is observed come out.
-
-`mujoco.batch` steps all of them in one call, where it exists and computes everything that is read;
-otherwise each is an `MjData`. The bits are the same.
+`mujoco.batch` steps all of them in one call if it exists and computes everything that is read.
+Otherwise each simulation is an `MjData`. The bits are the same.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
 class DataSlice(NamedTuple):
-    """Part of a field of MuJoCo's `MjData`."""
+    """A part of a field of MuJoCo's `MjData`."""
 
     field: str
-    #: As it would stand in brackets behind the field; all of it by default.
+    #: The index behind the field; by default the whole field.
     index: Any = ...
 
 
@@ -34,15 +32,15 @@ VELOCITIES = DataSlice("qvel")
 
 
 class Simulation:
-    """An `MjData` each, stepped one after the other, or lines of one array, stepped in one call."""
+    """Simulations in one `MjData` each, or as rows of one array that one call steps."""
 
-    #: The row being stepped or set now, as far as that can be told.
+    #: The row that is being stepped or set, if it is known.
     current_row = 0
-    #: What the next step's actuators are given, to be written `[N, controls]`.
+    #: The controls of the next step, to be written as `[N, controls]`.
     controls: Float64
 
     def __init__(self, model: Any, skip: int, count: int, reads_forces: bool) -> None:
-        """`skip` steps of physics make one of the environment's."""
+        """`skip` physics steps make one step of the environment."""
         self.count = count
         self._model, self._skip, self._reads_forces = model, skip, reads_forces
         self._batch: Any = None if reads_forces else _make_batch(model, count)
@@ -50,21 +48,21 @@ class Simulation:
             self._data = [mujoco.MjData(model) for _ in range(count)]
             self.controls = np.zeros((count, model.nu), np.float64)
         else:
-            # Beginnings are computed apart: a batch's `forward` refuses positions that MuJoCo's
-            # takes.
+            # Initial states are computed separately: a batch's `forward` refuses positions that
+            # MuJoCo accepts.
             self._data = [mujoco.MjData(model)] * count
             self.controls = self._batch.bind("ctrl")
-        #: For each row the columns of tables, and what they show.
+        #: For each row, the columns of tables and the fields that they copy.
         self._row_copies: list[list[tuple[Array, Array]]] = [[] for _ in range(count)]
-        #: The same of all rows of a batch.
+        #: The same for all rows of a batch.
         self._batch_copies: list[tuple[Array, Array]] = []
         self._active: Sequence[int] = range(count)
         self._ids: Array | None = None
 
     def track(self, *parts: DataSlice) -> Float64:
-        """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves.
+        """Return a table `[N, columns]` of these parts, which each change of the state renews.
 
-        A task may write into it: it is a copy.
+        The table is a copy, so a task may write into it.
         """
         sizes = [_make_view(self._data[0], part).size for part in parts]
         starts = list(accumulate(sizes, initial=0))
@@ -77,7 +75,7 @@ class Simulation:
         if self._batch is None:
             return table
         if parts[:2] == (POSITIONS, VELOCITIES):
-            # They stand side by side in a state, behind the time.
+            # They are adjacent in a state, after the time.
             size = self._model.nq + self._model.nv
             self._batch_copies.append((table[:, :size], self._batch.state[:, 1 : 1 + size]))
             layout = layout[2:]
@@ -99,7 +97,7 @@ class Simulation:
             columns[...] = source
 
     def step(self, active: Sequence[int]) -> None:
-        """As many steps of physics as make one of the environment's."""
+        """Make the physics steps of one step of the environment."""
         if self._batch is not None:
             self._step_batch(active)
             return
@@ -116,13 +114,13 @@ class Simulation:
                 columns[...] = source
 
     def copy_states(self) -> Float64:
-        """A copy `[N, numbers]` of all that physics goes on from."""
+        """Return a copy `[N, numbers]` of the physics states."""
         if self._batch is not None:
             return np.array(self._batch.state)
         return np.array([read_state(self._model, data) for data in self._data])
 
     def set_state(self, row: int, state: Float64) -> None:
-        """Take up such a line; tables are renewed with the next step."""
+        """Set the physics state of a row; the tables are renewed at the next step."""
         if self._batch is not None:
             self._batch.state[row] = state
         else:
@@ -142,7 +140,7 @@ class Simulation:
 
 
 def read_state(model: Any, data: Any) -> Float64:
-    """All that physics goes on from."""
+    """Return the physics state of a row."""
     state = np.zeros(mujoco.mj_stateSize(model, _INTEGRATION), np.float64)
     mujoco.mj_getState(model, data, state, _INTEGRATION)
     return state
@@ -153,16 +151,16 @@ def write_state(model: Any, data: Any, state: Float64) -> None:
 
 
 def _make_batch(model: Any, count: int) -> Any:
-    """What steps all rows in one call; None before MuJoCo 4."""
+    """Make the object that steps all rows in one call; None before MuJoCo 4."""
     try:
         batch = importlib.import_module("mujoco.batch")
     except ImportError:
         return None
-    # One thread: there are as many workers as processors.
+    # One thread, because there are as many workers as cores.
     return batch.Batch(model, count, 1)
 
 
 def _make_view(data: Any, part: DataSlice) -> Array:
-    """Of MuJoCo's memory."""
+    """Return a view of MuJoCo's memory."""
     view: Array = getattr(data, part.field)[part.index]
     return view

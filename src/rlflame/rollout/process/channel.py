@@ -1,7 +1,7 @@
-"""Messages between a process and a child that it started: one protocol over two pipes.
+"""Messages between a process and its child: one protocol over two pipes.
 
-A message is one byte of kind, eight bytes of length, and a payload in `wire`'s bytes. The parent's
-end is a `Channel`, which never waits when it sends; the child's end is a `ParentChannel`.
+A message is one byte of kind, eight bytes of length, and a payload in `wire`'s format. The parent's
+end is a `Channel`, whose sends never block. The child's end is a `ParentChannel`.
 """
 
 from __future__ import annotations
@@ -17,48 +17,50 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<BQ")
-#: What one read takes, and the size that a pipe is given where the system allows it.
+#: The size of a read, and of a pipe if the system allows it.
 PIPE_BYTES = 1 << 20
-#: The longest wait that `poll` can count, about 24 days.
+#: The longest timeout of `poll`, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
-#: Reads of one `receive_all`, so that a child that never stops writing holds up no other one.
+#: The most reads of one `receive_all`, so that a child that never stops writing does not block
+#: others.
 _MOST_READS = 16
-#: Buffers that one `writev` takes; Linux allows 1,024.
+#: The buffers of one `writev`; Linux allows 1,024.
 _WRITE_BUFFERS = 64
 
 
 class MessageKind(IntEnum):
-    """What a message is about. A child hears its order first, and tasks if it is a worker."""
+    """The kinds of messages. The first message to a child is its order, followed by tasks for a
+    worker."""
 
-    POLICY = 1  # {"id", "arrays"}: weights that tasks will name
+    POLICY = 1  # {"id", "arrays"}: weights that tasks refer to
     FORGET = 2  # {"id"} of weights
-    TASK = 3  # work: a RolloutTask, or what else the child was started for
-    HELLO = 4  # the child is ready; what it runs on
-    BEAT = 5  # how far the task is
+    TASK = 3  # work: a RolloutTask, or another kind of work
+    HELLO = 4  # the child is ready; its facts
+    BEAT = 5  # the progress of the task
     RESULT = 6  # the answer to a task or an order
-    BROKEN = 7  # {"traceback"} of a bug, or of a message that the child could not read
-    PREPARE = 8  # {"id"} of an environment that tasks will be about
-    ORDER = 9  # what this child is for
+    BROKEN = 7  # {"traceback"} of a bug or of an unreadable message
+    PREPARE = 8  # {"id"} of an environment of later tasks
+    ORDER = 9  # the purpose of this child
     STOP = 10  # end as after SIGTERM
-    EVENT = 11  # something that happened meanwhile
+    EVENT = 11  # an event during the work
     FAILURE = 12  # an RlflameError as values
-    CANCEL = 13  # {"number"} of tasks that are not wanted any more
-    PROBE = 14  # what does the other end run on?
+    CANCEL = 13  # {"number"} of cancelled tasks
+    PROBE = 14  # a question for the facts of the other end
 
 
 class ProtocolError(Exception):
-    """Bytes arrived that are no message: something else in that process writes to its pipe."""
+    """Received bytes are not a message: other code in that process writes to its pipe."""
 
 
 class Message(NamedTuple):
-    """A message as it arrived. Its value is decoded when it is read."""
+    """A received message, whose value is decoded on access."""
 
     kind: MessageKind
     payload: bytes
 
     @property
     def value(self) -> Any:
-        from .. import wire  # loads numpy, which the parent may not need yet
+        from .. import wire  # imports numpy, which the parent may not need yet
 
         try:
             return wire.decode(self.payload)
@@ -71,14 +73,14 @@ class Channel:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
-        #: Of the header or payload that is being read: its parts, and how many bytes are missing.
+        #: The parts of the header or payload that is being read, and the number of missing bytes.
         self._parts: list[bytes] = []
         self._missing = HEADER.size
         #: The kind of the message whose payload is being read.
         self._kind: MessageKind | None = None
         self._messages: deque[Message] = deque()
         self._has_ended = False
-        #: Why nothing can be read any more, if not because the other end is closed.
+        #: The reason why nothing can be read, unless the other end is closed.
         self._error: ProtocolError | None = None
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
@@ -96,11 +98,11 @@ class Channel:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something waits for room in the pipe."""
+        """Whether messages wait for room in the pipe."""
         return bool(self._unsent)
 
     def send(self, kind: MessageKind, value: Any = None) -> int:
-        """Queue a message and write what the pipe takes now; the size of its payload."""
+        """Queue a message and write as much as the pipe accepts; return the size of its payload."""
         from .. import wire
 
         payload = wire.encode(value)
@@ -108,13 +110,13 @@ class Channel:
         return len(payload)
 
     def send_bytes(self, kind: MessageKind, payload: bytes | memoryview) -> None:
-        """Queue a message whose payload is encoded. Without a reader, `receive` raises."""
+        """Queue a message with an encoded payload. If nobody reads, `receive` raises."""
         with self._lock:
             self._unsent += [memoryview(HEADER.pack(kind, len(payload))), memoryview(payload)]
             self._write()
 
     def flush(self) -> None:
-        """Write what the pipe takes now."""
+        """Write as much as the pipe accepts."""
         with self._lock:
             self._write()
 
@@ -134,18 +136,18 @@ class Channel:
                 self._unsent[0] = self._unsent[0][count:]
 
     def _drop_unsent(self) -> None:
-        """Nobody reads any more, so that `receive` raises."""
+        """Drop unsent messages if nobody reads; `receive` then raises."""
         self._unsent.clear()
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
-        """Whether `receive` does not have to wait, after at most so long without any movement."""
+        """Return whether `receive` would not block; wait up to the timeout for data."""
         while not self._messages and not self._has_ended:
             if not (self._read() or self._has_ended or wait((self,), timeout_s)):
                 return False
         return True
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """The next message; TimeoutError without one, EOFError where nothing can come any more."""
+        """Return the next message; raise TimeoutError, or EOFError if no more can arrive."""
         if not self.poll(timeout_s):
             raise TimeoutError
         if not self._messages:
@@ -153,7 +155,7 @@ class Channel:
         return self._messages.popleft()
 
     def receive_all(self) -> list[Message]:
-        """What has arrived by now, without waiting. EOFError where nothing can come any more."""
+        """Return the messages that have arrived; raise EOFError if no more can arrive."""
         for _ in range(_MOST_READS):
             if not self._read():
                 break
@@ -164,18 +166,18 @@ class Channel:
         return messages
 
     def _take_error(self) -> Exception:
-        """Why nothing can come any more: once that bytes were no message, then the end."""
+        """Return why no more messages arrive: once the protocol error, then EOFError."""
         error, self._error = self._error, None
         return error or EOFError()
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the other end is closed."""
+        """Yield messages until the other end is closed."""
         with contextlib.suppress(EOFError):
             while True:
                 yield self.receive()
 
     def _read(self) -> bool:
-        """Take in what has arrived; False where there was nothing, or the other end is closed."""
+        """Read what has arrived; return False if there was nothing or the other end is closed."""
         if self._has_ended:
             return False
         try:
@@ -186,7 +188,7 @@ class Channel:
         self._parts.append(data)
         self._missing -= len(data)
         while not self._missing and not self._has_ended:
-            # Of one part it is that part itself, and no copy.
+            # A single part is not copied.
             part = b"".join(self._parts)
             self._parts.clear()
             if self._kind is not None:
@@ -197,21 +199,23 @@ class Channel:
             try:
                 self._kind = MessageKind(number)
             except ValueError:
-                # The messages before it are whole, and are received first.
+                # The earlier messages are complete and are received first.
                 self._has_ended = True
                 self._error = ProtocolError(f"a frame of unknown kind {number}")
         return not self._has_ended
 
     def close_sending(self) -> None:
-        """Close the pipe that the other process reads: an idle child ends by itself."""
+        """Close the pipe to the other process, so that an idle child ends."""
         with self._lock:
             self._unsent.clear()
             if self._write_fd >= 0:
                 os.close(self._write_fd)
-            self._write_fd = -1  # a write fails, and never reaches another file of this number
+            self._write_fd = (
+                -1
+            )  # a later write fails and cannot reach another file with this number
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close both pipes. May be called twice."""
         self.close_sending()
         if self._read_fd >= 0:
             os.close(self._read_fd)
@@ -219,13 +223,13 @@ class Channel:
 
 
 class WakePipe:
-    """Ends a `wait` of another thread. May be woken from any thread, also after it was closed."""
+    """Ends a `wait` in another thread. Any thread may wake it, also after it was closed."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
-        # A number that was closed may be another file's already.
+        # A closed number may already belong to another file.
         self._lock = threading.Lock()
         self._closed = False
 
@@ -233,7 +237,7 @@ class WakePipe:
         return self._read_fd
 
     def wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
+        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe also wakes
             if not self._closed:
                 os.write(self._write_fd, b".")
 
@@ -251,9 +255,9 @@ class WakePipe:
 def wait(
     channels: Iterable[Channel], timeout_s: float | None = None, wake_pipe: WakePipe | None = None
 ) -> list[Channel]:
-    """Channels on which something moved; none after a time-out or a wake.
+    """Return the channels with new data; none after a timeout or a wake.
 
-    What waits for room in their pipes is written. `poll` takes descriptors from 1,024 on, which
+    Writes waiting messages to pipes with room. `poll` accepts descriptors from 1,024 on, which
     `select` does not.
     """
     poll = select.poll()
@@ -277,7 +281,7 @@ def wait(
 
 
 def _enlarge_pipe(pipe: int) -> None:
-    """Room for a whole fragment where the system allows it, so that no end has to wait."""
+    """Make room for a whole fragment if the system allows it, so that neither end waits."""
     import fcntl
 
     command = getattr(fcntl, "F_SETPIPE_SZ", None)

@@ -1,4 +1,4 @@
-"""The child's end of a `Channel`: a child hears its parent here, and ends with it."""
+"""The child's end of a `Channel`. The child ends with its parent."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from typing import Any, NoReturn
 from .channel import Channel, Message, MessageKind
 
 BEAT_S = 0.5
-#: Of linux/prctl.h.
+#: From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 
 
 class ParentChannel(Channel):
-    """Sends from any thread, and waits for room in the pipe when it does."""
+    """A channel whose sends wait for room in the pipe; any thread may send."""
 
     @classmethod
     def open(cls) -> ParentChannel:
-        """The channel of this process: it reads standard input, and writes to the descriptor that
-        the command line names. From here on this process ends with its parent."""
+        """Open the channel of this process, which ends with its parent from now on.
+
+        It reads from standard input and writes to the descriptor on the command line.
+        """
         die_with_parent(read_parent_pid())
         answers = int(sys.argv[1])
         os.set_inheritable(answers, False)
-        # Programs that are started here must not read the parent's messages.
+        # Programs started here must not read the parent's messages.
         requests = os.dup(0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -43,16 +45,17 @@ class ParentChannel(Channel):
         exit_with_group()
 
     def receive_order(self) -> Any:
-        """The value of the first message. Without a parent to send one, this process ends."""
+        """Return the value of the first message; end this process if the parent is gone."""
         try:
             return self.receive().value
         except EOFError:
             exit_with_group()
 
     def start_listening(self, handle: Callable[[Message], None] = lambda message: None) -> None:
-        """Receive in a thread from now on.
+        """Receive messages in a thread from now on.
 
-        A STOP reaches the main thread as SIGTERM. The end of the parent's pipe ends this process.
+        A STOP reaches the main thread as SIGTERM. This process ends when the parent closes its
+        pipe.
         """
         main_thread_id = threading.get_ident()
 
@@ -68,45 +71,45 @@ class ParentChannel(Channel):
 
 
 def exit_with_group() -> NoReturn:
-    """End this process, whose parent is gone, with everything that it has started."""
+    """End this process and everything that it has started, because its parent is gone."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def read_parent_pid() -> int:
-    """The process id that the parent wrote behind ANSWERS; without it, the parent of this moment.
+    """Return the parent's process id from the command line, or the present parent.
 
-    A parent that is gone before this process can ask for its own parent has already been replaced.
+    A parent may die, and be replaced by another, before this process can ask for it.
     """
     return int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process with its parent, even while it is stopped or holds the interpreter lock.
+    """End this process with its parent, even if it is stopped or holds the interpreter lock.
 
-    A process in that state does not see a pipe close, so the kernel has to end it. It does so when
+    A process in that state does not see a pipe close, so the kernel must end it. It does so when
     the parent's *thread* ends that started this process: see `worker_process`. Only Linux has such
-    a signal; elsewhere the pipes are all there is.
+    a signal; other systems have only the pipes.
     """
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call, which then does nothing
+        if os.getppid() != parent:  # the parent died before the call, which then has no effect
             exit_with_group()
 
 
-#: The shell that waits is no child of the worker: an environment may wait for all of its children.
+#: The shell is not a child of the worker, because an environment may wait for all of its children.
 _KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0) &"
 
 
 def kill_group_with_process() -> None:
     """End the programs that environments start here when this process is killed.
 
-    A killed process cannot end them itself. So once there is a first one, a shell in the same
-    process group waits for the end of a pipe that only this process holds. A program that is
-    less than half a second old is not seen yet.
+    A killed process cannot end them itself. Once there is a first program, a shell in the same
+    process group waits for the end of a pipe that only this process holds. Programs younger than
+    half a second are not covered.
     """
     if sys.platform == "linux" and os.getpgrp() == os.getpid():
         threading.Thread(target=_watch_for_programs, name="rlflame-programs", daemon=True).start()
@@ -126,7 +129,7 @@ def _watch_for_programs() -> None:
             stderr=subprocess.DEVNULL,
         )
         assert shell.stdin is not None
-        # A forked program would hold the pipe open after this process.
+        # A forked program would keep the pipe open.
         os.register_at_fork(after_in_child=shell.stdin.close)
         shell.wait()
 

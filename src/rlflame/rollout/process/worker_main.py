@@ -1,6 +1,6 @@
-"""A rollout worker in its own process: policies and tasks come in, fragments and beats go out.
+"""A rollout worker process: receives policies and tasks, sends fragments and heartbeats.
 
-Whatever the environment prints goes to the process's ordinary output, which the parent keeps apart.
+The output of environments goes to the process's standard output, which the parent keeps separate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .parent_channel import BEAT_S, ParentChannel, exit_with_group
 
 
 class WorkerServer:
-    """Answers the parent's messages, one after another."""
+    """Answers the parent's messages one after another."""
 
     def __init__(self, channel: ParentChannel) -> None:
         from ..worker import RolloutWorker
@@ -26,7 +26,7 @@ class WorkerServer:
         self._parent = os.getppid()
 
     def serve(self) -> None:
-        """Answer until the parent is gone."""
+        """Answer messages until the parent is gone."""
         from ..envs.vector_env import preload_env
         from ..machine import read_versions
 
@@ -52,13 +52,13 @@ class WorkerServer:
         try:
             task = wire.decode(message.payload)
             result = wire.encode(self._worker.run(task, lambda: self._policies[task.policy_id]))
-        except BaseException:  # a bug, but an answer all the same
+        except BaseException:  # the answer reports the bug
             self._channel.send(MessageKind.BROKEN, {"traceback": traceback.format_exc()})
         else:
             self._channel.send_bytes(MessageKind.RESULT, result)
 
     def _send_heartbeats(self) -> None:
-        """Send how far the task is; a parent that no longer reads ends this process."""
+        """Send the progress of the task; end this process if the parent no longer reads."""
         pause = threading.Event()
         while True:
             pause.wait(BEAT_S)
@@ -71,7 +71,7 @@ class WorkerServer:
 
 
 def main() -> None:
-    """`python -m rlflame.rollout.process.worker_main ANSWERS PARENT`: an open descriptor and a
+    """Run `python -m rlflame.rollout.process.worker_main ANSWERS PARENT`: a descriptor and a
     process id."""
     from ..envs import user_code
 

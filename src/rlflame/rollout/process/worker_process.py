@@ -1,6 +1,6 @@
-"""A child process as its parent sees it: a channel, what it printed, how it ended.
+"""A child process from the view of its parent: its channel, its output and its exit code.
 
-Nothing here waits for the process except `terminate`.
+Only `terminate` waits for the process.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ T = TypeVar("T")
 
 _TAIL_BYTES = 4000
 _OUTPUT_LIMIT_BYTES = 1 << 20
-#: For the last of the output, which a process in another session may hold open.
+#: The wait for the last output, which a process in another session may keep open.
 _RELAY_TIMEOUT_S = 1.0
-#: For a process whose pipe is closed to end by itself.
+#: The time that a process has to end after its pipe is closed.
 _EXIT_GRACE_S = 5.0
 
 
 class WorkerProcess:
-    """A running `rlflame.rollout.process.worker_main`, or another module with a `ParentChannel`.
+    """A child that runs `rlflame.rollout.process.worker_main` or another module with a
+    `ParentChannel`.
 
-    It leads a session, and has the `inherited_fds` under the same numbers.
+    It leads a session, and inherits `inherited_fds` under the same numbers.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class WorkerProcess:
         self._exit_code: int | None = None
         self._poll_lock = threading.Lock()
         if environment is None:
-            from .. import blas  # loads numpy, which a process that is started early does without
+            from .. import blas  # imports numpy, which a process that starts early avoids
 
             environment = blas.make_child_environment()
         variables = {**os.environ, **environment, "PYTHONPATH": make_child_path()}
@@ -88,18 +89,18 @@ class WorkerProcess:
 
     @property
     def has_exited(self) -> bool:
-        # While another thread polls, `Popen.poll` says of a dead process that it runs.
+        # While another thread polls, `Popen.poll` reports a dead process as running.
         with self._poll_lock:
             return self._process.poll() is not None
 
     def trim_output(self) -> None:
-        """Keep the end of what the process prints, and not all of it."""
+        """Keep only the end of the output."""
         if os.fstat(self._output.fileno()).st_size > _OUTPUT_LIMIT_BYTES:
             self._output_tail = self._read_tail()
             os.ftruncate(self._output.fileno(), 0)
 
     def read_output(self) -> str:
-        """The end of what the process has printed so far; also after it was terminated."""
+        """Return the end of the output; also after `terminate`."""
         tail = self._output_tail if self._output.closed else self._read_tail()
         return tail.decode("utf-8", "replace")
 
@@ -111,7 +112,8 @@ class WorkerProcess:
         ]
 
     def terminate(self, grace_s: float = 0.0) -> int:
-        """Reap the process and all that it started; its exit code. May be called twice."""
+        """End the process and everything that it started; return its exit code. May be called
+        twice."""
         if self._exit_code is not None:
             return self._exit_code
         self.channel.close_sending()
@@ -128,7 +130,7 @@ class WorkerProcess:
         return self._exit_code
 
     def explain_loss(self, error: EOFError | ProtocolError) -> str:
-        """Why the channel raised: how the process ended, or the bytes that are no message."""
+        """Return why the channel raised: the exit of the process, or invalid bytes."""
         if isinstance(error, EOFError):
             return describe_exit(self.terminate(_EXIT_GRACE_S))
         self.terminate()
@@ -136,10 +138,10 @@ class WorkerProcess:
 
 
 def _copy_output(pipe: int) -> None:
-    """Write what a process prints, line by line, to this process's sys.stderr.
+    """Copy the output of a process line by line to this process's sys.stderr.
 
-    A process that inherited the descriptor itself would reach the terminal past sys.stderr, which
-    escapes control characters.
+    If the process inherited the descriptor, its output would bypass sys.stderr, which escapes
+    control characters.
     """
     with open(pipe, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
         for line in lines:
@@ -149,7 +151,7 @@ def _copy_output(pipe: int) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -159,7 +161,7 @@ def describe_exit(code: int) -> str:
 
 
 def format_exit_clause(code: int) -> str:
-    """The same as the end of a sentence that begins with `it`."""
+    """Describe an exit code as the end of a sentence that begins with `it`."""
     description = describe_exit(code)
     return description if code >= 0 else f"was {description}"
 
@@ -169,14 +171,14 @@ _executor: ThreadPoolExecutor | None = None
 
 
 def run_in_lasting_thread(call: Callable[[], T]) -> T:
-    """The result of a call that starts a process, made in a thread that lasts as this process.
+    """Call a function that starts a process, in a thread that lasts as long as this process.
 
-    Linux sends the parent-death signal when the *thread* ends that started the child. A worker
-    that a short-lived thread has started would be killed in the middle of its work.
+    Linux sends the parent-death signal when the *thread* ends that started the child. A worker that
+    a short-lived thread has started would be killed during its work.
     """
     if threading.current_thread() is threading.main_thread():
         return call()
-    from concurrent.futures import ThreadPoolExecutor  # loads logging
+    from concurrent.futures import ThreadPoolExecutor  # imports logging
 
     global _executor
     with _executor_lock:
@@ -189,5 +191,5 @@ def _forget_executor() -> None:
     _executor, _executor_lock = None, threading.Lock()
 
 
-# A forked process has the object, and not its thread.
+# A forked process has the object, but not its thread.
 os.register_at_fork(after_in_child=_forget_executor)
