@@ -46,8 +46,8 @@ class Marked(Adam):
 
     marks: list[int]
 
-    def step(self, *given, **named) -> None:  # type: ignore[no-untyped-def]
-        super().step(*given, **named)
+    def apply(self, *given, **named) -> None:  # type: ignore[no-untyped-def]
+        super().apply(*given, **named)
         self.marks.append(time.perf_counter_ns())
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame.bench.case import Case
-from rlflame.bench.learners import find_shard_count
+from rlflame.bench.learners import check_learners, find_shard_count
 from rlflame.config import resolve
 from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import LearningSettings, RunConfig
@@ -113,6 +113,7 @@ def make_variants(
                 learners=str(learners),
             )
             config, _ = resolve.resolve(flags, components.has_continuous_actions)
+            check_learners(config.learning, learners)
             scaled = kind == "scaled"
             config = scale_config(config, batch=scaled, learning_rate=scaled)
             result.append(Variant(kind, _make_case(kind, config), config))

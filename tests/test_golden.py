@@ -22,7 +22,7 @@ EQUAL = [
     ["init-sac-pendulum", "sac-pendulum", "sac-pendulum-average", "sac-pendulum-one-thread"],
     ["ppo-cartpole", "seeds-ppo-cartpole"],
     ["ppo-cartpole-learners", "ppo-cartpole-shards"],
-    ["ppo-pendulum", "ppo-pendulum-companion"],
+    ["ppo-pendulum", "ppo-pendulum-units"],
     ["ppo-pendulum-learners", "ppo-pendulum-shards"],
     ["reinforce-cartpole", "resume-reinforce-cartpole"],
     ["reinforce-cartpole-learners", "reinforce-cartpole-shards"],

@@ -278,7 +278,7 @@ def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_pat
         assert line.y.tolist() == [s + seed for s in span]
         # Of a single run: over its evaluation episodes.
         assert line.low.tolist() == [s + seed - 1 for s in span]
-    assert "of a single run over its evaluation episodes" in " ".join(chart.notes)
+    assert "evaluation episodes of a single run" in " ".join(chart.notes)
 
 
 def test_seeds_that_meet_in_a_point_have_no_line_of_it(tmp_path):
@@ -368,7 +368,7 @@ def test_a_line_that_is_being_written_is_left_alone(tmp_path):
         ("metrics.jsonl", '{"steps": 1}\nrubbish\n', "metrics.jsonl is damaged: line 2"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl is damaged: line 1"),
         ("result.json", "{}", "result.json is damaged"),
-        ("config.toml", "= 1", "config.toml is not TOML"),
+        ("config.toml", "= 1", "config.toml is not valid TOML"),
         ("config.toml", "a = 1", "config.toml is not the config of a run"),
     ],
 )
@@ -393,7 +393,7 @@ def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
     (tmp_path / "runs/b/config.toml").write_text("=")
     found, notes = run_reader.read_runs([tmp_path / "runs", tmp_path / "runs/a"])
     assert [one.folder.name for one in found] == ["a"]
-    assert "b/config.toml is not TOML" in notes[0]
+    assert "b/config.toml is not valid TOML" in notes[0]
     assert "begun has no metrics yet. It is left out." in notes[1]
     with pytest.raises(CheckpointError, match="There is no run with metrics"):
         run_reader.read_runs([make(tmp_path / "other/b").parent])

@@ -88,7 +88,7 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
 
 def test_one_repetition_each_shows_no_difference():
     found = scaling([case()], [cell([10.0]), cell([1.0], fleet="flame")])
-    assert "unknown from so few repetitions" in " ".join(found.facts["advice"])
+    assert "Advice needs more repetitions: --repeat" in " ".join(found.facts["advice"])
     text = found.to_markdown()
     assert "+900.0" in text
     assert "[+900.0" not in text
@@ -291,7 +291,7 @@ def test_a_busy_machine_is_called_busy(at_work, busy, monkeypatch):
     text = scaling([case()], [cell([1.0])], conditions=found).to_markdown()
     assert ("busy with other work" in text) == busy
     before = "unknown" if at_work is None else f"{at_work:.1f}"
-    assert f"at work before: {before}; for other programs meanwhile: unknown." in text
+    assert f"before the benchmark: {before}; by other programs during it: unknown." in text
 
 
 @pytest.mark.parametrize(("spent", "others", "busy"), [(300, 0.25, False), (0, 1.0, True)])
@@ -314,7 +314,7 @@ def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spe
     assert beside.describe()["others"] is None, "executors are nobody's children here"
     assert (found["others"], found["busy"]) == (pytest.approx(others), busy)
     text = scaling([case()], [cell([1.0])], conditions=found).to_markdown()
-    assert f"for other programs meanwhile: {others:.1f}." in text
+    assert f"by other programs during it: {others:.1f}." in text
     assert ("busy with other work" in text) == busy
     stat.unlink()
     assert watch.describe()["others"] is None

@@ -173,8 +173,8 @@ def test_without_stable_baselines3_its_curve_is_left_out(tmp_path, monkeypatch, 
     [
         (("dppo", "--compare", "local,inline"), "collects in one place"),
         (("dsac", "--learners", "0"), "--learners '0'"),
-        (("dppo", "--learners", "3", "--set", "gradient_shards=8"), "cannot share"),
-        (("dppo", "-o", "-"), "results go into one"),
+        (("dppo", "--learners", "5", "--set", "gradient_shards=8"), "cannot share"),
+        (("dppo", "-o", "-"), "is not a folder."),
     ],
 )
 def test_what_cannot_be_raced_is_refused(words, sentence):

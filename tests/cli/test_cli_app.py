@@ -69,7 +69,7 @@ def test_a_word_that_means_nothing_is_said_as_json_too():
         (("trian",), "rlflame"),
         (("train", "--stepz", "5"), "rlflame train"),
         (("eval",), "rlflame eval"),
-        (("train", "--learners", "0"), "rlflame train"),
+        (("train", "--workers", "x"), "rlflame train"),
         (("bench", "nosuch"), "rlflame bench"),
     ],
 )

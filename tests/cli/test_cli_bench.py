@@ -223,7 +223,7 @@ def test_rates_of_workers(tmp_path, monkeypatch):
         assert len(rate["steps_per_s"]) == len(rate["shares"]["gymnasium"]) == 2
     assert json.loads((tmp_path / "it" / "rollouts.json").read_text()) == facts
     written = (tmp_path / "it" / "rollouts.md").read_text()
-    assert "Several workers are as many processes" in written
+    assert "Several workers are separate processes, each with its own seed." in written
 
 
 def test_a_real_environment_is_timed_by_its_preset():
@@ -278,8 +278,8 @@ def test_without_a_cluster_flame_is_unreachable():
     [
         (("--debug",), "bench takes a command"),
         (("--diff", "a.json", "b.json", "scaling"), "bench takes a command"),
-        (("scaling", "-o", "-"), "- is no folder"),
-        (("scaling", "-o", "/dev/null", *QUICK), "/dev/null is no folder"),
+        (("scaling", "-o", "-"), "- is not a folder"),
+        (("scaling", "-o", "/dev/null", *QUICK), "/dev/null is not a folder"),
         (("--debug", "rollouts"), "with options behind it"),
         (("scaling", "--workers", "1,two"), "--workers '1,two'"),
         (("scaling", "--workers", "0"), "--workers '0'"),
@@ -301,7 +301,7 @@ def test_without_a_cluster_flame_is_unreachable():
             "runtime.workers are options of a benchmark",
         ),
         (("scaling", "--set", "runtime.workers=5"), "runtime.workers are options of a benchmark"),
-        (("scaling", "--set", "environment.kwargs.episode_ms=50"), "--episode-ms in its place"),
+        (("scaling", "--set", "environment.kwargs.episode_ms=50"), "use --episode-ms instead"),
         (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
         (("--diff", "runs/a", "runs/b"), "no results of a benchmark"),
     ],

@@ -94,7 +94,7 @@ def test_an_end_beyond_the_end_of_learning_is_told(tmp_path, unit):
     if unit == "iterations":
         words = (*words, "--set", "stop_at_steps=none")
     said = rlflame("train", *TINY, *words, "--plain")
-    assert f"falls to 0 over 1 {unit} (learning.horizon_{unit}); what follows until 2" in said.err
+    assert f"reaches 0 after 1 {unit} (learning.horizon_{unit})" in said.err
     kept = rlflame("train", *TINY, *words[:4], "--set", "ppo.anneal_learning_rate=false",
                    *words[4:], "--plain")  # fmt: skip
     assert (kept.code, "falls to 0" in kept.err) == (0, False)
@@ -331,7 +331,7 @@ def test_eval_knows_settings_of_the_runtime_and_no_others(folder):
     assert asked["mean"] == rlflame(*words, *EVAL).json()["mean"]
     refused = rlflame(*words, "--set", "ppo.epochs=3")
     assert refused.code == 2
-    assert "ppo.epochs belongs to the recipe, and a policy is scored by its own." in refused.err
+    assert "ppo.epochs belongs to the recipe" in refused.err
 
 
 # inspect

@@ -64,7 +64,7 @@ def test_where_there_is_no_card_auto_is_the_processor_and_cuda_is_refused(tmp_pa
 def test_a_card_is_for_torch_alone():
     spoken = rlflame("train", "--env", "cartpole", "--set", "learning.device=cuda")
     assert spoken.code == 2
-    assert "only torch makes gradients on cuda: set provider to torch" in spoken.err
+    assert "only torch computes gradients on cuda: set provider to torch" in spoken.err
 
 
 def test_learners_take_the_cards_in_turn(monkeypatch):

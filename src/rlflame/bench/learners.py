@@ -17,7 +17,7 @@ from rlflame.bench.result import (
     has_equal_digests,
 )
 from rlflame.bench.runner import Benchmark, BenchSession
-from rlflame.config.recipe import count_units, count_useful_learners
+from rlflame.config.recipe import LearningSettings, count_units, count_useful_learners
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment import components
 from rlflame.experiment.learners.learner_group import LearnerGroup
@@ -73,13 +73,8 @@ class LearnersBenchmark(Benchmark):
     name = "learners"
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        units = count_units(self.case.recipe.learning)
         for count in self.workers:
-            if count != count_useful_learners(units, count):
-                raise ConfigError(
-                    f"{count} learners cannot share {format_count(units, 'unit')} of work evenly.",
-                    f"--set learning.gradient_shards={count}",
-                )
+            check_learners(self.case.recipe.learning, count)
         self.sides += [
             Side(f"{self.case.name}, {format_count(count, 'learner')}", {"learners": count})
             for count in self.workers
@@ -130,6 +125,16 @@ class LearnersBenchmark(Benchmark):
             blocks,
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
             [_CSV_HEAD, *_make_csv_rows(sides)],
+        )
+
+
+def check_learners(learning: LearningSettings, learners: int) -> None:
+    """Refuse learners that would have no unit of work."""
+    units = count_units(learning)
+    if learners != count_useful_learners(units, learners):
+        raise ConfigError(
+            f"{learners} learners cannot share {format_count(units, 'unit')} of work evenly.",
+            f"--set learning.gradient_shards={learners}",
         )
 
 

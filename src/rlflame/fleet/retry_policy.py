@@ -10,6 +10,7 @@ from typing import Any
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.task import Fragment, RolloutFailure, RolloutTask, TaskPosition
+from rlflame.terminal_text import format_count
 
 from .base import check_fragment, make_environment_failure
 from .job_queue import FleetJob
@@ -96,9 +97,10 @@ def count_death(
     if deaths <= max_retries:
         return None
     location = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
+    times = format_count(deaths, "time")
     return FleetError(
-        f"Worker processes died {deaths} times in {_format_slots(job.task)} of iteration "
-        f"{job.task.iteration}; the last one {cause}{location}.",
+        f"Worker processes died {times} in {_format_slots(job.task)} of iteration "
+        f"{job.task.iteration}; the last one: {cause}{location}.",
         "signal 9 often means that memory ran out: try fewer --workers"
         if "signal 9" in cause
         else "run it with --fleet inline to reproduce the failure in this process",

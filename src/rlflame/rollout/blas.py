@@ -1,8 +1,8 @@
 """The linear algebra under numpy on this machine, and its number of threads.
 
-The last bits of a matrix product depend on the kernel that the BLAS picks for the processor, and
-can depend on its thread count; so both are part of what a run records. numpy and ctypes are loaded
-by the functions that need them, because thread variables must be set before numpy is loaded.
+The last bits of a matrix product depend on the kernel that the BLAS chooses for the CPU, and may
+depend on its number of threads, so a run records both. Functions import numpy and ctypes
+themselves, because thread variables must be set before numpy is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ctypes
 
-#: Every BLAS that numpy is built with reads one of these when it is loaded.
+#: Every BLAS that numpy is built with reads one of these variables when it is loaded.
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -33,7 +33,7 @@ _SUFFIXES = ("64_", "_64", "")
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    """The OpenBLAS inside numpy's own wheel, or None for a numpy built another way."""
+    """Return the OpenBLAS inside numpy's wheel, or None if numpy was built in another way."""
     import ctypes
 
     import numpy as np
@@ -58,7 +58,7 @@ def _find_symbol(name: str) -> ctypes._NamedFuncPointer | None:
 
 @cache
 def read_core_name() -> str:
-    """The processor type the BLAS has tuned itself for, such as `Haswell` or `SkylakeX`."""
+    """Return the CPU type that the BLAS is tuned for, such as `Haswell` or `SkylakeX`."""
     import ctypes
 
     function = _find_symbol("get_corename")
@@ -69,7 +69,7 @@ def read_core_name() -> str:
 
 
 def set_threads(count: int) -> None:
-    """Pin the thread count in this process, where numpy may be loaded already."""
+    """Set the number of threads in this process, where numpy may already be imported."""
     function = _find_symbol("set_num_threads")
     if function is not None:
         function(count)
@@ -81,7 +81,7 @@ def can_set_threads() -> bool:
 
 @contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Inside, products are computed as a worker process computes them."""
+    """Compute products inside the block as a worker process does."""
     function = _find_symbol("get_num_threads")
     previous_count = function() if function is not None else 1
     set_threads(1)
@@ -92,19 +92,19 @@ def limit_to_one_thread() -> Iterator[None]:
 
 
 def make_thread_variables(count: int) -> dict[str, str]:
-    """Variables that limit the linear algebra of a process that has not loaded numpy yet."""
+    """Return variables that limit the threads of a process that has not imported numpy yet."""
     return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 
 def limit_threads(count: int) -> None:
-    """Keep the linear algebra of this process to so many threads, before it loads numpy."""
+    """Limit the threads of this process before it imports numpy."""
     os.environ.update(make_thread_variables(count))
 
 
 def make_child_environment(threads: int = 1, core: str | None = None) -> dict[str, str]:
-    """Variables that give a child process the same kernels as this one, on `threads` threads.
+    """Return variables that give a child process the same kernels, on `threads` threads.
 
-    With a `core` those of another machine, where this one can run them.
+    With a `core`, the kernels of another machine, if this one can run them.
     """
     variables = make_thread_variables(threads)
     if _find_symbol("get_corename") is not None and (core is None or can_run(core)):
@@ -112,7 +112,7 @@ def make_child_environment(threads: int = 1, core: str | None = None) -> dict[st
     return variables
 
 
-#: The flag, in Linux's words, that kernels made for a processor type ask of the one they run on.
+#: The CPU flag, in Linux's names, that the kernels of each CPU type need.
 _REQUIRED_FLAGS = {
     "avx512f": ("skylakex", "cooperlake", "sapphirerapids"),
     "avx2": ("haswell", "zen", "excavator"),
@@ -122,7 +122,7 @@ _REQUIRED_FLAGS = {
 
 
 def can_run(core: str) -> bool:
-    """Whether this processor can run kernels made for that type."""
+    """Return whether this CPU can run the kernels of that type."""
     flags = read_cpu_field("flags").split()
     return core == read_core_name() or any(
         core.lower() in cores and flag in flags for flag, cores in _REQUIRED_FLAGS.items()
@@ -130,7 +130,7 @@ def can_run(core: str) -> bool:
 
 
 def read_cpu_field(name: str) -> str:
-    """What Linux says of the processor; elsewhere its type, whatever is asked for."""
+    """Return a field of Linux's description of the CPU; on other systems the CPU type."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:

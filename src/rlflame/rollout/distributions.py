@@ -1,6 +1,7 @@
-"""From a network's outputs to actions: categorical, Gaussian, squashed Gaussian, and gsde.
+"""Action distributions: categorical, Gaussian, squashed Gaussian, and gsde.
 
-Every array is `[width, ...]`, one row an environment, and a row's result depends on that row alone.
+Every array is `[width, ...]` with one row per environment, and a row's result depends on that row
+alone.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from .task import ActionMode, Array, Exploration, Float32, PolicyArrays, PolicyS
 
 _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)
-#: Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al., 2018).
+#: Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al., 2018).
 LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
-#: Keeps a density finite where a state's latent units are all zero and so is its noise.
+#: Keeps a density finite if all latent units of a state, and so its noise, are zero.
 VARIANCE_FLOOR = 1e-6
 
 
-#: Noise of several steps, with everything computed that does not depend on the outputs: arrays
-#: `[steps, width, ...]`.
+#: Noise of several steps, with all values that do not depend on the outputs: arrays `[steps, width,
+#: ...]`.
 NoiseBlock = tuple[Float32, ...]
 
 
 def repeat_row(row: Array, width: int) -> Float32:
-    """The same for every row: two arrays of one shape are added faster than a row to each."""
+    """Repeat an array for every row: adding arrays of one shape is faster than broadcasting."""
     return np.tile(np.asarray(row, np.float32), (width, 1))
 
 
 def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
-    """Random numbers that a row's action is drawn with."""
+    """Return how many random numbers an action of a row needs."""
     if spec.action_kind == "discrete":
         return 1
     is_matrix = acting == "sample" and spec.exploration == "gsde"
@@ -40,7 +41,7 @@ def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
 def draw_noise(
     spec: PolicySpec, acting: ActionMode, generator: np.random.Generator, steps: int
 ) -> Float32:
-    """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
+    """Draw `[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform otherwise."""
     shape = (steps, compute_noise_size(spec, acting))
     if acting == "sample" and spec.action_kind == "continuous":
         return generator.standard_normal(shape, dtype=np.float32)
@@ -48,44 +49,44 @@ def draw_noise(
 
 
 class Distribution:
-    """The meaning of the outputs of a policy's network.
+    """Interprets the outputs of a policy network.
 
-    A new one is a class here and a row of `_CONTINUOUS`.
+    A new distribution needs a class here and a row of `_CONTINUOUS`.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
-        """`latent` is where the last hidden layer's units of each pass stand."""
+        """`latent` contains the units of the last hidden layer after each pass."""
         self._size = spec.action_size
         #: The bounds of continuous actions.
         self._low = np.asarray(spec.action_low, np.float32)
         self._high = np.asarray(spec.action_high, np.float32)
 
     def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        """Noise `[steps, width, ...]`, made ready for `sample`."""
+        """Prepare noise `[steps, width, ...]` for `sample`."""
         return (noise,)
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        """An action for each row, drawn with the noise of this step, and its log-density.
+        """Sample an action per row with the noise of this step; return actions and log-densities.
 
-        `out` may be overwritten, and so may what is returned by the next pass.
+        `out` may be overwritten. The next pass may overwrite the result.
         """
         raise NotImplementedError
 
     def mode(self, out: Float32) -> Array:
-        """The deterministic action of each row."""
+        """Return the deterministic action of each row."""
         raise NotImplementedError
 
     def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        """Actions spread evenly over all there are, from numbers in [0, 1)."""
+        """Return uniformly distributed actions from numbers in [0, 1)."""
         raise NotImplementedError
 
     def to_environment(self, actions: Array) -> Array:
-        """The actions that environments receive for recorded actions."""
+        """Convert recorded actions to the actions that environments receive."""
         return actions
 
 
 class Categorical(Distribution):
-    """A softmax over choices."""
+    """A softmax over discrete actions."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -95,10 +96,10 @@ class Categorical(Distribution):
         log_softmax = out - np.maximum.reduce(out, axis=1, keepdims=True)
         log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
         cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
-        # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
+        # A uniform number may be exactly 0 and must not select an action of probability 0.
         choices = np.add.reduce(cumulative <= block[0][step], axis=1, dtype=np.int64)
         if np.maximum.reduce(choices) == self._size:
-            # Nor may one beyond the sum, which rounding can leave below 1.
+            # Nor may a number above the sum, which rounding can leave below 1.
             last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
             np.minimum(choices, last_likely, out=choices)
         return choices, log_softmax[self._rows, choices]
@@ -114,7 +115,7 @@ class Categorical(Distribution):
 
 
 class _ClippedDistribution(Distribution):
-    """Actions are numbers of any size, and the bounds cut what environments are given of them."""
+    """Actions are unbounded numbers, clipped to the bounds for the environment."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -136,11 +137,11 @@ class _ClippedDistribution(Distribution):
 
 
 class _SquashedDistribution(Distribution):
-    """Actions are what tanh makes of numbers of any size; [-1, 1] is the full range."""
+    """Actions are tanh of unbounded numbers; [-1, 1] is the full range."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
-        # Halved first: the distance between float32's own bounds is no float32.
+        # Halve first: the distance between float32's extreme bounds overflows float32.
         low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
         self._middle, self._half_range = low + high, high - low
 
@@ -153,14 +154,14 @@ class _SquashedDistribution(Distribution):
         return actions, np.full(len(noise), -self._size * _LOG_TWO, np.float32)
 
     def to_environment(self, actions: Array) -> Array:
-        # Rounding may lead a hair past a bound.
+        # Rounding may exceed a bound slightly.
         env_actions: Array = self._middle + actions * self._half_range
         np.maximum(env_actions, self._low, out=env_actions)
         return np.minimum(env_actions, self._high, out=env_actions)
 
 
 class Gaussian(_ClippedDistribution):
-    """Independent normals of one deviation for all observations."""
+    """Independent normal distributions with one deviation for all observations."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -182,7 +183,7 @@ class Gaussian(_ClippedDistribution):
 
 
 class SquashedGaussian(_SquashedDistribution):
-    """tanh of a normal whose mean and log deviation are both outputs."""
+    """tanh of a normal distribution whose mean and log deviation are outputs."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         noise = block[0][step]
@@ -202,9 +203,9 @@ class SquashedGaussian(_SquashedDistribution):
 class _StateDependentNoise(Distribution):
     """Generalised state-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
 
-    The noise is a matrix `[latent, action]` of each row's own. Over all matrices what comes of it
-    is normal in each action, of variance latent^2 @ std^2; while one is held, a state that comes
-    again is left in the same direction.
+    The noise is a matrix `[latent, action]` per row. Over all matrices, the offset of each action
+    is normal with variance latent^2 @ std^2. While a matrix is held, equal states have equal
+    offsets.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
@@ -215,7 +216,7 @@ class _StateDependentNoise(Distribution):
         self._matrices = np.zeros((len(latent), *self._std.shape), np.float32)
 
     def _sample_offsets(self, noise: Float32) -> tuple[Float32, Float32]:
-        """What is added to each mean, and the log-density of that."""
+        """Return the offset of each mean, and the log-density of the offsets."""
         matrices, latent = self._matrices, self._latent
         np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
         matrices *= latent[:, :, None]
@@ -230,7 +231,7 @@ class _StateDependentNoise(Distribution):
 
 
 class StateDependentGaussian(_StateDependentNoise, _ClippedDistribution):
-    """A normal that leaves its mean by state-dependent noise."""
+    """A normal distribution whose offset from the mean is state-dependent noise."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         offsets, density = self._sample_offsets(block[0][step])
@@ -238,7 +239,7 @@ class StateDependentGaussian(_StateDependentNoise, _ClippedDistribution):
 
 
 class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution):
-    """tanh of such a normal."""
+    """tanh of a normal distribution with state-dependent noise."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         raw, density = self._sample_offsets(block[0][step])
@@ -247,7 +248,7 @@ class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution
         return np.tanh(raw), np.add.reduce(density, axis=1)
 
 
-#: Distributions of continuous actions, by their exploration and whether tanh squashes them.
+#: Distributions of continuous actions by exploration and squashing.
 _CONTINUOUS: dict[tuple[Exploration, bool], type[Distribution]] = {
     ("independent", False): Gaussian,
     ("independent", True): SquashedGaussian,
@@ -257,14 +258,15 @@ _CONTINUOUS: dict[tuple[Exploration, bool], type[Distribution]] = {
 
 
 def find_distribution(spec: PolicySpec) -> type[Distribution]:
-    """The distribution that a policy of this spec acts by."""
+    """Return the distribution of a policy with this spec."""
     if spec.action_kind == "discrete":
         return Categorical
     return _CONTINUOUS[spec.exploration, spec.squash]
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:
-    """log(1 - tanh(x)^2), exact also where tanh(x) rounds to one: 2 (log 2 - |x| - log1p(e^-2|x|)).
+    """Return log(1 - tanh(x)^2) as 2 (log 2 - |x| - log1p(e^-2|x|)), exact also where tanh(x)
+    rounds to one.
 
     The slope is even in x, so the form whose exponential cannot overflow serves both signs.
     """

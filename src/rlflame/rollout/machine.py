@@ -1,7 +1,7 @@
-"""This machine: its host, its processors, and the versions that the bits of a run depend on.
+"""Describes this machine: host, CPU, and the versions that the bits of a run depend on.
 
-Loads the standard library only, because executors describe themselves before anything is
-installed. The functions about bits load numpy.
+Imports only the standard library, because executors describe themselves before packages are
+installed. The functions about bits import numpy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from . import blas
 
-#: Fields of a fingerprint whose difference can change bits; the others are for the reader.
+#: Fingerprint fields whose difference can change bits; other fields are for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
-#: The same of gradients, compared where both sides have them. Acting needs neither.
+#: Further fields of gradients, compared if both sides have them. Acting does not depend on them.
 _GRADIENT_FIELDS = ("torch", "cpu_vendor", "card")
 PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
 
@@ -39,7 +39,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """The facts that a number measured here should be read with."""
+    """Return the facts that belong to a number measured here."""
     facts = describe_host()
     return {
         **facts,
@@ -50,11 +50,11 @@ def describe_machine() -> dict[str, Any]:
 
 
 def read_fingerprint() -> dict[str, str]:
-    """What two machines must share for equal recipes to end in equal bits."""
+    """Return what two machines must share so that equal recipes give equal bits."""
     import numpy as np
 
     libc = "-".join(platform.libc_ver())
-    # The vector instruction sets that numpy's own loops use here.
+    # The vector instruction sets that numpy's loops use on this machine.
     simd = np.show_config(mode="dicts").get("SIMD Extensions", {})
     return {
         "core": blas.read_core_name(),
@@ -66,13 +66,13 @@ def read_fingerprint() -> dict[str, str]:
 
 
 def read_versions() -> dict[str, str]:
-    """The fingerprint with the versions of Python and of the simulators, for comparisons."""
+    """Return the fingerprint with the versions of Python and the simulators."""
     packages = {name: _find_version(name) or "absent" for name in ("gymnasium", "mujoco", "box2d")}
     return {"python": platform.python_version(), **read_fingerprint(), **packages}
 
 
 def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """What differs between two machines that can change bits, as `name: one -> other`."""
+    """Return the differences between two machines that can change bits, as `name: one -> other`."""
     gradient_fields = [name for name in _GRADIENT_FIELDS if name in a and name in b]
     return [
         f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
@@ -82,12 +82,13 @@ def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> 
 
 
 def count_usable_cores() -> int:
-    """Processors this process may run on; a container's share, not the whole host."""
+    """Return the cores that this process may use; in a container, its share of the host."""
     return max(1, math.ceil(compute_usable_share()))
 
 
 def compute_usable_share() -> float:
-    """Processor seconds per second that this process may use; a container may have a fraction."""
+    """Return the CPU seconds per second that this process may use, a fraction in some
+    containers."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -96,7 +97,7 @@ def compute_usable_share() -> float:
 
 
 def _read_quota(root: Path) -> float:
-    """Processor seconds per second that a container may use; infinite without a limit."""
+    """Return the CPU seconds per second that a container allows; infinite without a limit."""
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text().split()
@@ -106,7 +107,7 @@ def _read_quota(root: Path) -> float:
                 for part in ("quota", "period")
             )
         share = float(quota) / float(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no limit is spelt "max", or -1
+    except (OSError, ValueError, ZeroDivisionError):  # "max" or -1: no limit
         return math.inf
     return share if share > 0.0 else math.inf
 
@@ -119,5 +120,5 @@ def _find_version(package: str) -> str | None:
 
 
 def read_cpu_vendor() -> str:
-    """The maker of the CPU. Torch's matrix products depend on it, and numpy's do not."""
+    """Return the CPU vendor. Torch's matrix products depend on it; numpy's do not."""
     return blas.read_cpu_field("vendor_id")

@@ -1,7 +1,7 @@
-"""The numpy forward pass that acts, normaliser inside.
+"""The numpy forward pass of an acting policy, including the normaliser.
 
-Every product is of the spec's one width on contiguous arrays, because a row's last bits in a
-float32 product depend on how many rows share it.
+Every product has the width of the spec and contiguous arrays, because the last bits of a row in a
+float32 product depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
 def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Weights `[in, out]` of a plain multilayer perceptron, each followed by its biases."""
+    """Return the shapes of a multilayer perceptron: weights `[in, out]`, each followed by its
+    biases."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
@@ -26,7 +27,7 @@ def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[
 
 
 def compute_array_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every array that a policy of this spec consists of."""
+    """Return the name and shape of every array of a policy with this spec."""
     sizes = (spec.observation_size, *spec.hidden, spec.output_size)
     shapes = make_network_shapes("actor", sizes)
     if spec.log_std_shape is not None:
@@ -45,7 +46,7 @@ def normalise(
     high: Float32 | float,
     out: Float32,
 ) -> Float32:
-    """`clip((x - mean) * scale)`, the one spelling that worker and learner share."""
+    """Compute `clip((x - mean) * scale)`, in the worker and in the learner alike."""
     np.subtract(observations, mean, out)
     np.multiply(out, scale, out)
     np.maximum(out, low, out=out)
@@ -53,10 +54,10 @@ def normalise(
 
 
 class Policy:
-    """One version of the weights, with its buffers; rows of `observations` are filled in place.
+    """A version of the weights with its buffers; callers fill the rows of `observations` in place.
 
-    For several slots at once it is as many widths high: each has products of its own, and all else,
-    in which a row is not touched by others, is done for all rows.
+    For several slots, the buffers hold several widths. Each slot has its own products. Operations
+    that do not mix rows run over all rows at once.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:
@@ -75,19 +76,19 @@ class Policy:
         if spec.normalise:
             self._mean = repeat_row(arrays["normaliser.mean"], height)
             self._scale = repeat_row(arrays["normaliser.scale"], height)
-            # Arrays of bounds, because a number is made an array at each use, at three times the
-            # cost of comparing.
+            # Arrays of bounds: numpy would convert a number at each use, which takes three times as
+            # long as the comparison.
             self._high = np.full_like(self._input, spec.observation_clip)
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
         self.distribution = find_distribution(spec)(replace(spec, width=height), arrays, latent)
 
     def set_active_slots(self, slots: Collection[int]) -> None:
-        """From now on the outputs of these slots count; those of others are nobody's."""
+        """Set the slots whose outputs count from now on; the outputs of others are undefined."""
         self._active_slices = [self._slot_slices[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:
-        """The outputs of every row; the buffer is overwritten by the next call."""
+        """Return the outputs of every row; the next call overwrites the buffer."""
         hidden = observations
         if self.spec.normalise:
             hidden = normalise(
@@ -114,15 +115,16 @@ class Policy:
                 rows[part].dot(weight, out[part])
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
-        """Actions drawn with the given noise (`draw_noise` for each row) and log-densities."""
+        """Sample actions with the given noise (`draw_noise` per row); return them with log-
+        densities."""
         block = self.distribution.prepare_noise(noise[None])
         actions, log_probs = self.distribution.sample(self.forward(observations), block, 0)
         return actions.copy(), log_probs
 
     def mode(self, observations: Float32) -> Array:
-        """The deterministic action of each row: the mean, or the most likely choice."""
+        """Return the deterministic action of each row: the mean, or the most likely choice."""
         return self.distribution.mode(self.forward(observations))
 
     def to_environment(self, actions: Array) -> Array:
-        """What the environments are given for recorded actions."""
+        """Convert recorded actions to the actions that environments receive."""
         return self.distribution.to_environment(actions)

@@ -1,7 +1,7 @@
-"""One run of one task: the loop that acts, steps, and records.
+"""Runs one task: the loop that acts, steps and records.
 
-Reads no clock, no global random state, no worker identity. The random numbers of actions are keyed,
-so that they do not depend on where a task begins or how often it is run.
+Reads no clock, no global random state and no worker identity. The random numbers of actions are
+keyed, so they do not depend on where a task begins or how often it is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .task import (
     RolloutTask,
 )
 
-#: Steps for which noise is drawn at once, and for which whole episodes have room at first.
+#: The number of steps whose noise is drawn at once, and the initial capacity for whole episodes.
 _BLOCK_STEPS = 256
 _INVALID_OBSERVATION = (
     "returned NaN, infinity or a number that does not fit float32 in its observation"
@@ -41,7 +41,7 @@ class ActionSampler:
         self._policy = policy
         self._vector_env = vector_env
         self._uses_gsde = task.acting == "sample" and task.policy.exploration == "gsde"
-        #: Steps that one draw of noise is for.
+        #: The number of steps of one draw of noise.
         self._steps = 1 if self._uses_gsde else min(_BLOCK_STEPS, task.steps)
         self._block: NoiseBlock = ()
         if task.acting == "best":
@@ -49,13 +49,13 @@ class ActionSampler:
         height = task.policy.width * len(task.slots)
         size = compute_noise_size(task.policy, task.acting)
         self._noise = np.zeros((self._steps, height, size), np.float32)
-        #: For each row the part of an episode that its noise was drawn for.
+        #: For each row, the episode part that its noise was drawn for.
         self._episode_parts = [(-1, -1)] * task.rows
         if not self._uses_gsde:
             self._streams = [self._make_stream(row) for row in range(task.columns)]
 
     def act(self, observations: Float32, t: int) -> tuple[Array, Float32 | None]:
-        """The actions of step `t`; log-densities only of actions that are drawn."""
+        """Return the actions of step `t`, and the log-densities of sampled actions."""
         acting, policy = self._task.acting, self._policy
         if acting == "best":
             return policy.mode(observations), None
@@ -78,16 +78,16 @@ class ActionSampler:
         return make_stream(task.seed, Role.ACTION, *task.locate(row), task.iteration)
 
     def _draw_steps(self) -> None:
-        """New numbers for every step, from one stream for each row."""
+        """Draw new numbers for every step, from one stream per row."""
         task = self._task
         task_rows = self._noise[:, task.row_slice]
         for row, generator in enumerate(self._streams):
             task_rows[:, row] = draw_noise(task.policy, task.acting, generator, self._steps)
 
     def _draw_episode_parts(self) -> None:
-        """Numbers that stay for a part of an episode, from a stream that is keyed by the part.
+        """Draw numbers that last for a part of an episode, from a stream that is keyed by the part.
 
-        So a task that begins in the middle of a part uses the numbers of the task before it.
+        A task that begins inside a part therefore uses the same numbers as the previous task.
         """
         task, interval = self._task, self._task.policy.exploration_interval
         for i in range(task.rows):
@@ -104,8 +104,8 @@ class ActionSampler:
 
 
 class FragmentRecorder:
-    """Arrays `[T, N, ...]`, filled step by step. A task that records nothing fills only those
-    of rewards and ends."""
+    """Arrays `[T, N, ...]` that are filled step by step. A task without records fills only rewards
+    and ends."""
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task
@@ -122,7 +122,7 @@ class FragmentRecorder:
         self.rewards = np.zeros((self._capacity, columns), np.float64)
         self.terminated = np.zeros((self._capacity, columns), np.bool_)
         self.truncated = np.zeros((self._capacity, columns), np.bool_)
-        #: Steps taken by each row.
+        #: The number of steps of each row.
         self.lengths = np.zeros(columns, np.int64)
         self._episodes: list[EpisodeStat] = []
         self._boundaries: list[tuple[int, int, Float32]] = []
@@ -139,7 +139,7 @@ class FragmentRecorder:
             setattr(self, name, new)
 
     def add_episode(self, position: EpisodePosition, t: int, observation: Float32) -> None:
-        """The episode of a row has ended with step `t`, after which it observed this."""
+        """Add the episode of a row that has ended with step `t` and this final observation."""
         row = position.row
         truncated = bool(self.truncated[t, row])
         self.lengths[row] = t + 1
@@ -148,12 +148,12 @@ class FragmentRecorder:
         self._episodes.append(EpisodeStat(*position, truncated, t))
 
     def find_invalid_action(self) -> tuple[int, int] | None:
-        """Step and row of the first action or log-density that is not finite."""
+        """Return step and row of the first action or log-density that is not finite."""
         if np.isfinite(self.log_probs).all() and np.isfinite(self.actions).all():
             return None
         is_finite = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
         is_finite &= np.isfinite(self.log_probs)
-        # Behind a slot's last step stand leftovers.
+        # Rows after a slot's last step contain old values.
         rows = self._task.rows
         slot_lengths = self.lengths.reshape(-1, rows).max(axis=1).repeat(rows)
         is_finite |= np.arange(len(is_finite))[:, None] >= slot_lengths
@@ -189,7 +189,7 @@ class FragmentRecorder:
 
 
 class Rollout:
-    """One run of one task on environments that were left in the states of these tokens."""
+    """Runs one task on environments whose states have these tokens."""
 
     def __init__(
         self, task: RolloutTask, policy: Policy, vector_env: VectorEnv, tokens: tuple[str, ...]
@@ -205,7 +205,7 @@ class Rollout:
     def collect(self) -> Fragment:
         task = self._task
         height = task.policy.width * len(task.slots)
-        # Rows past the task's own stay zero: every pass has the policy's full width.
+        # Rows after the task's own stay zero: every pass has the policy's full width.
         rows = np.zeros((height, task.policy.observation_size), np.float32)
         task_rows = rows[self._row_slice]
         if not task_rows.flags.c_contiguous:  # environments write faster into contiguous rows
@@ -220,7 +220,7 @@ class Rollout:
         return self._recorder.make_fragment(steps, task_rows, tuple(states))
 
     def _restore_rows(self, task_rows: Float32) -> None:
-        """Bring every row to where the task begins, and write its observation."""
+        """Restore the state of every row at the start of the task, and write its observation."""
         task, vector_env = self._task, self._vector_env
         if task.unit == "episodes":
             for row, observation in enumerate(task_rows):
@@ -236,7 +236,7 @@ class Rollout:
             self._check_finite(row, observation)
 
     def _run_loop(self, rows: Float32, task_rows: Float32) -> int:
-        """Step until the task's steps are taken or its episodes have ended; returns the steps."""
+        """Step until the steps are taken or all episodes have ended; return the number of steps."""
         task, vector_env, recorder = self._task, self._vector_env, self._recorder
         fixed_length = task.unit == "steps"
         flat = task_rows.reshape(-1)
@@ -262,10 +262,10 @@ class Rollout:
                 recorder.truncated[t],
             )
             if not fixed_length and is_last:
-                # The cap on an episode's length truncates those that have not ended by themselves.
+                # The limit on an episode's length truncates the episodes that have not ended.
                 recorder.truncated[t, active] = ~recorder.terminated[t, active]
                 ends = active
-            # A sum of squares is finite only where all of them are.
+            # The sum of squares is finite only if all values are.
             if not math.isfinite(flat.dot(flat)):
                 for row in active:
                     self._check_finite(row, task_rows[row])
@@ -280,7 +280,7 @@ class Rollout:
         return t
 
     def _act(self, rows: Float32, t: int) -> Array:
-        """The actions that environments are given; the policy's own are recorded."""
+        """Return the actions for the environments; record those of the policy."""
         row_slice = self._row_slice
         actions, log_probs = self._sampler.act(rows, t)
         if self._task.record:
@@ -290,7 +290,7 @@ class Rollout:
         return self._policy.to_environment(actions)[row_slice]
 
     def _finish_episode(self, row: int, t: int, observation: Float32) -> None:
-        """Record an episode, and begin the next where steps are counted."""
+        """Record an episode, and start the next one if the task counts steps."""
         position = self._vector_env.get_position(row)
         self._recorder.add_episode(position, t, observation)
         if self._task.unit == "steps":
@@ -312,7 +312,7 @@ class Rollout:
             raise make_fault(self._task.env, position, _INVALID_OBSERVATION)
 
     def _check_actions(self) -> None:
-        """Refuse the actions of weights that have diverged: some environments accept NaN."""
+        """Refuse actions of diverged weights: some environments accept NaN."""
         place = self._recorder.find_invalid_action()
         if place is not None:
             t, row = place

@@ -1,6 +1,6 @@
-"""The folders that this process and its children import modules from.
+"""The folders from which this process and its children import modules.
 
-Imports nothing but what every interpreter has loaded at its start, because it runs first.
+Imports only modules that every interpreter has loaded at its start, because it runs first.
 """
 
 import os
@@ -8,16 +8,16 @@ import sys
 
 
 def remove_current_folder() -> None:
-    """Take the current folder off this process's module path, unless PYTHONPATH spells it out.
+    """Remove the current folder from the module path unless PYTHONPATH names it.
 
-    `python -m` puts it first, and an empty entry in PYTHONPATH means it too. A file that lies
-    there would stand in for any module that is not installed.
+    `python -m` adds it as the first entry, and an empty entry in PYTHONPATH means it too. A file in
+    it would replace any module that is not installed.
     """
     sys.path[:] = _list_entries_without_current_folder()
 
 
 def make_child_path() -> str:
-    """PYTHONPATH of a child process: the path of this one without the current folder."""
+    """Return the PYTHONPATH of a child process: this process's path without the current folder."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     entries = [*_list_entries_without_current_folder(), os.path.dirname(package)]
     return os.pathsep.join(dict.fromkeys(entries))
@@ -34,13 +34,15 @@ def _list_entries_without_current_folder() -> list[str]:
 
 
 def _find_installed_folders() -> list[str]:
-    """The folders of the standard library and of installed packages.
+    """Return the folders of the standard library and of installed packages.
 
-    They stay even where the user types a command in one of them. Their names alone say nothing:
-    any folder may be called `site-packages`.
+    They stay even if the user is in one of them. The name alone is not enough: any folder may be
+    called `site-packages`.
     """
     library = os.path.dirname(os.__file__)
-    site = sys.modules.get("site")  # absent under `python -S`; importing it could search the folder
+    site = sys.modules.get(
+        "site"
+    )  # missing under `python -S`; importing it could search the folder
     return [
         library,
         os.path.join(library, "lib-dynload"),

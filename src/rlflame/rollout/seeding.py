@@ -1,6 +1,6 @@
-"""Keyed random streams: every draw in rlflame comes from a generator named by what it is for.
+"""Keyed random streams: every random number comes from a generator that is keyed by its purpose.
 
-No generator outlives its use, so there is no random state to save, ship or restore.
+No generator outlives its use, so there is no random state to save, send or restore.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from enum import IntEnum
 
 import numpy as np
 
-#: What fits 32 bits.
+#: The largest number that fits 32 bits.
 _MAX_WORD = 2**32 - 1
 
 
 class Role(IntEnum):
-    """What a stream is for. The numbers are part of every recipe's meaning: never renumber."""
+    """The purposes of streams. The numbers are part of every recipe: never renumber them."""
 
     RESET = 1  # slot, row, episode
     ACTION = 2  # slot, row, iteration
@@ -30,24 +30,24 @@ class Role(IntEnum):
 
 
 def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
-    """The generator of one purpose; counter based, so streams never overlap."""
+    """Return the generator of one purpose. It is counter-based, so streams never overlap."""
     return np.random.Generator(np.random.Philox(_make_sequence(seed, role, key)))
 
 
 def make_reset_seed(seed: int, role: Role, *key: int) -> int:
-    """A 32-bit number to hand to `env.reset(seed=...)`, which wants an integer, not a stream."""
+    """Return a 32-bit number for `env.reset(seed=...)`, which takes an integer."""
     return int(_make_sequence(seed, role, key).generate_state(1, np.uint32)[0])
 
 
 def make_reset_stream(seed: int) -> np.random.Generator:
-    """The generator that an `env.reset(seed=...)` of Gymnasium draws from."""
+    """Return the generator that Gymnasium's `env.reset(seed=...)` uses."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
 
 
 def _make_sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
-    """`SeedSequence(seed, spawn_key=(role, *key))`.
+    """Return `SeedSequence(seed, spawn_key=(role, *key))`.
 
-    Where each number is one word, the words are joined here as numpy joins them, in half the time.
+    If each number is one word, the words are joined here as in numpy, in half the time.
     """
     if seed <= _MAX_WORD and max(key, default=0) <= _MAX_WORD:
         return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))

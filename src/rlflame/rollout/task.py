@@ -1,7 +1,7 @@
-"""The values that cross the boundary between a learner and its workers.
+"""The values that travel between a learner and its workers.
 
-A rollout task is a pure function of these: RolloutTask and PolicyArrays in, Fragment or
-RolloutFailure out.
+A rollout task is a pure function of RolloutTask and PolicyArrays that returns a Fragment or a
+RolloutFailure.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-#: A policy's weights by name: `actor.<i>.weight` [in, out] and `actor.<i>.bias`; for a Gaussian of
-#: one deviation, or of one that gsde makes of its state, `actor.log_std`; with observation
-#: normalisation `normaliser.mean` and `normaliser.scale`.
+#: A policy's weights by name: `actor.<i>.weight` [in, out] and `actor.<i>.bias`; `actor.log_std`
+#: for a Gaussian with one deviation or with gsde; `normaliser.mean` and `normaliser.scale` with
+#: observation normalisation.
 PolicyArrays = Mapping[str, Array]
 
 ActionKind = Literal["discrete", "continuous"]
 Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
-#: The most likely action, one drawn from the policy, or one drawn evenly from all there are.
+#: The most likely action, a sampled action, or a uniformly distributed action.
 ActionMode = Literal["best", "sample", "uniform"]
 EnvStateKind = Literal["fresh", "replay", "mujoco"]
-#: Where a task stands: slot, row, seed of the episode and steps since its beginning.
+#: The position of a task: slot, row, seed of the episode, and steps since its start.
 TaskPosition = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Which environment, and the shapes that were read from its spaces."""
+    """An environment, and the shapes that were read from its spaces."""
 
     id: str
     kwargs: Mapping[str, Any]
@@ -46,20 +46,20 @@ class EnvSpec:
     action_start: int
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
-    #: What the environment's actions are shaped like; None is flat.
+    #: The shape of the environment's actions; None if it is flat.
     action_shape: tuple[int, ...] | None = None
-    #: The modules that may be imported to make it: decided by the driver, never read from a file.
+    #: The modules that may be imported to make it. The driver decides them; no file can set them.
     modules: tuple[str, ...] = field(default=(), compare=False)
 
 
 def compute_output_size(actions: int, squash: bool, exploration: Exploration) -> int:
-    """A squashed policy's network gives deviations too, unless a matrix of its own does."""
+    """Return the network's output size; a squashed policy without gsde also outputs deviations."""
     return 2 * actions if squash and exploration == "independent" else actions
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """The shape of a policy network and the one width at which it always runs."""
+    """The shape of a policy network, and the width of all its passes."""
 
     action_kind: ActionKind
     observation_size: int
@@ -71,22 +71,23 @@ class PolicySpec:
     normalise: bool
     observation_clip: float
     width: int
-    #: A Gaussian of which mean and deviation both depend on the observation, squashed by tanh
-    #: and stretched to the action bounds; recorded actions lie in [-1, 1].
+    #: A Gaussian whose mean and deviation depend on the observation, squashed by tanh and scaled to
+    #: the action bounds; recorded actions lie in [-1, 1].
     squash: bool = False
-    #: Sampled actions leave their mean by new noise at every step; or by what a random matrix, held
-    #: for so many steps of an episode or for all of it, makes of the last hidden layer's units.
+    #: Noise of sampled actions: new at every step, or from a random matrix that is held for this
+    #: many steps or for an episode and multiplies the last hidden layer.
     exploration: Exploration = "independent"
     exploration_interval: int | None = None
 
     @property
     def output_size(self) -> int:
-        """Units of the network's last layer."""
+        """The size of the network's last layer."""
         return compute_output_size(self.action_size, self.squash, self.exploration)
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:
-        """Of the learned log deviations; None where there are none, or the network gives them."""
+        """The shape of learned log deviations; None if the network outputs them or there are
+        none."""
         if self.action_kind == "discrete":
             return None
         if self.exploration == "gsde":
@@ -96,12 +97,12 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class EnvState:
-    """An environment between two steps, as a value that any process can take up.
+    """The state of an environment between two steps, as a value that any process can restore.
 
-    `kind` says how to get there: `fresh` starts the given episode; `replay` resets with the seed
-    and repeats `actions`; `mujoco` sets `physics`, the integration state as it was before the
-    last step, and repeats that step's action (setting the state after the step would not be
-    exact, because some rewards read positions that lag one step behind).
+    `kind` is the way to restore it: `fresh` starts the episode; `replay` resets with the seed and
+    repeats `actions`; `mujoco` sets `physics`, the integration state before the last step, and
+    repeats that step's action. Setting the state after the step would not be exact, because some
+    rewards read positions that lag one step behind.
     """
 
     kind: EnvStateKind
@@ -112,7 +113,7 @@ class EnvState:
     actions: Array
     physics: Float64
     observation: Float32
-    #: Hash of all of the above: a worker that still holds this very state skips the restoring.
+    #: Hash of all fields above: a worker that still has this state need not restore it.
     token: str = ""
 
     def __post_init__(self) -> None:
@@ -132,15 +133,14 @@ _NO_NUMBERS: Float32 = np.zeros(0, np.float32)
 def make_fresh_state(
     episode: int, seed: int, actions: Array = _NO_NUMBERS, observation: Float32 = _NO_NUMBERS
 ) -> EnvState:
-    """The state of an episode before its first step; `actions` is empty."""
+    """Return the state of an episode before its first step; `actions` is empty."""
     return EnvState("fresh", episode, seed, 0, 0.0, actions, NO_PHYSICS, observation)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """One slot's share of one iteration, or of several slots that are stepped together; or one
-    group of evaluation episodes.
-    """
+    """The work of one slot, or of several slots that step together, in an iteration; or a group of
+    evaluation episodes."""
 
     run: str
     seed: int
@@ -149,21 +149,21 @@ class RolloutTask:
     slot: int
     env: EnvSpec
     policy: PolicySpec
-    #: Which weights, by content; the fleet resolves it.
+    #: The content hash of the weights, which the fleet resolves.
     policy_id: str
-    #: `steps`: that many per environment, across episodes. `episodes`: one whole episode each.
+    #: `steps`: this many per environment, across episodes. `episodes`: one whole episode each.
     unit: Literal["steps", "episodes"]
-    #: Steps per environment, or the cap on an episode's length.
+    #: Steps per environment, or the limit on an episode's length.
     steps: int
-    #: How many environments a slot has, and at which row of the policy's width the first one sits.
+    #: The number of environments of a slot, and the row of the policy's width where they begin.
     rows: int
     first_row: int
     acting: ActionMode
-    #: False ships the statistics of the episodes and nothing else.
+    #: False sends only the statistics of the episodes.
     record: bool
-    #: One state for each row, slot by slot; empty for whole episodes.
+    #: One state per row, slot by slot; empty for whole episodes.
     states: tuple[EnvState, ...]
-    #: Slots that are stepped together with the first (`task_batching.py`).
+    #: Slots that step together with the first (`task_batching.py`).
     extra_slots: tuple[int, ...] = ()
 
     @property
@@ -172,24 +172,23 @@ class RolloutTask:
 
     @property
     def columns(self) -> int:
-        """Environments of all its slots."""
+        """The environments of all its slots."""
         return self.rows * (1 + len(self.extra_slots))
 
     @property
     def row_slice(self) -> slice:
-        """Where its columns stand among the rows that the policy is given: a slot has the policy's
-        width, and several slots have all of it or one row of it each.
-        """
+        """Return the rows of its columns in the policy's input. A slot has the policy's width;
+        several slots have the whole width each, or one row each."""
         if self.extra_slots and self.rows < self.policy.width:
             return slice(self.first_row, None, self.policy.width)
         return slice(self.first_row, self.first_row + self.columns)
 
     def locate(self, column: int) -> tuple[int, int]:
-        """The slot of a column, and its row in there."""
+        """Return the slot of a column, and its row in that slot."""
         return self.slots[column // self.rows], column % self.rows
 
     def get_episode(self, column: int) -> int:
-        """The number of a whole episode: of the slot's row, or of the evaluation."""
+        """Return the number of a whole episode, of the slot's row or of the evaluation."""
         if self.purpose == "evaluate":
             return self.iteration * self.policy.width + self.first_row + column
         return self.iteration
@@ -197,7 +196,7 @@ class RolloutTask:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStat:
-    """A finished episode. `truncated` means that a time limit ended it, not the environment."""
+    """A finished episode. `truncated` means that a time limit ended it."""
 
     row: int
     episode: int
@@ -205,20 +204,20 @@ class EpisodeStat:
     episode_return: float
     length: int
     truncated: bool
-    #: The index of its last step inside the fragment.
+    #: The index of its last step in the fragment.
     end: int
 
 
-#: The arrays of a fragment that have a row for each step; all tasks fill those of STEP_ENDS.
+#: The arrays of a fragment with a row per step; every task fills those in STEP_ENDS.
 STEP_ENDS = ("rewards", "terminated", "truncated")
 STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What a task brought back. Arrays are `[T, N, ...]`; rows past `lengths` are idle.
+    """The result of a task. Arrays are `[T, N, ...]`; rows after `lengths` are idle.
 
-    Of several slots, N are the rows of the first, then those of the next.
+    For several slots, N counts the rows of the first slot, then those of the next.
     """
 
     iteration: int
@@ -229,11 +228,11 @@ class Fragment:
     rewards: Float64
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    #: Steps taken by each row: T for all of them unless the task was of whole episodes.
+    #: The steps of each row: T for all rows unless the task has whole episodes.
     lengths: NDArray[np.int64]
-    #: What each row observed after its last step (after the reset, where an episode had ended).
+    #: The observation of each row after its last step, or after the reset if an episode ended.
     last_observations: Float32
-    #: (t, row) of each truncated step and the observation that the reset hid.
+    #: (t, row) of each truncated step, and the observation that the reset hid.
     boundary_index: NDArray[np.int64]
     boundary_observations: Float32
     episodes: tuple[EpisodeStat, ...]
@@ -243,7 +242,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFailure:
-    """A task that cannot succeed: the environment's own fault, in its own words."""
+    """A task that cannot succeed because of its environment, with the environment's message."""
 
     iteration: int
     slot: int
@@ -256,7 +255,7 @@ class RolloutFailure:
 
 
 class EnvironmentFault(Exception):
-    """Raised inside a worker when an environment misbehaves; becomes a RolloutFailure."""
+    """Raised in a worker when an environment fails; becomes a RolloutFailure."""
 
     def __init__(self, message: str, row: int, seed: int, step: int) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
-"""Several slots stepped together: their tasks as one, and its fragment taken apart again.
+"""Merges the tasks of several slots into one task, and splits its fragment again.
 
-A step of eight rows costs more in numpy's calls than in numbers, and a message more in its header
-than in what it carries; with some slots side by side that is shared. A slot's bits are those it has
-alone: each has matrix products of its own, and in all else no row is touched by another.
+A step of eight rows takes more time in numpy's call overhead than in arithmetic, and a message more
+in its header than in its content; merged slots share both. The bits of a slot do not change: each
+has its own matrix products, and no other operation mixes rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from .mujoco import known_spaces
 from .task import STEP_FIELDS, Fragment, RolloutTask
 
-#: Rows that are stepped together; more gain little.
+#: The most rows that step together; more gain little.
 _MAX_ROWS = 32
-#: Of whole episodes, which take memory for the longest of them.
+#: The same for whole episodes, whose arrays have the length of the longest.
 _MAX_EPISODES = 16
 
 
 def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
-    """The same tasks, neighbours joined as far as every worker still has some.
+    """Merge neighbouring tasks as long as every worker still has some.
 
-    Episodes end when they like: so that workers end together, the later ones are joined in smaller
-    and smaller groups, of few sizes, because a worker keeps environments for each.
+    Episodes have unequal lengths. So that all workers finish together, later tasks are merged in
+    smaller and smaller groups. There are few sizes, because a worker keeps environments for each.
     """
     result: list[RolloutTask] = []
     start = 0
@@ -40,7 +40,9 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
             limit = min(math.ceil(len(tasks) / workers), _MAX_ROWS // first.rows)
         else:
             limit = min((len(tasks) - start) // workers, _MAX_EPISODES // first.rows)
-            limit = 1 << max(limit, 1).bit_length() - 1  # the power of two that is not above it
+            limit = (
+                1 << max(limit, 1).bit_length() - 1
+            )  # the largest power of two that is not greater
         end = start + 1
         while end < min(len(tasks), start + limit) and first == replace(
             tasks[end], slot=first.slot, states=first.states
@@ -55,7 +57,7 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
 
 
 def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
-    """The fragments of its slots, as if each had run alone."""
+    """Return the fragments of the slots, as if each had run alone."""
     if not fragment.extra_slots:
         yield fragment
         return
@@ -66,9 +68,8 @@ def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
 
 
 def _can_merge(task: RolloutTask) -> bool:
-    """Numbers that a slot's row has whatever else is stepped; of environments that may be heavy no
-    whole episodes, since each row is an instance.
-    """
+    """Return whether a task may be merged: its random numbers must not depend on other slots. Whole
+    episodes of heavy environments are not merged, because each row is an instance."""
     policy = task.policy
     return (
         task.purpose == "train"
@@ -85,7 +86,7 @@ def _extract_slot(fragment: Fragment, slot: int, slot_columns: slice) -> Fragmen
     first, last = slot_columns.start, slot_columns.stop
     lengths = fragment.lengths[slot_columns]
     steps = int(lengths.max())  # whole episodes of other slots may be longer
-    # In memory as if it had come alone, so that whoever adds up adds in the same order.
+    # Copy to the memory layout of a single slot, so that sums use the same order.
     arrays: dict[str, Any] = {
         name: np.ascontiguousarray(getattr(fragment, name)[:steps, slot_columns])
         for name in STEP_FIELDS

@@ -1,11 +1,11 @@
-"""The bytes of the values in `spec`: a JSON header and one buffer. Nothing is ever unpickled.
+"""The encoding of the values in `task`: a JSON header and one buffer. Nothing is unpickled.
 
-Layout: 6 bytes of magic, the CRC-32 of all that follows it, 8 bytes little-endian header length,
-the header, padding to 64, then the arrays, each aligned to 64. The header names the type, its
-plain fields, and dtype, shape and offset of each array. Encoding and decoding both refuse NaN
-everywhere and infinity in arrays; decoding checks types, dtypes and bounds before a value exists.
-States and episodes, of which a task or a fragment has many, travel column by column, because a
-thousand small fields cost more to name than to send.
+Layout: 6 bytes of magic, the CRC-32 of the rest, 8 bytes of little-endian header length, the
+header, padding to 64, then the arrays, each aligned to 64. The header contains the type, its plain
+fields, and dtype, shape and offset of each array. Encoding and decoding refuse NaN everywhere and
+infinity in arrays. Decoding checks types, dtypes and bounds before it creates a value. States and
+episodes, of which a task or fragment has many, are encoded column by column, because the names of a
+thousand small fields would cost more than their values.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Check = Callable[[Any], bool]
 
 MAGIC = b"RLFW1\n"
 _HEAD = struct.Struct("<6sIQ")
-#: What the CRC covers: everything after itself.
+#: The CRC covers everything after itself.
 _CRC_START = 10
 _ALIGN = 64
 _DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i8", "|b1", "<i4", "|u1")}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-#: What JSON writes as it is; a number that may be NaN is not among them.
+#: Types that JSON writes unchanged; floats are checked for NaN first.
 _PLAIN_TYPES = frozenset((bool, int, str, type(None)))
-#: What JSON is read as and stays.
+#: Types that decoded JSON keeps.
 _SCALAR_TYPES = _PLAIN_TYPES | {float}
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -51,17 +51,19 @@ _TYPES: dict[str, type] = {
     )
 }
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _TYPES.values()}
-#: Fields that are tables: as many of one type as there happen to be.
+#: Fields that are tables: any number of items of one type.
 _TABLES = {(task.Fragment, "episodes"), (task.Fragment, "states"), (task.RolloutTask, "states")}
 
 
 class WireError(ValueError):
-    """Bytes that are not what they claim to be."""
+    """Bytes that are not a valid message."""
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused, in a sentence
+@np.errstate(
+    over="ignore", invalid="ignore"
+)  # values that are not finite raise an error with a message
 def encode(value: Any) -> bytes:
-    """One buffer for a spec dataclass, a dict of arrays, or plain JSON values around them."""
+    """Encode a dataclass of `task`, a dict of arrays, or plain JSON values around them."""
     arrays: list[np.ndarray[Any, Any]] = []
     body = _pack(value, arrays)
     offset = 0
@@ -86,7 +88,7 @@ def encode(value: Any) -> bytes:
 
 @np.errstate(over="ignore", invalid="ignore")
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value again; arrays are read-only views into `data`. Raises WireError."""
+    """Decode a message; arrays are read-only views into `data`. Raises WireError."""
     try:
         view = memoryview(data).cast("B")
         if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
@@ -105,12 +107,12 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         return _unpack(header["value"], arrays)
     except WireError:
         raise
-    except Exception as error:  # a damaged or hostile header can lead anywhere
+    except Exception as error:  # a damaged or hostile header can cause any exception
         raise WireError(f"damaged message: {error}") from error
 
 
 def _parse_constant(name: str) -> float:
-    """JSON's extra numbers: an infinite bound of a space is honest, NaN never is."""
+    """Accept infinity, a valid bound of a space, but never NaN."""
     if name == "NaN":
         raise WireError("a number is NaN")
     return float(name)
@@ -142,11 +144,11 @@ def _read_array(view: memoryview, start: int, name: str, shape: list[int], offse
 
 
 def _check_finite(array: np.ndarray[Any, Any]) -> None:
-    """Refuse NaN and infinity; of a contiguous array."""
+    """Refuse NaN and infinity in a contiguous array."""
     if array.dtype.kind != "f":
         return
     flat = array.reshape(-1)
-    # A sum of squares is finite only where all of them are, and one operation.
+    # The sum of squares is finite only if all values are, and takes one operation.
     if not math.isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
         raise WireError(f"an array of shape {array.shape} holds NaN or infinity")
 
@@ -177,7 +179,7 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
                 raise WireError(f"the key {key!r} does not travel")
-        # Sorted, so that equal values have equal bytes whatever order their arrays came in.
+        # Sorted, so that equal values have equal bytes in any order of their arrays.
         return {key: _pack(value[key], arrays) for key in sorted(value)}
     raise WireError(f"a {kind.__name__} does not travel")
 
@@ -194,7 +196,7 @@ def _pack_table(items: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> A
 
 
 def _pack_column(column: list[Any], arrays: list[np.ndarray[Any, Any]]) -> Any:
-    """As `_pack` of a list, or one array for all of them where they are arrays alike."""
+    """Encode a list as `_pack` does, or as one array if the items are arrays of one shape."""
     first = column[0]
     if type(first) is np.ndarray and first.ndim:
         dtype, shape = first.dtype, first.shape
@@ -210,7 +212,7 @@ def _pack_items(items: Sequence[Any], arrays: list[np.ndarray[Any, Any]]) -> lis
 
 
 def _prepare_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Contiguous, little-endian, of a type that travels, and finite."""
+    """Return the array contiguous, little-endian, finite and of an allowed type."""
     if array.dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
         little = array.dtype.newbyteorder("<")
         array = np.ascontiguousarray(array, dtype=little).reshape(array.shape)
@@ -256,7 +258,7 @@ def _find_type(name: Any) -> type:
 
 
 def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]:
-    """The columns in the order of the type's fields, with every item checked."""
+    """Return the columns in the order of the type's fields, after a check of every item."""
     checks = make_field_checks(kind)
     if columns.keys() != checks.keys():
         raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
@@ -276,7 +278,7 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
 
 @cache
 def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
-    """For each field: a test of a decoded item, and a type whose items all pass it."""
+    """Return for each field a test of a decoded item, and a type whose items all pass it."""
     hints = typing.get_type_hints(kind)
     return {
         name: (_make_check(hint), hint if hint in (bool, int, float, str) else None)
@@ -285,7 +287,7 @@ def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
 
 
 def _make_check(hint: Any) -> Check:
-    """A test of an item against a type hint; of arrays the dtype is tested too."""
+    """Return a test of an item against a type hint; for arrays it includes the dtype."""
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin in (np.ndarray, NDArray):  # the second since numpy 2.5
         scalar = parameters[0] if origin is NDArray else typing.get_args(parameters[1])[0]

@@ -1,7 +1,7 @@
-"""RolloutWorker: runs one task to its Fragment, the same wherever and whenever it runs.
+"""RolloutWorker: runs a task and returns its Fragment, with the same bits wherever it runs.
 
-Reads no clock, no global random state, no worker identity; keeps caches (policies by content,
-environments by the state they were left in) that can only save time.
+Reads no clock, no global random state and no worker identity. Its caches (policies by content,
+environments by state) only save time.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from .task import (
     TaskPosition,
 )
 
-#: The run, the number of environments, and the slots, which whole episodes are the same for.
+#: The run, the number of environments, and the slots, which are empty for whole episodes.
 SlotKey = tuple[str, int, tuple[int, ...]]
-#: Of one version there is one for each size of a group of slots, and evaluations have another.
+#: A version has one policy per size of a group of slots, and others for evaluations.
 _MAX_POLICIES = 8
 _MAX_SLOTS = 64
 
 
 class RolloutWorker:
-    """What runs inside every worker process, on every fleet.
+    """Runs the tasks of a worker process, on every fleet.
 
-    `env_factory` makes a slot's environments; renderers pass one that makes them drawable.
+    `env_factory` makes a slot's environments; renderers pass one whose environments can be drawn.
     """
 
     def __init__(self, env_factory: Callable[[EnvSpec, int], VectorEnv] = make_vector_env) -> None:
         self._env_factory = env_factory
         self._active: tuple[RolloutTask, VectorEnv] | None = None
         self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
-        #: Environments by their slots, with the tokens of the states they were left in.
+        #: Environments by their slots, with the tokens of their states.
         self._slots: OrderedDict[SlotKey, tuple[VectorEnv, tuple[str, ...]]] = OrderedDict()
 
     @property
     def position(self) -> TaskPosition | None:
-        """What is being stepped now, for messages about a hang."""
+        """The row that is being stepped, for messages about a hang."""
         active = self._active
         if active is None:
             return None
@@ -57,9 +57,9 @@ class RolloutWorker:
     def run(
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
-        """The fragment of a task; an environment's misbehaviour comes back as a value."""
+        """Run a task; return its fragment, or an environment's failure as a value."""
         key = (task.run, task.columns, task.slots if task.unit == "steps" else ())
-        # Out of the cache while they move.
+        # Remove them from the cache while they step.
         vector_env, tokens = self._slots.pop(key, (None, ()))
         if vector_env is None or vector_env.spec != task.env:
             if vector_env is not None:
@@ -79,7 +79,7 @@ class RolloutWorker:
             )
         finally:
             self._active = None
-        # Where the environments stand, so that the next task need not restore them.
+        # Store their states, so that the next task need not restore them.
         self._slots[key] = vector_env, tuple(state.token for state in fragment.states)
         while len(self._slots) > _MAX_SLOTS:
             self._slots.popitem(last=False)[1][0].close()

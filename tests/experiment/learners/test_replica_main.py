@@ -127,7 +127,7 @@ def test_no_minibatch_is_scaled_beyond_what_is_collected():
     words = (*words, *(word for setting in shape for word in ("--set", setting)))
     spoken = rlflame(*words, "--set", "rollout.steps=32")
     assert spoken.code == 2
-    assert "minibatches of 256 samples, and an iteration collects 128." in spoken.err
+    assert "minibatches of 256 samples, but an iteration collects 128." in spoken.err
     assert "--set rollout.steps=64" in spoken.err
     assert rlflame(*words, "--set", "rollout.steps=64").code == 0
 

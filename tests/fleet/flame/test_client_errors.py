@@ -79,7 +79,7 @@ def test_an_address_that_is_none(
     error = refused()
     assert isinstance(error, ConfigError)
     assert error.exit_code == 2
-    assert f"{endpoint!r} in FLAME_ENDPOINT" in error.message
+    assert f"{endpoint!r} from FLAME_ENDPOINT" in error.message
     suggestion = "http://HOST:8080" if "://" in endpoint else "http://somewhere:8080"
     assert error.hint == f"export FLAME_ENDPOINT={suggestion}"
 
@@ -99,7 +99,7 @@ def test_a_cache_s_address_that_is_none(
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
     error = refused()
     assert isinstance(error, ConfigError)
-    assert f"{cache!r} in FLAME_CACHE_ENDPOINT" in error.message
+    assert f"{cache!r} from FLAME_CACHE_ENDPOINT" in error.message
     assert error.hint == f"export FLAME_CACHE_ENDPOINT={suggestion}"
 
 
@@ -117,7 +117,7 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     monkeypatch.setattr("flamepy.core.types.DEFAULT_FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
     by_default = refused()
     assert isinstance(by_default, FleetUnreachableError)
-    assert f"Nobody answers at grpc://{NOBODY}, the object cache" in by_default.message
+    assert f"The object cache does not answer at grpc://{NOBODY}" in by_default.message
     assert "flamepy's default, as FLAME_CACHE_ENDPOINT is not set." in by_default.message
     assert "export FLAME_CACHE_ENDPOINT=grpc://HOST:9090" in by_default.hint
 
@@ -133,7 +133,7 @@ def test_the_session_manager_of_the_file_is_said_to_be_the_file_s(
 ) -> None:
     path = write_file(home, laid_out(f"http://{NOBODY}", ""))
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", "grpc://somewhere:9090")
-    assert f"It is configured in {path}." in refused().message
+    assert f"The address comes from {path}" in refused().message
 
 
 class Web(BaseHTTPRequestHandler):
@@ -154,7 +154,7 @@ def test_a_web_server_is_no_session_manager(
         web.shutdown()
     assert isinstance(error, FleetUnreachableError)
     assert error.exit_code == 3
-    assert f"{address}, but does not answer as a session manager" in error.message
+    assert f"{address} does not answer as a session manager" in error.message
     assert "configured in FLAME_ENDPOINT" in error.message
     assert "8080, not 8081" in error.hint
 
@@ -191,8 +191,11 @@ def test_one_that_connects_and_refuses_the_first_question(
     [
         ("", "it is empty"),
         ("# later\n---\n", "it is empty"),
-        ("- a\n- b\n", "not laid out"),
-        ("current-context: a\ncontexts:\n- cluster: {}\n", "not laid out"),
+        ("- a\n- b\n", "it is empty, or does not have"),
+        (
+            "current-context: a\ncontexts:\n- cluster: {}\n",
+            "it is empty, or does not have",
+        ),
         ("a: b: c\n", "line 1"),
         ("contexts: []\n", "current-context is not set"),
     ],

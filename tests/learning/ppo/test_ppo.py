@@ -170,9 +170,11 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
     rounded = PpoSettings(discount=0.6, final_discount=0.9, discount_moves_from=0.5)
     assert {compute_discount(rounded, at) for at in (0.0, 0.3, 0.5)} == {0.6}  # to the last bit
     assert [compute_discount(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
-    with pytest.raises(ValueError, match="final_discount needs a discount below 1 to begin with"):
+    with pytest.raises(ValueError, match="final_discount needs a discount below 1"):
         PpoSettings(discount=1.0, final_discount=0.99)
-    with pytest.raises(ValueError, match=r"discount_moves_from is 0\.5, but there is no final_d"):
+    with pytest.raises(
+        ValueError, match=r"discount_moves_from is 0\.5, but final_discount is not set"
+    ):
         PpoSettings(discount_moves_from=0.5)
 
 

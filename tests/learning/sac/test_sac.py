@@ -593,7 +593,7 @@ def test_a_batch_whose_variance_is_infinite_leaves_no_trace_in_the_moments(numbe
 @pytest.mark.parametrize("given", [{"target_update_rate": 0.01}, {"target_update_interval": 2}])
 def test_how_targets_follow_is_refused_where_there_are_none(given: dict[str, Any]) -> None:
     SacSettings(**given)
-    with pytest.raises(ValueError, match="with critic_norm=batch nothing follows"):
+    with pytest.raises(ValueError, match=", but critic_norm=batch uses no target critics"):
         SacSettings(critic_norm="batch", **given)
 
 

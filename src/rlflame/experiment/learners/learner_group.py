@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from rlflame.config.recipe import LearningSettings, Recipe, count_units, count_useful_learners
 from rlflame.config.runtime import RuntimeSettings
+from rlflame.experiment.learners.launcher import LOST_EXIT_CODE
 from rlflame.learning.base import Batch, Metrics, ReplayBatch, State
 from rlflame.learning.factory import compute_fingerprint, count_blas_threads
 from rlflame.learning.parallel.process_group import (
@@ -29,7 +30,7 @@ from rlflame.learning.parallel.shared_memory_group import (
 )
 from rlflame.rollout import blas, machine
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
-from rlflame.rollout.process.worker_process import WorkerProcess
+from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
 from rlflame.terminal_text import format_count
 from rlflame.training.trainer import Progress
@@ -228,8 +229,9 @@ class LearnerGroup:
             reason = f"did not answer for {self._runtime.learner_deadline_s:g} s"
             self._replace(f"A learner process {reason}.")
             return
-        dead = [process for process in self._processes if process.has_exited]
-        texts = [f"Learner process {p.pid} {p.explain_loss(EOFError())}" for p in dead]
+        codes = {item: item.terminate() for item in self._processes if item.has_exited}
+        dead = [item for item, code in codes.items() if code != LOST_EXIT_CODE]
+        texts = [f"Learner process {item.pid} {describe_exit(codes[item])}" for item in dead]
         self._replace(f"{'; '.join(texts) or 'A learner process ended'}.", max(1, len(dead)))
 
     def _replace(self, message: str, lost_count: int = 1) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import LearnerFailure, LearningError
+from rlflame.experiment.learners.launcher import LOST_EXIT_CODE
 from rlflame.learning.factory import (
     compute_fingerprint,
     count_blas_threads,
@@ -48,7 +49,9 @@ def main() -> None:
     channel.start_listening()
     try:
         run_learner(channel, order)
-    except (LearnerFailure, LearningError):
+    except LearnerFailure:
+        os._exit(LOST_EXIT_CODE)
+    except LearningError:
         os._exit(1)  # the first learner sees the same error and reports it
     except BaseException:
         traceback.print_exc()

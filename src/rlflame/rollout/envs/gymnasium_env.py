@@ -1,7 +1,7 @@
-"""The environments of a slot over the Gymnasium API: stepped, snapshotted and restored exactly.
+"""The environments of a slot on the Gymnasium API: stepped, saved and restored exactly.
 
-An environment's position is a value (EnvState), because a cluster promises no affinity between a
-slot and a process.
+The state of an environment is a value (EnvState), because a cluster does not assign a slot to one
+process.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..task import (
 from .make import make_env
 from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
 
-#: Gymnasium's MuJoCo environments: their physics can be set exactly.
+#: Gymnasium's MuJoCo environments, whose physics state can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
 _EXACT_MUJOCO |= {"gymnasium.envs.mujoco.humanoidstandup_v5"}
-#: Types whose reset on a used instance was tested to equal the reset of a fresh one.
+#: Types for which a reset of a used instance was tested to equal the reset of a new one.
 _REUSABLE = _EXACT_MUJOCO | {
     f"gymnasium.envs.classic_control.{name}"
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
@@ -42,7 +42,7 @@ KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
 class RestorableEnv:
-    """One row of a slot: an environment instance and where its episode stands."""
+    """One row of a slot: an environment instance and the position in its episode."""
 
     def __init__(self, spec: EnvSpec, row: int, render_mode: str | None = None) -> None:
         self.spec = spec
@@ -54,7 +54,7 @@ class RestorableEnv:
         self.episode_return = 0.0
         self._env: gymnasium.Env[Any, Any] | None = None
         self._step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
-        #: Steps of an episode, where that is not left to Gymnasium's wrapper.
+        #: The step limit of an episode, if Gymnasium's wrapper does not apply it.
         self._limit: float = math.inf
         self._is_reusable = False
         self._exact_mujoco = False
@@ -73,7 +73,7 @@ class RestorableEnv:
         return EpisodePosition(self.row, self.episode, self.seed, self.episode_return, self.elapsed)
 
     def reset(self, episode: int, seed: int, out: Float32) -> None:
-        """Start an episode; on a fresh instance unless reuse is known to be exact."""
+        """Start an episode, on a new instance unless reuse is known to be exact."""
         self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
         try:
             if self._env is None or not self._is_reusable:
@@ -81,25 +81,26 @@ class RestorableEnv:
                 self._env = self._open()
             base_env: Any = self._env.unwrapped
             if type(base_env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
-                # Its bodies meet the ground in another order in a world of others before.
+                # With several episodes in one world, Box2D's bodies touch the ground in another
+                # order.
                 base_env._destroy()
                 base_env.world = type(base_env.world)()
             observation, _ = self._env.reset(seed=seed)
             self._write_observation(observation, out)
         except BaseException as error:
-            # What a reset left half done is never taken up again.
+            # A reset that failed half way is never restored.
             self.close()
             report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
-        """One transition: the new observation into `out`; reward, terminated, truncated."""
+        """Make a step: write the observation into `out`; return reward, terminated, truncated."""
         if not self._exact_mujoco:
             if self.elapsed >= len(self._action_history):
                 room = np.zeros_like(self._action_history)
                 self._action_history = np.concatenate([self._action_history, room])
             self._action_history[self.elapsed] = action
         self._last_action = action
-        # Counted before it is taken, so that a hang or an error names the step it happened in.
+        # Count before the step, so that a hang or an error names the step in which it occurred.
         self.elapsed += 1
         try:
             if self._discrete:
@@ -123,7 +124,7 @@ class RestorableEnv:
         return reward, terminated, truncated
 
     def prepare_snapshot(self) -> None:
-        """Called before a fragment's last step: a MuJoCo snapshot needs the state before it."""
+        """Prepare a snapshot before a fragment's last step: MuJoCo needs the state before it."""
         if self._exact_mujoco:
             self._saved_physics = self._read_physics()
 
@@ -134,7 +135,7 @@ class RestorableEnv:
         return read_state(base_env.model, base_env.data)
 
     def snapshot(self, observation: Float32) -> EnvState:
-        """Where this row stands, as a value."""
+        """Return the state of this row as a value."""
         observation = observation.copy()
         history = self._action_history[: self.elapsed].copy()
         if self.elapsed == 0:
@@ -146,7 +147,7 @@ class RestorableEnv:
         return EnvState("replay", *place, history, NO_PHYSICS, observation)
 
     def restore(self, state: EnvState, out: Float32) -> None:
-        """Take up an episode where another process, or an earlier one, left it."""
+        """Restore an episode from another process or an earlier one."""
         self.reset(state.episode, state.seed, out)
         if state.kind == "mujoco":
             if not self._exact_mujoco:
@@ -162,14 +163,14 @@ class RestorableEnv:
                 if isinstance(layer, TimeLimit):
                     # (declared as None there)
                     setattr(layer, "_elapsed_steps", self.elapsed)  # noqa: B010
-        for action in state.actions:  # the last one of a MuJoCo state, and none of a fresh one
+        for action in state.actions:  # the last action of a MuJoCo state, none of a fresh one
             self.step(np.array(action), out)
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
             raise self._make_fault(REPLAY_MISMATCH)
 
     def render(self) -> Any:
-        """What the environment draws of itself, in the mode that the row was made with."""
+        """Return what the environment renders, in the mode that the row was made with."""
         assert self._env is not None
         try:
             return self._env.render()
@@ -179,7 +180,7 @@ class RestorableEnv:
     def close(self) -> None:
         if self._env is not None:
             env, self._env = self._env, None
-            # Its episode is over and its data are safe: a failure to tidy up changes nothing.
+            # The episode is over and its data are safe: a failure to close changes nothing.
             with contextlib.suppress(Exception):
                 env.close()
 
@@ -211,9 +212,9 @@ class RestorableEnv:
 
 
 class GymnasiumVectorEnv:
-    """One Gymnasium instance for each row, stepped one after the other.
+    """One Gymnasium instance per row, stepped one after the other.
 
-    `env_factory` makes the instances; renderers pass one that makes them drawable.
+    `env_factory` makes the instances; renderers pass one whose instances can be drawn.
     """
 
     def __init__(
@@ -268,9 +269,9 @@ class GymnasiumVectorEnv:
 
 
 def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:
-    """An environment's step, and after how many of them an episode is truncated.
+    """Return an environment's step function and its step limit.
 
-    What only counts and looks on costs a microsecond a step, and is gone around.
+    Bypasses wrappers that only count and check, which cost a microsecond per step.
     """
     limit = math.inf
     for layer in iterate_wrappers(env):
@@ -282,7 +283,7 @@ def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], fl
 
 
 def iterate_wrappers(env: Any) -> Iterator[Any]:
-    """The wrappers of an environment, from the outermost to the innermost."""
+    """Yield the wrappers of an environment, from the outermost to the innermost."""
     while env is not env.unwrapped:
         yield env
         env = env.env

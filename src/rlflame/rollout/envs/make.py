@@ -1,4 +1,4 @@
-"""Environments made through Gymnasium, and read: their spaces, and what goes wrong in them."""
+"""Makes environments through Gymnasium, reads their spaces, and reports their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class _LazyModule(ModuleType):
-    """Not importlib's LazyLoader: that loads as soon as a second import statement names it."""
+    """A module that is loaded at its first use. importlib's LazyLoader loads at the second import
+    statement."""
 
     _loader: Any
 
@@ -46,14 +47,14 @@ class _LazyModule(ModuleType):
                     self._loader = loader
                     raise
                 self.__class__ = ModuleType  # type: ignore[assignment]
-        if type(self) is _LazyModule:  # asked for by itself, half loaded
+        if type(self) is _LazyModule:  # the module itself asks for it while it loads
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self, name)
 
 
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
-    """glfw runs `python -c` while it loads, which would search the current folder for modules."""
+    """Protect glfw, which runs `python -c` while it loads, from modules in the current folder."""
     previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -66,10 +67,10 @@ def _exclude_current_folder() -> Iterator[None]:
 
 
 def defer_imports(*names: str) -> None:
-    """Make these modules importable; each is loaded at the first access to an attribute.
+    """Make these modules importable; each is loaded when an attribute is first accessed.
 
-    MuJoCo and Gymnasium's environments on it import everything for windows and pictures at once.
-    That takes as long as MuJoCo itself, and processes that only step never use it.
+    MuJoCo and Gymnasium's MuJoCo environments import everything for windows and images at once.
+    That takes as long as MuJoCo itself, and processes that only step never need it.
     """
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
@@ -85,20 +86,20 @@ defer_imports("glfw", "imageio")
 
 
 def is_env_error(error: BaseException) -> bool:
-    """Whether it is the environment that raised this; `sys.exit()` is a favourite.
+    """Return whether the environment raised this error; environments may call `sys.exit()`.
 
-    A KeyboardInterrupt is the user's, except where Ctrl-C is ignored, as in worker processes.
+    KeyboardInterrupt comes from the user, except in processes that ignore Ctrl-C, such as workers.
     """
     is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return is_ignored or not isinstance(error, KeyboardInterrupt)
 
 
 class UnsupportedSpace(ValueError):
-    """A space that this project does not learn in, named."""
+    """A space that rlflame cannot learn in."""
 
 
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """The environment of a spec, without Gymnasium's own chatter."""
+    """Make the environment of a spec, without Gymnasium's warnings."""
     options: dict[str, Any] = {key: _to_lists(value) for key, value in spec.kwargs.items()}
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
@@ -109,7 +110,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         check_allowed(spec.id, spec.kwargs, spec.modules)
         _check_model_file(spec.kwargs)
         import_env_code(spec.id)
-        # Before anything is made: loading a model may warn already.
+        # Before the environment is made: loading a model may already warn.
         _silence_mujoco()
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
     _silence_mujoco()
@@ -117,9 +118,11 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 
 def _check_model_file(kwargs: Mapping[str, Any]) -> None:
-    """Refuse a pipe or a device as MuJoCo's model: opening one may wait or read for ever."""
+    """Refuse a pipe or a device as MuJoCo's model: opening one may block or read for ever."""
     path = kwargs.get("xml_file")
-    if isinstance(path, str) and path.startswith(("/", ".", "~")):  # else one of Gymnasium's
+    if isinstance(path, str) and path.startswith(
+        ("/", ".", "~")
+    ):  # otherwise one of Gymnasium's models
         with contextlib.suppress(FileNotFoundError, ValueError):
             mode = os.stat(os.path.expanduser(path)).st_mode
             if not stat.S_ISREG(mode):
@@ -127,15 +130,15 @@ def _check_model_file(kwargs: Mapping[str, Any]) -> None:
 
 
 def find_step_limit(id: str) -> int | None:
-    """The steps after which an environment ends an episode, where it is registered and does."""
+    """Return the registered step limit of an environment, or None."""
     registration = gymnasium.registry.get(id.partition(":")[2] or id)
     return None if registration is None else registration.max_episode_steps
 
 
 def import_env_code(id: str) -> None:
-    """Import what an id needs; what is wrong with it is for `gymnasium.make` to say.
+    """Import the code that an id needs; `gymnasium.make` reports what is wrong with the id.
 
-    A module that the id names is imported by `gymnasium.make`, once it is known to be allowed.
+    `gymnasium.make` imports a module that the id names, after it is known to be allowed.
     """
     module, _, name = id.rpartition(":")
     if module and module not in sys.modules:
@@ -147,7 +150,7 @@ def import_env_code(id: str) -> None:
 
 
 def _to_lists(value: Any) -> Any:
-    """Sequences as lists, whether a spec was written here or has travelled (as tuples)."""
+    """Return sequences as lists: they become tuples when a spec is sent."""
     if isinstance(value, tuple | list):
         return [_to_lists(item) for item in value]
     if isinstance(value, Mapping):
@@ -156,7 +159,7 @@ def _to_lists(value: Any) -> Any:
 
 
 def _silence_mujoco() -> None:
-    """MuJoCo's warnings would go to the terminal and to MUJOCO_LOG.TXT in the user's folder."""
+    """Suppress MuJoCo's warnings, which would go to the terminal and to MUJOCO_LOG.TXT."""
     mujoco = sys.modules.get("mujoco")
     if mujoco is not None and mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(lambda message: None)
@@ -165,11 +168,11 @@ def _silence_mujoco() -> None:
 def read_env_spec(
     id: str, kwargs: dict[str, Any], max_episode_steps: int | None, modules: tuple[str, ...] = ()
 ) -> EnvSpec:
-    """Read the spaces of an environment; raises UnsupportedSpace, or whatever making it raises."""
+    """Read the spaces of an environment; raise UnsupportedSpace, or the errors of making it."""
     blank_spec = EnvSpec(
         id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules
     )
-    # What a constructor prints here would stand between the user's own results.
+    # Output of a constructor must not mix with the user's results.
     with contextlib.redirect_stdout(io.StringIO()):
         env = make_env(blank_spec)
     with contextlib.closing(env):

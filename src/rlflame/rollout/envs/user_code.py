@@ -1,9 +1,9 @@
-"""Code of the user that environments need: a file, and the modules that an id names.
+"""Imports the user's code of an environment: a file, or a module that an id names.
 
-The file is loaded by its path, so that neither its folder nor its name can hide anything else; its
-folder is searched last. An id such as `my_env:Mine-v0` asks for the module `my_env`, and importing
-a module runs its code. So the driver decides which modules may be imported, and lists them in the
-environment's spec.
+The file is loaded by its path, so neither its folder nor its name can hide another module; its
+folder is searched last. An id such as `my_env:Mine-v0` names the module `my_env`, and importing a
+module runs its code. The driver therefore decides which modules may be imported, and lists them in
+the environment's spec.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Names the file for worker processes.
+#: The variable with the path of the file, for worker processes.
 FILE_VARIABLE = "RLFLAME_ENV_FILE"
-#: Names for worker processes the folder of a module that the user named.
+#: The variable with the folder of a module that the user named, for worker processes.
 FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
-#: The argument by which an environment of another library (shimmy) names an id of its own.
+#: The argument with which an environment of another library (shimmy) names its own id.
 _INNER_ID = "env_id"
 
 
 def load(path: str) -> None:
-    """Run the file once in this process; raises what it raises."""
+    """Run the file once in this process; raise its errors."""
     name = os.path.splitext(os.path.basename(path))[0]
     loaded_module = sys.modules.get(name)
     if loaded_module is not None and getattr(loaded_module, "__file__", None) == path:
@@ -44,7 +44,7 @@ def load(path: str) -> None:
 
 
 def add_folder(folder: str) -> None:
-    """Search a folder last, here and in the worker processes that start from now on."""
+    """Search a folder last, in this process and in worker processes that start later."""
     os.environ[FOLDER_VARIABLE] = folder
     if folder not in sys.path:
         sys.path.append(folder)
@@ -61,11 +61,11 @@ def load_from_environment() -> None:
 
 
 class ModuleAccessError(ImportError):
-    """An environment asks for a module that its spec does not list."""
+    """An environment names a module that its spec does not list."""
 
 
 def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that making this environment would import by name."""
+    """Return the modules that making this environment would import by name."""
     inner = kwargs.get(_INNER_ID)
     ids = [id, inner] if isinstance(inner, str) else [id]
     return tuple(module for module in (text.rpartition(":")[0] for text in ids) if module)

@@ -1,6 +1,6 @@
-"""The environments of one slot, stepped together: the contract, and the choice of implementation.
+"""The environments of one slot, stepped together: the interface, and the choice of implementation.
 
-rlflame's own MuJoCo loop and Gymnasium's instances have the same bits.
+rlflame's MuJoCo loop and Gymnasium's instances have the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..mujoco.known_spaces import MUJOCO_PACKAGE
 from ..task import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
 from .make import format_error, import_env_code, is_env_error
 
-#: Of an episode that is taken up again; which of the two it is cannot be seen from here.
+#: The error of an episode that cannot be restored; both causes look alike here.
 REPLAY_MISMATCH = (
     "led to another observation by the same seed and actions than before: put its code back if "
     "that has changed since, or else it is not deterministic, its episodes cannot be moved or "
@@ -23,7 +23,7 @@ REPLAY_MISMATCH = (
 
 
 class EpisodePosition(NamedTuple):
-    """Where a row's episode stands: the first fields of an `EpisodeStat`."""
+    """The position of a row's episode: the first fields of an `EpisodeStat`."""
 
     row: int
     episode: int
@@ -33,19 +33,19 @@ class EpisodePosition(NamedTuple):
 
 
 class VectorEnv(Protocol):
-    """The environments of a slot; `out` is the row's line, or all lines, of what is observed."""
+    """The environments of a slot; `out` is the row of an observation, or all rows."""
 
     spec: EnvSpec
 
     @property
     def current_row(self) -> int:
-        """The row being stepped now, for messages about a hang."""
+        """The row that is being stepped, for messages about a hang."""
 
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         """Start an episode."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        """Continue an episode from where another process, or an earlier one, left it."""
+        """Continue an episode from another process or an earlier one."""
 
     def step(
         self,
@@ -56,17 +56,17 @@ class VectorEnv(Protocol):
         terminated: Array,
         truncated: Array,
     ) -> Sequence[int]:
-        """One transition of the active rows; returns those whose episode has ended.
+        """Step the active rows; return the rows whose episode has ended.
 
-        `actions` is not written to later, so an environment may keep it. The ends are written
-        where they are true; an end by the environment itself wins over a time limit.
+        `actions` is not written to later, so an environment may keep it. Only true ends are
+        written. An end by the environment takes precedence over a time limit.
         """
 
     def prepare_snapshot(self) -> None:
-        """Called before a fragment's last step."""
+        """Prepare a snapshot before a fragment's last step."""
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
-        """Where the row stands, as a value."""
+        """Return the state of the row as a value."""
 
     def get_position(self, row: int) -> EpisodePosition: ...
 
@@ -74,7 +74,7 @@ class VectorEnv(Protocol):
 
 
 def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> EnvironmentFault:
-    """An environment has misbehaved at this position; the message follows its name."""
+    """Make the fault of an environment at this position; the message follows its name."""
     text = f"environment {spec.id} {message}"
     return EnvironmentFault(text, position.row, position.seed, position.elapsed)
 
@@ -82,21 +82,21 @@ def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> Enviro
 def report_fault(
     spec: EnvSpec, position: EpisodePosition, message: str, error: BaseException
 ) -> NoReturn:
-    """Raise the fault of an environment's error; what is none passes as it is."""
+    """Raise the fault of an environment's error; pass on other errors."""
     if isinstance(error, EnvironmentFault) or not is_env_error(error):
         raise error
     raise make_fault(spec, position, f"{message}: {format_error(error)}") from error
 
 
 def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
-    """The fastest implementation for an environment; all have the same bits."""
+    """Make the fastest implementation of an environment; all have the same bits."""
     from .gymnasium_env import GymnasiumVectorEnv
 
     return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)
 
 
 def preload_env(id: str) -> None:
-    """Load what an environment of this id will need, as far as that is known without making it."""
+    """Import what an environment of this id needs, if that is known without making it."""
     from . import gymnasium_env  # noqa: F401
 
     try:
@@ -104,13 +104,13 @@ def preload_env(id: str) -> None:
         if _is_gymnasium_mujoco(id):
             from ..mujoco import mujoco_env  # noqa: F401
     except BaseException as error:
-        # The same error is raised and reported when an environment is made.
+        # The same error is raised and reported when the environment is made.
         if not is_env_error(error):
             raise
 
 
 def describe_stepping(spec: EnvSpec) -> str:
-    """Which implementation steps an environment."""
+    """Describe which implementation steps an environment."""
     is_ours = _make_mujoco_vector_env(spec, 1) is not None
     return "stepped by rlflame's own MuJoCo loop" if is_ours else "stepped by Gymnasium"
 
@@ -121,7 +121,7 @@ def _is_gymnasium_mujoco(id: str) -> bool:
 
 
 def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
-    """The environments in `mujoco/mujoco_env.py`; None where they cannot or must not be these."""
+    """Make the environments of `mujoco/mujoco_env.py`, or None if they do not apply."""
     if not _is_gymnasium_mujoco(spec.id):
         return None
     try:
