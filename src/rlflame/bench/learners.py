@@ -9,13 +9,7 @@ from typing import Any
 
 from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Stopwatch, run_case
-from rlflame.bench.result import (
-    BenchResult,
-    Side,
-    compute_speedup,
-    format_bits,
-    has_equal_digests,
-)
+from rlflame.bench.result import BenchResult, Side, compute_speedup, format_bits, has_equal_digests
 from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.config.recipe import LearningSettings, count_units, count_useful_learners
 from rlflame.errors import ConfigError, LearnerFailure

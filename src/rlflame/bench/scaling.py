@@ -15,13 +15,7 @@ import numpy as np
 
 from rlflame.analysis.report.document import Block, make_table
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
-from rlflame.bench.result import (
-    BenchResult,
-    Side,
-    compute_speedup,
-    format_bits,
-    has_equal_digests,
-)
+from rlflame.bench.result import BenchResult, Side, compute_speedup, format_bits, has_equal_digests
 from rlflame.bench.runner import Benchmark, BenchSession
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.factory import has_workers, is_remote

@@ -90,8 +90,7 @@ def scaling(
         typer.Option(metavar="MS,MS,...", help="Episode lengths. [default: 1,15,50,100]"),
     ] = None,
     env: Annotated[
-        str | None,
-        typer.Option(metavar="ENV", help="Use this environment, not sleeping episodes."),
+        str | None, typer.Option(metavar="ENV", help="Use this environment, not sleeping episodes.")
     ] = None,
     algo: Algo = None,
     preset: Preset = None,
@@ -140,8 +139,7 @@ def rollouts(
     ] = 2.0,
     repeat: Repeat = 3,
     limit: Annotated[
-        bool,
-        typer.Option("--limit/--no-limit", help="Also measure bare stepping; not on Flame."),
+        bool, typer.Option("--limit/--no-limit", help="Also measure bare stepping; not on Flame.")
     ] = True,
     algo: Algo = None,
     preset: Preset = None,
@@ -170,8 +168,7 @@ def rollouts(
 
 def replay(
     transitions: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Transitions to add."),
+        int, typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Transitions to add.")
     ] = 500_000,
     env: Annotated[
         str, typer.Option(metavar="ENV", help="An environment with continuous actions.")

@@ -32,8 +32,7 @@ Stochastic = Annotated[
     bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Seed of the episodes. [default: 0]", min=0),
+    int | None, typer.Option(metavar="N", help="Seed of the episodes. [default: 0]", min=0)
 ]
 MinReturn = Annotated[
     float | None, typer.Option(metavar="X", help="Exit 1 unless the mean return reaches this.")
@@ -45,8 +44,7 @@ Versus = Annotated[
 ExpectRecorded = Annotated[
     bool,
     typer.Option(
-        "--expect-recorded",
-        help="Repeat the recorded evaluation; exit 1 if the result differs.",
+        "--expect-recorded", help="Repeat the recorded evaluation; exit 1 if the result differs."
     ),
 ]
 

@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlflame.cli.options import (
-    CheckpointFile,
-    Json,
-    add_flag_options,
-    load_source,
-    print_pairs,
-)
+from rlflame.cli.options import CheckpointFile, Json, add_flag_options, load_source, print_pairs
 from rlflame.config.flags import RuntimeFlags
 from rlflame.console.output import as_json_text, print_result
 from rlflame.errors import ConfigError, RlflameError

@@ -40,8 +40,7 @@ FreshReplay = Annotated[
     ),
 ]
 Seeds = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help="Train several seeds as one job: 0-9 or 0,3,7."),
+    str | None, typer.Option(metavar="LIST", help="Train several seeds as one job: 0-9 or 0,3,7.")
 ]
 InitFrom = Annotated[
     Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
@@ -138,8 +137,7 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Budget": {
         "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
         "iterations": typer.Option(
-            metavar="N",
-            help="Stop after this many iterations (REINFORCE).",
+            metavar="N", help="Stop after this many iterations (REINFORCE)."
         ),
         "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
         "until_return": typer.Option(

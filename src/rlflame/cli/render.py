@@ -61,8 +61,7 @@ def render(
         typer.Option(metavar="N", help="Use the best of the first N episodes.", min=1, max=100_000),
     ] = None,
     vs_untrained: Annotated[
-        bool,
-        typer.Option("--vs-untrained", help="Show the untrained policy on the left."),
+        bool, typer.Option("--vs-untrained", help="Show the untrained policy on the left.")
     ] = False,
     width: Annotated[
         int | None,

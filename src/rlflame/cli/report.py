@@ -38,8 +38,7 @@ Require = Annotated[
     ),
 ]
 Margin = Annotated[
-    float,
-    typer.Option(metavar="PERCENT", help="Differences within this count as equivalent."),
+    float, typer.Option(metavar="PERCENT", help="Differences within this count as equivalent.")
 ]
 Out = Annotated[
     Path | None,

@@ -183,12 +183,7 @@ def _train_run(
 
 
 def _print_dry_run(
-    config: RunConfig,
-    preset: str,
-    init_from: Path | None,
-    seeds: tuple[int, ...],
-    *,
-    as_json: bool,
+    config: RunConfig, preset: str, init_from: Path | None, seeds: tuple[int, ...], *, as_json: bool
 ) -> None:
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig

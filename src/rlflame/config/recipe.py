@@ -256,10 +256,7 @@ class Recipe(SettingsModel):
         """Return a copy with an explicit horizon, which a later change of the stop keeps."""
         if (self.learning.horizon_steps, self.learning.horizon_iterations) != (None, None):
             return self
-        ends = {
-            "horizon_steps": self.stop_at_steps,
-            "horizon_iterations": self.stop_at_iterations,
-        }
+        ends = {"horizon_steps": self.stop_at_steps, "horizon_iterations": self.stop_at_iterations}
         return self.model_copy(update={"learning": self.learning.model_copy(update=ends)})
 
     @property

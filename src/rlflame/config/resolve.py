@@ -16,10 +16,7 @@ from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested_dict import get_nested, merge, set_nested
-from rlflame.config.recipe import (
-    EvaluationSettings,
-    RunConfig,
-)
+from rlflame.config.recipe import EvaluationSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import format_seen_value, parse_set, validate_config
 from rlflame.errors import ConfigError, format_command, format_shell

@@ -43,11 +43,7 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
 
 
 def load_source(
-    target: Path,
-    steps: int | None,
-    *,
-    fresh_replay: bool,
-    show_note: Callable[[str], None],
+    target: Path, steps: int | None, *, fresh_replay: bool, show_note: Callable[[str], None]
 ) -> Checkpoint:
     """Load the newest checkpoint of a run, or the named one, with `steps` as its end."""
     source = load_newest_checkpoint(target, show_note)

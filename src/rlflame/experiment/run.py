@@ -21,11 +21,7 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
 from rlflame.experiment.learners import launcher
-from rlflame.experiment.learners.learner_group import (
-    LearnerGroup,
-    choose_size,
-    open_learner_group,
-)
+from rlflame.experiment.learners.learner_group import LearnerGroup, choose_size, open_learner_group
 from rlflame.experiment.preflight import run_preflight
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter

@@ -89,9 +89,7 @@ class AutoFleet(ContextManagerMixin):
         self._lock = threading.Lock()
         self._rates: Rates = {"home": [], "away": []}
         self._turns = generate_turns(
-            lambda: remote.ready,
-            lambda: len(remote.probe()) >= remote.capacity,
-            self._rates,
+            lambda: remote.ready, lambda: len(remote.probe()) >= remote.capacity, self._rates
         )
         #: The side that runs evaluations and, after the choice, everything.
         self._side: FleetSide = "home"

@@ -74,10 +74,7 @@ class RewardScaler:
         self._running: Float64 = np.zeros(columns, np.float64)
         self._discount = discount
         self.state = StateParts(
-            count=moments.count,
-            mean=moments.mean,
-            squares=moments.squares,
-            running=self._running,
+            count=moments.count, mean=moments.mean, squares=moments.squares, running=self._running
         )
 
     def scale(self, rewards: Float64, ends: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:

@@ -16,13 +16,7 @@ from rlflame.fleet.base import make_environment_failure
 from rlflame.rendering.job import PlayedEpisode, RenderJob
 from rlflame.rollout.envs.gymnasium_env import GymnasiumVectorEnv, RestorableEnv
 from rlflame.rollout.envs.make import make_env
-from rlflame.rollout.task import (
-    Array,
-    EnvironmentFault,
-    EnvSpec,
-    Float32,
-    RolloutFailure,
-)
+from rlflame.rollout.task import Array, EnvironmentFault, EnvSpec, Float32, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
 

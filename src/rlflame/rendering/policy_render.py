@@ -19,13 +19,7 @@ from rlflame.errors import (
     replace_suffix,
 )
 from rlflame.rendering import episodes, gl_backend
-from rlflame.rendering.job import (
-    RenderError,
-    RenderJob,
-    RenderKind,
-    RenderOptions,
-    RenderResult,
-)
+from rlflame.rendering.job import RenderError, RenderJob, RenderKind, RenderOptions, RenderResult
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess

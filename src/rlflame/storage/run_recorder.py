@@ -22,12 +22,7 @@ from rlflame.rollout.machine import describe_machine
 from rlflame.rollout.task import EpisodeStat, Fragment, PolicyArrays
 from rlflame.storage import checkpoint, run_reader, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.metrics import (
-    EPISODE_HEADER,
-    JsonLines,
-    LineFile,
-    PhaseTimer,
-)
+from rlflame.storage.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimer
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.run_folder import (
     RunFolder,

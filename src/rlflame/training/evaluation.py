@@ -15,13 +15,7 @@ import numpy as np
 
 from rlflame.config.recipe import EvaluationSettings
 from rlflame.fleet.base import Fleet
-from rlflame.rollout.task import (
-    EnvSpec,
-    EpisodeStat,
-    PolicyArrays,
-    PolicySpec,
-    RolloutTask,
-)
+from rlflame.rollout.task import EnvSpec, EpisodeStat, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
 #: A sanity limit, far above `final_episodes` and `eval --episodes`.

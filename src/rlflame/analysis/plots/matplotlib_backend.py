@@ -22,13 +22,7 @@ from rlflame.analysis.plots.chart import (
     collect_panels,
     format_compact,
 )
-from rlflame.errors import (
-    ConfigError,
-    RlflameError,
-    check_extra,
-    format_shell,
-    replace_suffix,
-)
+from rlflame.errors import ConfigError, RlflameError, check_extra, format_shell, replace_suffix
 from rlflame.terminal_text import escape_controls
 
 if TYPE_CHECKING:

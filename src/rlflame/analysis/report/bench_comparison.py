@@ -20,10 +20,7 @@ from rlflame.storage.run_reader import Count
 
 #: Finite, and small enough that a mean does not overflow.
 _Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
-_COLUMNS = (
-    ("measured", "name", ""),
-    *("unit", "times", "median", "least", "most"),
-)
+_COLUMNS = (("measured", "name", ""), *("unit", "times", "median", "least", "most"))
 _CHANGES = (("median before", "before", ""), ("improvement, %", "improvement", "+.1f"))
 
 

@@ -110,7 +110,7 @@ def _build_bench_report(
     current = bench_comparison.read_results(current_path)
     changes, doubts = list[bench_comparison.Change](), current.doubts
     facts: Facts = {
-        "measurements": [{**asdict(m), "median": m.median} for m in current.measurements],
+        "measurements": [{**asdict(m), "median": m.median} for m in current.measurements]
     }
     if baseline_paths:
         baseline = bench_comparison.read_results(baseline_paths[0])

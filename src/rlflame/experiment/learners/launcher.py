@@ -110,9 +110,7 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 
 @contextmanager
 def _join_group(
-    runtime: RuntimeSettings,
-    learner_rank: LearnerRank,
-    rendezvous: TcpRendezvous,
+    runtime: RuntimeSettings, learner_rank: LearnerRank, rendezvous: TcpRendezvous
 ) -> Iterator[ProcessGroup]:
     """Join the group of all learners; its failures name the first learner that is late."""
     from rlflame.experiment.learners.liveness import join_group

@@ -92,10 +92,7 @@ def join_group(
 ) -> Iterator[tuple[TorchProcessGroup, LivenessMonitor]]:
     """Join the group of all learners; yield the group and its liveness monitor."""
     group = TorchProcessGroup(
-        *learner_rank,
-        deadline_s=deadline_s,
-        join_timeout_s=timeout_s,
-        clock=time.monotonic,
+        *learner_rank, deadline_s=deadline_s, join_timeout_s=timeout_s, clock=time.monotonic
     )
     try:
         yield (

@@ -39,11 +39,7 @@ class FlameFleet(ContextManagerMixin):
     name = "flame"
 
     def __init__(
-        self,
-        tasks: int | None,
-        runtime: RuntimeSettings,
-        *,
-        observer: Observer = ignore_event,
+        self, tasks: int | None, runtime: RuntimeSettings, *, observer: Observer = ignore_event
     ) -> None:
         self._observer = observer
         self._closed = False

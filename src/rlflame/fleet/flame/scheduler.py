@@ -99,10 +99,7 @@ class Scheduler:
     """Runs jobs on the cluster until it is closed."""
 
     def __init__(
-        self,
-        runner: AttemptRunner,
-        capacity: int,
-        record_worker: Callable[[dict[str, Any]], None],
+        self, runner: AttemptRunner, capacity: int, record_worker: Callable[[dict[str, Any]], None]
     ) -> None:
         """`record_worker` is called with every worker's description of itself."""
         self.runner = runner

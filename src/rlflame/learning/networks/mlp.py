@@ -59,12 +59,7 @@ class MLP:
     _standardises = False
 
     def __init__(
-        self,
-        parameters: FlatVector,
-        gradients: FlatVector,
-        prefix: str,
-        layers: int,
-        tanh: bool,
+        self, parameters: FlatVector, gradients: FlatVector, prefix: str, layers: int, tanh: bool
     ) -> None:
         self._blocks = [parameters.get_block(f"{prefix}.{layer}") for layer in range(layers)]
         self._gradients = [gradients.get_block(f"{prefix}.{layer}") for layer in range(layers)]

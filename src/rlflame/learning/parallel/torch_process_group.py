@@ -125,10 +125,7 @@ class TorchProcessGroup:
         first = (str(error).strip().splitlines() or [""])[0]
         if self._clock() - start_s < self._deadline_s:
             return LearnerFailure("A learner has ended.", detail=first)
-        failure = LearnerFailure(
-            f"A learner {format_timeout(self._deadline_s)}",
-            detail=first,
-        )
+        failure = LearnerFailure(f"A learner {format_timeout(self._deadline_s)}", detail=first)
         failure.is_hung = True
         return failure
 

@@ -18,11 +18,7 @@ from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySp
 
 from ..base import Batch, Counter, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_gae
-from ..networks.flat_vector import (
-    FlatVector,
-    make_training_metrics,
-    normalise_batch,
-)
+from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_batch
 from ..normalization import RewardScaler, make_normaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip
 from ..parallel.process_group import Shard, Shards

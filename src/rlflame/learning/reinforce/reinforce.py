@@ -20,11 +20,7 @@ from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySp
 
 from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_continued_returns, compute_discounted_returns
-from ..networks.flat_vector import (
-    FlatVector,
-    make_training_metrics,
-    normalise_batch,
-)
+from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_batch
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 from ..normalization import make_normaliser, make_policy

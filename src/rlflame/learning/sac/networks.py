@@ -15,11 +15,7 @@ from rlflame.config.recipe import NetworkSettings
 from rlflame.rollout.policy import make_network_shapes
 from rlflame.rollout.task import Float32, PolicySpec
 
-from ..networks.flat_vector import (
-    FlatVector,
-    build_network,
-    init_network,
-)
+from ..networks.flat_vector import FlatVector, build_network, init_network
 from ..networks.mlp import BatchMoments, make_moment_shapes
 
 CRITICS = ("critic0.", "critic1.")

@@ -16,14 +16,7 @@ from rlflame.rollout.machine import count_usable_cores, describe_host
 
 from .. import object_cache
 from ..client import FlameClient
-from ..cluster_config import (
-    CACHE,
-    EXPORT,
-    START,
-    TLS_FIX,
-    FlameConnectError,
-    find_configuration,
-)
+from ..cluster_config import CACHE, EXPORT, START, TLS_FIX, FlameConnectError, find_configuration
 from ..session_starter import PREFIX
 from ..timed_call import ClusterCallError
 from . import cluster_snapshot, executor_probe, stale_runs
