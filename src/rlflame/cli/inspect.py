@@ -65,8 +65,7 @@ def inspect(
 
 
 def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
-    """Return the newest checkpoint of each seed by its name; for a single file, one without a
-    name."""
+    """Return the newest checkpoint of each seed by its name; a single file has no name."""
     from rlflame.experiment.comparison import read_content
     from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 

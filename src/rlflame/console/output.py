@@ -196,8 +196,7 @@ _MIN_TEXT_COLUMNS = 28
 def format_pairs(
     pairs: Sequence[tuple[str, str]], columns: int | None = None, word_columns: int = 0
 ) -> list[str]:
-    """Return lines with names and their texts side by side, or one below the other in a narrow
-    terminal."""
+    """Return names and texts side by side, or one below the other in a narrow terminal."""
     columns = columns or find_terminal_columns()
     pairs = [(escape_line(word), escape_line(text)) for word, text in pairs]
     width = max(word_columns, *(len(word) for word, _ in pairs))

@@ -82,8 +82,7 @@ class RecipeSummary:
         )
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
-        """Return the recipe as pairs of a name and a text; `seeds` are shown as `--seeds` takes
-        them."""
+        """Return the recipe as pairs of a name and a text; `seeds` is the text of `--seeds`."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
         actions = format_count(env.action_size, f"{env.action_kind} action")
@@ -116,8 +115,7 @@ class RecipeSummary:
         return [*lines, *self._format_replay()]
 
     def _format_replay(self) -> list[tuple[str, str]]:
-        """Return when learning from a replay starts and how much memory it takes; empty without a
-        replay."""
+        """Return when learning starts and how much memory the replay takes; empty without one."""
         settings, replay = self.recipe.learning.replay, self.replay
         if settings is None or replay is None:
             return []

@@ -52,8 +52,7 @@ class FleetProgress:
                 states[event.slot] = event.kind
 
     def count_tasks(self, kind: str = "") -> int:
-        """Count the tasks of the round whose last event is of this kind; without a kind, all
-        tasks."""
+        """Count the tasks of the round whose last event is of this kind, or all tasks."""
         with self._lock:
             return sum(kind in ("", state) for state in self._states[self.purpose].values())
 

@@ -82,8 +82,7 @@ class Film:
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the whole job; `report_progress` receives the numbers of filmed and of all
-        episodes."""
+        """Draw the whole job; `report_progress` receives the numbers of filmed and all episodes."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first

@@ -87,8 +87,7 @@ def count_usable_cores() -> int:
 
 
 def compute_usable_share() -> float:
-    """Return the CPU seconds per second that this process may use, a fraction in some
-    containers."""
+    """Return the CPU seconds per second that this process may use, possibly a fraction."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

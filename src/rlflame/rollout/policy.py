@@ -17,8 +17,7 @@ from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
 def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a multilayer perceptron: weights `[in, out]`, each followed by its
-    biases."""
+    """Return the shapes of a perceptron: weights `[in, out]`, each followed by its biases."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
@@ -115,8 +114,7 @@ class Policy:
                 rows[part].dot(weight, out[part])
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
-        """Sample actions with the given noise (`draw_noise` per row); return them with log-
-        densities."""
+        """Sample actions with noise of `draw_noise`; return actions and log-densities."""
         block = self.distribution.prepare_noise(noise[None])
         actions, log_probs = self.distribution.sample(self.forward(observations), block, 0)
         return actions.copy(), log_probs

@@ -104,8 +104,7 @@ class ActionSampler:
 
 
 class FragmentRecorder:
-    """Arrays `[T, N, ...]` that are filled step by step. A task without records fills only rewards
-    and ends."""
+    """Arrays `[T, N, ...]` that are filled step by step; only rewards and ends if not recorded."""
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task

@@ -86,8 +86,7 @@ class PolicySpec:
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:
-        """The shape of learned log deviations; None if the network outputs them or there are
-        none."""
+        """The shape of learned log deviations; None if the network outputs them."""
         if self.action_kind == "discrete":
             return None
         if self.exploration == "gsde":

@@ -293,8 +293,7 @@ def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def check_json(text: str, fields: Collection[str] | None = None) -> Any:
-    """Parse JSON; raise ValueError for duplicate or unknown keys and for integers beyond 64
-    bits."""
+    """Parse JSON; raise ValueError for duplicate or unknown keys and integers over 64 bits."""
     value = json.loads(text, object_pairs_hook=_make_distinct_dict, parse_int=_parse_integer)
     if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
         raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")

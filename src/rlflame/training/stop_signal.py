@@ -34,8 +34,7 @@ class NullStop:
 
 @contextlib.contextmanager
 def abort_on_stop(stop: StopRequest) -> Iterator[None]:
-    """Raise at once on a stop request, where that loses nothing, such as while an environment is
-    made."""
+    """Raise at once on a stop request, where that loses nothing."""
     try:
         with stop.allow_interrupt():
             yield
@@ -130,8 +129,7 @@ def _find_main_thread() -> int:
 
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Turn every signal that asks to end into KeyboardInterrupt, so that nothing stays on a
-    cluster."""
+    """Turn signals that ask to end into KeyboardInterrupt, so that nothing stays on a cluster."""
     signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -119,13 +119,11 @@ class StopRequest(Protocol):
     def is_requested(self) -> bool: ...
 
     def allow_interrupt(self) -> AbstractContextManager[None]:
-        """Raise StopInterrupt on a request inside the block; outside, `is_requested` shows the
-        request."""
+        """Raise StopInterrupt on a request inside the block."""
 
 
 class StopInterrupt(KeyboardInterrupt):
-    """Raised in a wait that a stop request ends; like KeyboardInterrupt, never an environment's
-    error."""
+    """Raised in a wait that a stop request ends; never an environment's error."""
 
 
 class _PendingRollouts:
@@ -306,8 +304,7 @@ class Trainer(Generic[BatchT]):
         return metrics
 
     def _get_evaluation_policy(self) -> PolicyArrays:
-        """Return the policy that is evaluated and saved, which may differ from the acting
-        policy."""
+        """Return the policy that is evaluated and saved, which may not be the acting one."""
         return self._average.get_policy(self._algorithm.get_policy())
 
     def _evaluate_if_due(self) -> None:

@@ -38,8 +38,7 @@ _POLL_S = 1.0
 
 
 def main() -> None:
-    """Run `python -m rlflame.experiment.sweep.seed_main ANSWERS`; ANSWERS is an open
-    descriptor."""
+    """Run `python -m rlflame.experiment.sweep.seed_main DESCRIPTOR`."""
     channel = ParentChannel.open()
     order = channel.receive_order()
     with SignalStop() as stop:

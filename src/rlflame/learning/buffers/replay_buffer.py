@@ -66,8 +66,7 @@ class ReplayShape:
 
     @property
     def stored_rows(self) -> int:
-        """The number of rows in memory. A segment stays in memory while one of its rows is sampled
-        from."""
+        """The rows in memory. A segment stays while one of its rows is sampled from."""
         return self.rows + self.segment_rows - 1
 
     @property
@@ -77,8 +76,7 @@ class ReplayShape:
 
     @property
     def _transition_bytes(self) -> float:
-        """The bytes of a transition: its numbers, its flags and its share of the hidden
-        observations."""
+        """The bytes of a transition: numbers, flags and its share of hidden observations."""
         size = 4.0 * (self.observation_size + self.action_size + 1) + 1.0
         if self.episode_steps is None:
             return size

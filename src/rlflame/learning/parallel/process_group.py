@@ -34,7 +34,7 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def gather(self, values: Float32) -> Float32:
-        """Return the arrays of all learners, which have one shape, by rank; valid until the next
+        """Return the arrays of all learners by rank; they have one shape, valid until the next
         call."""
 
     def use_device(self, device: str) -> None:
@@ -107,8 +107,7 @@ class Shards:
             )
 
     def split(self, rows: int) -> list[Shard]:
-        """Divide rows into nearly equal shards, longer ones first; into one if there are too few
-        rows."""
+        """Divide rows into nearly equal shards, or into one if there are too few rows."""
         if rows < self.count:
             return [Shard(0, slice(0, rows))]
         size, longer = divmod(rows, self.count)

@@ -57,8 +57,7 @@ class SacGradientProvider(Protocol):
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient of both critics; `moments.latest` then holds the moments of this
-        batch."""
+        """Return both critics' gradient; `moments.latest` holds the moments of this batch."""
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int

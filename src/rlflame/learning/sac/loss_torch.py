@@ -108,8 +108,7 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """Return the critics' values of the taken actions and of the next actions, without
-        gradient."""
+        """Return the values of the taken and of the next actions, the latter without gradient."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()
@@ -144,8 +143,7 @@ class TorchSac:
         return torch.tanh(raw), (density - slope).sum(dim=1)
 
     def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """Return the log deviations: the second half of the outputs, or the noise of the latent
-        (gsde)."""
+        """Return the log deviations: outputs of the network, or noise of the latent (gsde)."""
         parameter = self._actor.tensors.get("actor.log_std")
         if parameter is None:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
@@ -159,8 +157,7 @@ class TorchSac:
         *,
         uses_batch: bool = False,
     ) -> Tensor:
-        """Return `[critics, rows, outputs]`; `uses_batch` standardises with the moments of these
-        rows."""
+        """Return `[critics, rows, outputs]`; `uses_batch` uses the moments of these rows."""
         inputs = torch.cat((critics.make_tensor(observations), actions), dim=1)
         return torch.stack(
             [self._forward(critics, name[:-1], inputs, uses_batch) for name in CRITICS]

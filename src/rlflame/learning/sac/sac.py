@@ -135,8 +135,7 @@ class Sac:
     def _compute_critic_gradient(
         self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the critics' gradient and its sums, with the sum of the new actions' log-
-        densities."""
+        """Return the critics' gradient and sums, with the log-density of new actions."""
 
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             provider, shard_batch = self._providers[shard.number], batch.select_rows(shard.rows)

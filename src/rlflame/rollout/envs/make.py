@@ -31,8 +31,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class _LazyModule(ModuleType):
-    """A module that is loaded at its first use. importlib's LazyLoader loads at the second import
-    statement."""
+    """A module that is loaded at its first use, unlike importlib's at the second import."""
 
     _loader: Any
 

@@ -208,8 +208,7 @@ class MujocoVectorEnv:
 
 
 def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether everything, including the text of the source files, equals what was
-    compared."""
+    """Return whether everything, including the text of source files, equals what was compared."""
     base_env: Any = env.unwrapped
     kind = type(base_env)
     modules = (*_COMMON_MODULES, kind.__module__)

@@ -40,12 +40,10 @@ class MujocoTask:
         return qpos, qvel + generator.uniform(-scale, scale, qvel.size)
 
     def reset_row(self, row: int) -> None:
-        """Start an episode of this row, whose state is in the tables. Most tasks have no state of
-        their own."""
+        """Start an episode of this row, whose state is in the tables."""
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
-        """Compute the rewards of the last step and the rows it terminated; None if there are
-        none."""
+        """Compute the rewards of the last step and the terminated rows; None without any."""
         raise NotImplementedError
 
     def observe(self, out: Array) -> None:

@@ -29,8 +29,7 @@ _WRITE_BUFFERS = 64
 
 
 class MessageKind(IntEnum):
-    """The kinds of messages. The first message to a child is its order, followed by tasks for a
-    worker."""
+    """The kinds of messages. The first message to a child is its order."""
 
     POLICY = 1  # {"id", "arrays"}: weights that tasks refer to
     FORGET = 2  # {"id"} of weights

@@ -71,8 +71,7 @@ class WorkerServer:
 
 
 def main() -> None:
-    """Run `python -m rlflame.rollout.process.worker_main ANSWERS PARENT`: a descriptor and a
-    process id."""
+    """Run `python -m rlflame.rollout.process.worker_main DESCRIPTOR PARENT`."""
     from ..envs import user_code
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

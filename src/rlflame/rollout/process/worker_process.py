@@ -112,8 +112,7 @@ class WorkerProcess:
         ]
 
     def terminate(self, grace_s: float = 0.0) -> int:
-        """End the process and everything that it started; return its exit code. May be called
-        twice."""
+        """End the process and its children; return the exit code. May be called twice."""
         if self._exit_code is not None:
             return self._exit_code
         self.channel.close_sending()
