@@ -254,10 +254,8 @@ class _ResampledStatistic:
 
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
-    """Return the statistic of all resamples, or of `RESAMPLES` drawn ones if there are more.
-
-    Each stratum is drawn from its own stream.
-    """
+    """Return the statistic of all resamples, or of `RESAMPLES` drawn ones if there are more. Each
+    stratum has its own random stream."""
     combinations = [len(part) ** len(part) for part in strata]
     if math.prod(combinations) <= RESAMPLES:
         places = np.unravel_index(np.arange(math.prod(combinations)), combinations)

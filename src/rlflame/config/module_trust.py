@@ -136,10 +136,8 @@ def _write_trusted(modules: Iterable[str]) -> None:
 
 
 def _get_trust_path() -> Path | None:
-    """Return the path of the list, or None for a user without a home folder.
-
-    A relative path is ignored, because the current folder must not decide what is trusted.
-    """
+    """Return the path of the list, or None without a home folder. The current folder must not
+    decide what is trusted, so a relative path is ignored."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.expanduser("~/.config")

@@ -173,17 +173,6 @@ def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
     return layer
 
 
-def _parse_learners(text: str | None) -> int | str | None:
-    if text is None or text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"--learners {text!r} is not a number.", "--learners 2, or auto"
-        ) from None
-
-
 def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     displays = {"json": flags.json_lines, "quiet": flags.quiet, "plain": flags.plain}
     names = [name for name, is_set in displays.items() if is_set]
@@ -193,15 +182,14 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     if flags.local and flags.fleet not in (None, "local"):
         raise ConfigError(f"--local and --fleet {flags.fleet} cannot be combined.", "remove one")
     rank = read_rank()
+    learners = flags.learners or (str(rank.size) if rank else None)
     settings = {setting: getattr(flags, name, None) for name, setting in _FLAG_SETTINGS.items()}
     settings |= {
-        "runtime.learners": _parse_learners(flags.learners),
+        "runtime.learners": int(learners) if learners and learners.isdigit() else learners,
         "runtime.fleet": flags.fleet or ("local" if flags.local else None),
         "runtime.env_file": str(flags.env_file.resolve()) if flags.env_file else None,
         "runtime.progress": names[0] if names else None,
     }
-    if rank is not None and flags.learners is None:
-        settings["runtime.learners"] = rank.size
     if isinstance(flags, TrainFlags):
         settings |= {
             "learning.algorithm": flags.algo or None,
@@ -236,10 +224,8 @@ def _format_out(path: Path | None) -> str | None:
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the path absolute; it is relative to the folder of the file that names it.
-
-    Links are resolved, because a script imports modules from the folder of the real file.
-    """
+    """Make the path absolute, relative to the file that names it. Links are resolved, because a
+    script imports modules from the folder of the real file."""
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
         set_nested(layer, "runtime.env_file", str((folder / path).resolve()))

@@ -21,7 +21,7 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
 from rlflame.experiment.learners import launcher
-from rlflame.experiment.learners.learner_group import LearnerGroup, choose_size, open_learner_group
+from rlflame.experiment.learners.learner_group import LearnerGroup, open_learner_group
 from rlflame.experiment.preflight import run_preflight
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
@@ -237,14 +237,11 @@ class Run:
                 return
             algorithm = make_algorithm(learning, source.policy_spec, self.start)
             is_parallel = fleet.capacity > 1 or factory.is_remote(fleet.name)
-            size = choose_size(
-                source.recipe,
-                runtime,
-                source.progress,
-                has_idle_cores=is_parallel and not host.is_shared,
-            )
+            is_idle = is_parallel and not host.is_shared
+            plan = components.make_plan(source.recipe, source.env, self.folder.path.name)
+            show_note = host.view.show_note
             with open_learner_group(
-                algorithm, learning, source.policy_spec, runtime, size, host.view.show_note
+                algorithm, plan, source.progress, runtime, show_note, has_idle_cores=is_idle
             ) as learners:
                 yield learners or algorithm, learners
 

@@ -43,8 +43,7 @@ class RenderInfo:
     #: Whether MuJoCo draws it, and whether it is a class of Gymnasium, which draws at any size.
     uses_mujoco: bool
     is_resizable: bool
-    #: Whether its model has a camera that follows the body; Gymnasium's default camera does not
-    #: move.
+    #: Whether its model has a camera that follows the body.
     has_tracking_camera: bool
 
 

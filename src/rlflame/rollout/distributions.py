@@ -20,8 +20,7 @@ LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
 VARIANCE_FLOOR = 1e-6
 
 
-#: Noise of several steps, with all values that do not depend on the outputs: arrays `[steps, width,
-#: ...]`.
+#: Prepared noise of several steps: arrays `[steps, width, ...]`.
 NoiseBlock = tuple[Float32, ...]
 
 

@@ -75,8 +75,7 @@ class Policy:
         if spec.normalise:
             self._mean = repeat_row(arrays["normaliser.mean"], height)
             self._scale = repeat_row(arrays["normaliser.scale"], height)
-            # Arrays of bounds: numpy would convert a number at each use, which takes three times as
-            # long as the comparison.
+            # Arrays, because numpy would convert a number of bounds at each use, which is slow.
             self._high = np.full_like(self._input, spec.observation_clip)
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input

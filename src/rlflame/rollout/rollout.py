@@ -85,10 +85,8 @@ class ActionSampler:
             task_rows[:, row] = draw_noise(task.policy, task.acting, generator, self._steps)
 
     def _draw_episode_parts(self) -> None:
-        """Draw numbers that last for a part of an episode, from a stream that is keyed by the part.
-
-        A task that begins inside a part therefore uses the same numbers as the previous task.
-        """
+        """Draw numbers for a part of an episode, from a stream keyed by the part, so that a task
+        that begins inside a part uses the numbers of the previous task."""
         task, interval = self._task, self._task.policy.exploration_interval
         for i in range(task.rows):
             position = self._vector_env.get_position(i)

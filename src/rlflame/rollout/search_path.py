@@ -34,11 +34,8 @@ def _list_entries_without_current_folder() -> list[str]:
 
 
 def _find_installed_folders() -> list[str]:
-    """Return the folders of the standard library and of installed packages.
-
-    They stay even if the user is in one of them. The name alone is not enough: any folder may be
-    called `site-packages`.
-    """
+    """Return the folders of the standard library and of installed packages, which stay even if the
+    user is in one. Their names prove nothing: any folder may be called `site-packages`."""
     library = os.path.dirname(os.__file__)
     site = sys.modules.get(
         "site"

@@ -45,10 +45,8 @@ def make_reset_stream(seed: int) -> np.random.Generator:
 
 
 def _make_sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
-    """Return `SeedSequence(seed, spawn_key=(role, *key))`.
-
-    If each number is one word, the words are joined here as in numpy, in half the time.
-    """
+    """Return `SeedSequence(seed, spawn_key=(role, *key))`. Numbers of one word are joined here as
+    numpy joins them, in half the time."""
     if seed <= _MAX_WORD and max(key, default=0) <= _MAX_WORD:
         return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))
     return np.random.SeedSequence(seed, spawn_key=(int(role), *key))

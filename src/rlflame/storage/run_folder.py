@@ -311,10 +311,8 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 
 
 def _acquire_lock(path: Path, hint: str) -> int:
-    """Lock a folder exclusively until this process ends, and return the lock's descriptor.
-
-    `hint` belongs to the error for a folder that cannot be written.
-    """
+    """Lock a folder until this process ends; return the lock's descriptor. `hint` belongs to the
+    error for a folder that cannot be written."""
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

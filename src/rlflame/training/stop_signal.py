@@ -136,8 +136,7 @@ def exit_on_signal() -> Iterator[None]:
         # A closing terminal sends SIGHUP twice; the clean-up of the first must finish.
         if signals:
             return
-        # KeyboardInterrupt, not an RlflameError: code that handles errors might continue after
-        # those.
+        # Not an RlflameError: code that handles errors might continue after those.
         signals.append(number)
         raise KeyboardInterrupt
 

@@ -222,7 +222,7 @@ def test_a_trial_keeps_the_faster_side_and_the_bits(sharded, make_group, monkeyp
     clock = iter(range(1000))
     monkeypatch.setattr(learner_group.time, "perf_counter", lambda: float(next(clock)))
     made = make_group(sharded.learning, 2)
-    made.group._trial = learner_group._Trial(2)
+    made.group._trial_s = []
     for batch in (*sharded.data, *sharded.data):
         made.group.update(batch, 0.1)
     # Both sides take one tick, and one process is enough then.

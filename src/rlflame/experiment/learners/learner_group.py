@@ -33,16 +33,16 @@ from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
 from rlflame.terminal_text import format_count
-from rlflame.training.trainer import Progress
+from rlflame.training.trainer import Plan, Progress
 
-#: With fewer samples to learn from, a second process takes longer to load than it saves.
+#: With fewer samples, a second process takes longer to load than it saves.
 _MIN_SAMPLES = 300_000
-#: Batches of a trial by each side, in turns.
+#: The number of batches that each side of a trial learns, in turns.
 _TRIAL_BATCHES = 3
 
 
 class LearnerGroup:
-    """An algorithm on rank 0 whose batches the other learners share while they are there."""
+    """An algorithm on rank 0 whose batches other learners share after they have joined."""
 
     def __init__(
         self,
@@ -60,13 +60,14 @@ class LearnerGroup:
         self._learning, self._policy, self._runtime = learning, policy, runtime
         self._note, self._wrap = note, wrap
         self._fingerprint = compute_fingerprint(learning)
-        #: Batches that several learners have computed.
+        #: The number of batches that several learners have computed.
         self.batch_count = 0
         self._processes: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
-        self._trial = _Trial(size) if is_trial else None
+        #: The times of the trial so far: by all learners, by this one, and so on; None without one.
+        self._trial_s: list[float] | None = [] if is_trial else None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
         self._start(size)
@@ -88,12 +89,18 @@ class LearnerGroup:
     def update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
         if not self.is_joined:
             self._join()
-        if self._trial is not None and self.is_joined:
-            return self._update_in_trial(self._trial, batch, progress)
-        return self._update(batch, progress)
+        if self._trial_s is None or not self.is_joined:
+            return self._update(batch, progress)
+        is_alone, start_s = len(self._trial_s) % 2 == 1, time.perf_counter()
+        metrics = (self._update_alone if is_alone else self._update)(batch, progress)
+        if self.is_joined:
+            self._trial_s.append(time.perf_counter() - start_s)
+            if len(self._trial_s) == 2 * _TRIAL_BATCHES:
+                self._end_trial(self._trial_s)
+        return metrics
 
     def wait_for_others(self, timeout_s: float) -> bool:
-        """Whether the other learners have joined within the time."""
+        """Wait for the other learners; return whether they have joined."""
         end_s = time.monotonic() + timeout_s
         while self._processes and not self.is_joined and time.monotonic() < end_s:
             self._join()
@@ -112,7 +119,7 @@ class LearnerGroup:
             self._group = None
 
     def _start(self, size: int) -> None:
-        """Start the other learners, which load meanwhile."""
+        """Start the other learners, which load in the background."""
         if size < 2:
             return
         descriptors = GroupDescriptors.create(size)
@@ -172,7 +179,7 @@ class LearnerGroup:
             self._handle_loss(error)
 
     def _update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        """One batch by all learners, or by this one if another one is lost meanwhile."""
+        """Learn a batch with all learners, or alone if another one is lost."""
         if self._replicator is None:
             return self._algorithm.update(batch, progress)
         previous = self._algorithm.get_state()
@@ -183,32 +190,25 @@ class LearnerGroup:
         except LostLearner as error:
             self._handle_loss(error)
         except BaseException:
-            self.close()  # the others wait for a message that does not come
+            self.close()  # the other learners would wait for this one
             raise
         self._algorithm.load_state(previous)
         return self._algorithm.update(batch, progress)
 
-    def _update_in_trial(
-        self, trial: _Trial, batch: Batch | ReplayBatch, progress: float
-    ) -> Metrics:
-        """One batch by all learners or by this one alone, in turns; then the faster side stays."""
-        start_s = time.perf_counter()
-        if trial.is_alone_next:
-            metrics = self._update_alone(batch, progress)
-        else:
-            metrics = self._update(batch, progress)
-        if self.is_joined:
-            trial.add(time.perf_counter() - start_s)
-        if trial.is_complete:
-            self._note(trial.format_result())
-            if trial.is_alone_faster:
-                self.close()
-        if trial.is_complete or not self.is_joined:
-            self._trial = None
-        return metrics
+    def _end_trial(self, times_s: list[float]) -> None:
+        """Keep the faster side: all learners, or this one alone."""
+        self._trial_s, size = None, 1 + len(self._processes)
+        shared_ms, alone_ms = (1000.0 * min(times_s[start::2]) for start in (0, 1))
+        count = format_count(size if shared_ms < alone_ms else 1, "learner")
+        self._note(
+            f"Learning with {count}: an update of the policy takes {shared_ms:.1f} ms with {size} "
+            f"and {alone_ms:.1f} ms with 1."
+        )
+        if alone_ms <= shared_ms:
+            self.close()
 
     def _update_alone(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        """One batch without the other learners, which receive the result."""
+        """Learn a batch alone, and send the result to the other learners."""
         group = self._algorithm.shards.group
         self._algorithm.shards.use_group(SingleProcessGroup())
         metrics = self._algorithm.update(batch, progress)
@@ -224,14 +224,12 @@ class LearnerGroup:
                 self._handle_loss(error)
 
     def _handle_loss(self, error: LostLearner) -> None:
-        """End the others, and start those anew that were not lost."""
-        if error.is_hung:
-            reason = f"did not answer for {self._runtime.learner_deadline_s:g} s"
-            self._replace(f"A learner process {reason}.")
-            return
+        """End the others, and start those again that were not lost."""
         codes = {item: item.terminate() for item in self._processes if item.has_exited}
         dead = [item for item, code in codes.items() if code != LOST_EXIT_CODE]
         texts = [f"Learner process {item.pid} {describe_exit(codes[item])}" for item in dead]
+        if error.is_hung:
+            texts = [f"A learner did not answer for {self._runtime.learner_deadline_s:g} s"]
         self._replace(f"{'; '.join(texts) or 'A learner process ended'}.", max(1, len(dead)))
 
     def _replace(self, message: str, lost_count: int = 1) -> None:
@@ -239,67 +237,38 @@ class LearnerGroup:
         outputs = [process.read_output().strip() for process in self._processes]
         detail = next((f" ({text.splitlines()[-1]})" for text in outputs if text), "")
         self.close()
-        self._trial = None
-        self._note(f"{message}{detail} Learning continues with {size}, to the same bits.")
+        self._trial_s = None
+        count = format_count(size, "learner")
+        self._note(f"{message}{detail} Learning continues with {count}, to the same bits.")
         self._start(size)
-
-
-class _Trial:
-    """The time of batches by several learners and by one, in turns."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._times_s: list[float] = []
-
-    @property
-    def is_alone_next(self) -> bool:
-        return len(self._times_s) % 2 == 1
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self._times_s) >= 2 * _TRIAL_BATCHES
-
-    @property
-    def is_alone_faster(self) -> bool:
-        return min(self._times_s[1::2]) <= min(self._times_s[::2])
-
-    def add(self, time_s: float) -> None:
-        self._times_s.append(time_s)
-
-    def format_result(self) -> str:
-        shared_ms, alone_ms = (1000.0 * min(self._times_s[start::2]) for start in (0, 1))
-        count = format_count(1 if self.is_alone_faster else self._size, "learner")
-        return (
-            f"Learning with {count}: an update of the policy takes {shared_ms:.1f} ms with "
-            f"{self._size} and {alone_ms:.1f} ms with 1."
-        )
 
 
 def choose_size(
     recipe: Recipe, runtime: RuntimeSettings, progress: Progress, *, has_idle_cores: bool
 ) -> int:
-    """The number of learners that a run starts at this point.
+    """Return the number of learners that a run starts at this point.
 
-    `has_idle_cores` says that workers which wait during an update leave their cores to learners.
+    `has_idle_cores` is True if workers that wait during an update leave their cores idle.
     """
-    units = count_units(recipe.learning)
+    learning = recipe.learning
+    units = count_units(learning)
     if runtime.learners != "auto":
         return count_useful_learners(units, runtime.learners)
     cores = int(machine.compute_usable_share())
     is_worthwhile = (
-        recipe.learning.provider == "numpy"
-        and recipe.learning.threads == 1
-        and recipe.learning.traits.independent_networks > 1
+        learning.provider == "numpy"
+        and learning.threads == 1
+        and learning.traits.independent_networks > 1
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
-        # Workers that collect during an update leave no core idle.
-        and not recipe.learning.rollout.staleness
+        # With staleness, workers also collect during an update.
+        and not learning.rollout.staleness
         and has_idle_cores
     )
     return count_useful_learners(units, cores) if is_worthwhile and cores > 1 else 1
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
-    """The samples that remain to be learned from, counted once per epoch."""
+    """Return the number of samples that remain, counted once per epoch."""
     learning = recipe.learning
     remaining = []
     if recipe.stop_at_steps is not None:
@@ -313,15 +282,16 @@ def _count_samples(recipe: Recipe, progress: Progress) -> int:
 @contextmanager
 def open_learner_group(
     algorithm: ShardedAlgorithm,
-    learning: LearningSettings,
-    policy: PolicySpec,
+    plan: Plan,
+    progress: Progress,
     runtime: RuntimeSettings,
-    size: int,
     note: Callable[[str], None],
+    *,
+    has_idle_cores: bool,
 ) -> Iterator[LearnerGroup | None]:
-    """A group of this size, or None where one process learns."""
-    group = None
-    maximum = runtime.learners
+    """Yield the group of learners that a run needs, or None if one process learns."""
+    learning, maximum, group = plan.recipe.learning, runtime.learners, None
+    size = choose_size(plan.recipe, runtime, progress, has_idle_cores=has_idle_cores)
     if maximum != "auto" and maximum > size:
         note(
             f"{format_count(size, 'learner')} can share this recipe, not {maximum}: it has "
@@ -330,12 +300,10 @@ def open_learner_group(
         )
     if size > 1 and not blas.can_set_threads():
         note("One process learns: numpy's threads cannot be set on this machine.")
-        size = 1
-    if size > 1:
+    elif size > 1:
         try:
-            group = LearnerGroup(
-                algorithm, learning, policy, runtime, size, note, is_trial=maximum == "auto"
-            )
+            spec, is_trial = plan.policy, maximum == "auto"
+            group = LearnerGroup(algorithm, learning, spec, runtime, size, note, is_trial=is_trial)
         except OSError as error:
             note(f"One process learns: no other learner could be started ({error}).")
     try:

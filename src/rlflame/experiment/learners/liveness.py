@@ -43,10 +43,6 @@ class TcpRendezvous(NamedTuple):
         """Open a new connection, since a connection that waits serves no other request."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
-    def wait_for(self, key: str, store: Store) -> None:
-        """Return once the key is set; raise RuntimeError if the store is lost."""
-        store.wait([key], _ENDLESS)
-
 
 def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> TcpRendezvous:
     return TcpRendezvous(
@@ -56,13 +52,7 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
     )
 
 
-def await_learners(
-    rendezvous: TcpRendezvous,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    has_failed: Callable[[], bool] = lambda: False,
-) -> None:
+def await_learners(rendezvous: TcpRendezvous, rank: int, size: int, timeout_s: float) -> None:
     """Wait until all learners have arrived. Later waits happen inside torch, which handles no
     signals and would also wait for a learner that a signal has ended."""
     try:
@@ -71,8 +61,6 @@ def await_learners(
         ranks = ["all"] if rank else [str(number) for number in range(1, size)]
         deadline = time.monotonic() + timeout_s
         while not store.check(ranks):
-            if has_failed():
-                raise LearnerFailure("A learner ended before it could join.")
             if time.monotonic() > deadline:
                 missing = ", ".join(name for name in ranks if not store.check([name]))
                 absent_learner = "the first learner" if rank else f"learner {missing}"
@@ -146,7 +134,7 @@ class LivenessMonitor:
 
         def listen() -> None:
             try:
-                self._rendezvous.wait_for("asked", self._query_store)
+                self._query_store.wait(["asked"], _ENDLESS)
             except (OSError, RuntimeError):
                 return  # the first learner is gone
             self._answer(self._exchanges())

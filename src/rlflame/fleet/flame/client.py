@@ -119,8 +119,7 @@ class FlameClient:
             connection = self._connection = call_with_timeout(
                 lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
             )
-            # flamepy sets no deadlines. For these calls, a thread with a timeout would cost
-            # more than the call.
+            # flamepy sets no deadlines; a thread with a timeout would cost more than these calls.
             for name in ("CreateTask", "GetTask"):
                 call = getattr(connection._frontend, name)
                 setattr(connection._frontend, name, partial(call, timeout=CALL_S))

@@ -247,8 +247,7 @@ class Scheduler:
             if error is not None:
                 self.board.fail_all(error)
                 return
-        # One executor may fail all its tasks at once. The pause lets other executors take tasks,
-        # and that one recover.
+        # If one executor fails all its tasks, the pause lets others take tasks.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         first_reason = reason if failures == 1 else ""
         self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])

@@ -26,8 +26,7 @@ from .flat_vector import FlatVector
 CHUNK_ROWS = 1024
 _FLOAT_ONE = np.array(1.0, np.float32)
 _MAX_WORKSPACES = 8
-#: Added to the variance before the division. It limits the amplification of a nearly constant
-#: input to about 30.
+#: Added to the variance, which limits the amplification of a nearly constant input to about 30.
 BATCH_EPSILON = 1e-3
 #: The step size of the running moments towards those of the latest batch.
 MOMENT_RATE = 0.01

@@ -1,12 +1,9 @@
 """Groups of learners: the shards of a minibatch, and how all learners keep the same state.
 
-Every learner holds the same weights and the same batch and does the same arithmetic. Only the
-gradients of shards are computed by one learner each, and gathered. A sum of float32 numbers depends
-on its order, so the recipe defines the shards, one learner computes a whole shard, and shards are
-added in order. Any number of learners therefore ends in the same bits.
-
-Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm` broadcasts every call, and
-`run_replica` repeats the calls on the other ranks.
+A sum of float32 numbers depends on its order. The recipe therefore defines the shards, one learner
+computes a whole shard, and shards are added in order, so any number of learners ends in the same
+bits. Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm` broadcasts every call,
+and `run_replica` repeats the calls on the other ranks.
 """
 
 from __future__ import annotations
@@ -34,8 +31,7 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def gather(self, values: Float32) -> Float32:
-        """Return the arrays of all learners by rank; they have one shape, valid until the next
-        call."""
+        """Return the arrays of all learners by rank, of one shape; valid until the next call."""
 
     def use_device(self, device: str) -> None:
         """Gather on `device`, where gradients are computed, from now on if that is possible."""

@@ -25,8 +25,7 @@ from ..parallel.process_group import Shard, Shards
 from ..parallel.units import Units
 from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
 
-#: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as in other
-#: libraries.
+#: Epochs end when a minibatch's KL estimate exceeds the target by this common factor.
 KL_STOP_FACTOR = 1.5
 
 

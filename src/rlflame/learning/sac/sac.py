@@ -47,8 +47,7 @@ class Sac:
         self._settings = settings
         self._networks = networks
         self.shards = shards or Shards()
-        # One provider per shard: the actor's gradient reuses what the provider keeps of its
-        # minibatch.
+        # One provider per shard: the actor's gradient reuses parts of the critics' pass.
         self._providers = providers
         self._thread_pair = thread_pair
         self._seed = seed
@@ -66,8 +65,7 @@ class Sac:
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = make_normaliser(networks.spec)
-        # One guard each, because refusals in a row are counted: good critics must not hide a bad
-        # actor.
+        # One guard each: refusals in a row of the actor must not be reset by the critics.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = Counter()
         moments = networks.moments

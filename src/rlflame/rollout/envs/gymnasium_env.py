@@ -81,7 +81,7 @@ class RestorableEnv:
                 self._env = self._open()
             base_env: Any = self._env.unwrapped
             if type(base_env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
-                # With several episodes in one world, Box2D's bodies touch the ground in another
+                # After other episodes in one world, Box2D's bodies touch the ground in another
                 # order.
                 base_env._destroy()
                 base_env.world = type(base_env.world)()
@@ -269,10 +269,8 @@ class GymnasiumVectorEnv:
 
 
 def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:
-    """Return an environment's step function and its step limit.
-
-    Bypasses wrappers that only count and check, which cost a microsecond per step.
-    """
+    """Return an environment's step function and step limit. Wrappers that only count and check are
+    bypassed, which saves a microsecond per step."""
     limit = math.inf
     for layer in iterate_wrappers(env):
         if type(layer) not in (TimeLimit, OrderEnforcing):

@@ -124,10 +124,8 @@ def find_episode_limit(id: str) -> int | None:
 
 
 def _is_gymnasium_env(id: str) -> bool:
-    """Return whether the name still refers to Gymnasium's own environment.
-
-    A user's file, or a package that Gymnasium imports, may have registered another under it.
-    """
+    """Return whether the name still refers to Gymnasium's own environment: a user's file, or a
+    package that Gymnasium imports, may have registered another under it."""
     if importlib.metadata.entry_points(group="gymnasium.envs"):
         return False
     gymnasium: Any = sys.modules.get("gymnasium")

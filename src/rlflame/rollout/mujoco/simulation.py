@@ -48,8 +48,7 @@ class Simulation:
             self._data = [mujoco.MjData(model) for _ in range(count)]
             self.controls = np.zeros((count, model.nu), np.float64)
         else:
-            # Initial states are computed separately: a batch's `forward` refuses positions that
-            # MuJoCo accepts.
+            # Separate initial states: a batch's `forward` refuses positions that MuJoCo accepts.
             self._data = [mujoco.MjData(model)] * count
             self.controls = self._batch.bind("ctrl")
         #: For each row, the columns of tables and the fields that they copy.

@@ -21,8 +21,7 @@ HEADER = struct.Struct("<BQ")
 PIPE_BYTES = 1 << 20
 #: The longest timeout of `poll`, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
-#: The most reads of one `receive_all`, so that a child that never stops writing does not block
-#: others.
+#: The most reads of one `receive_all`, so that no child can block the others.
 _MOST_READS = 16
 #: The buffers of one `writev`; Linux allows 1,024.
 _WRITE_BUFFERS = 64

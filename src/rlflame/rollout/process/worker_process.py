@@ -137,11 +137,8 @@ class WorkerProcess:
 
 
 def _copy_output(pipe: int) -> None:
-    """Copy the output of a process line by line to this process's sys.stderr.
-
-    If the process inherited the descriptor, its output would bypass sys.stderr, which escapes
-    control characters.
-    """
+    """Copy the output of a process to this process's sys.stderr, which escapes control characters;
+    an inherited descriptor would bypass it."""
     with open(pipe, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
         for line in lines:
             with contextlib.suppress(OSError, ValueError, AttributeError):
