@@ -247,7 +247,7 @@ def test_of_what_was_not_measured_twice_nothing_is_said():
     cases = [case(), case("100 ms", episode_ms=100.0)]
     for seconds, same_bits in (([1.0], None), ([1.0, 1.1], True)):
         found = scaling(cases, [cell(seconds)], complete=False)
-        assert ("weights are the same" in found.to_markdown()) == bool(same_bits)
+        assert ("weights are bit-identical" in found.to_markdown()) == bool(same_bits)
         assert [each["same_bits"] for each in facts(found)["cases"]] == [same_bits, None]
 
 

@@ -146,8 +146,8 @@ def exit_on_signal() -> Iterator[None]:
     except KeyboardInterrupt:
         if not signals:
             raise
-        message = "Terminated; what was opened was closed."
-        raise Interruption(message, "type the same again", signals[0]) from None
+        message = "Terminated; all files and sessions were closed."
+        raise Interruption(message, "run the same command again", signals[0]) from None
     finally:
         handlers.remove()
 
@@ -194,7 +194,7 @@ class SignalStop:
         number = self.signal_number
         if isinstance(error, KeyboardInterrupt) and number not in (None, signal.SIGINT):
             raise Interruption(
-                "Terminated before the run had begun.", "type the same again", number
+                "Terminated before the run had begun.", "run the same command again", number
             ) from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -118,14 +118,14 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     by_default = refused()
     assert isinstance(by_default, FleetUnreachableError)
     assert f"The object cache does not answer at grpc://{NOBODY}" in by_default.message
-    assert "flamepy's default, as FLAME_CACHE_ENDPOINT is not set." in by_default.message
+    assert "flamepy's default, because FLAME_CACHE_ENDPOINT is not set." in by_default.message
     assert "export FLAME_CACHE_ENDPOINT=grpc://HOST:9090" in by_default.hint
 
     path = write_file(home, laid_out("http://elsewhere:1", f"grpc://{NOBODY}"))
-    assert f"configured in {path}." in refused().message
+    assert f"comes from {path}." in refused().message
 
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
-    assert "configured in FLAME_CACHE_ENDPOINT." in refused().message
+    assert "comes from FLAME_CACHE_ENDPOINT." in refused().message
 
 
 def test_the_session_manager_of_the_file_is_said_to_be_the_file_s(
@@ -155,7 +155,7 @@ def test_a_web_server_is_no_session_manager(
     assert isinstance(error, FleetUnreachableError)
     assert error.exit_code == 3
     assert f"{address} does not answer as a session manager" in error.message
-    assert "configured in FLAME_ENDPOINT" in error.message
+    assert "comes from FLAME_ENDPOINT" in error.message
     assert "8080, not 8081" in error.hint
 
 

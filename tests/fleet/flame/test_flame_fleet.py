@@ -269,7 +269,7 @@ def test_nobody_at_home_is_said_at_once() -> None:
         FleetUnreachableError, match=r"does not answer at http://127.0.0.1:9"
     ) as caught:
         flames.fleet(print)
-    assert "configured in FLAME_ENDPOINT" in caught.value.message
+    assert "comes from FLAME_ENDPOINT" in caught.value.message
     assert "cluster-check" in caught.value.hint
     assert caught.value.exit_code == 3
 

@@ -96,7 +96,7 @@ class LearnerGroup:
         if self.is_joined:
             self._trial_s.append(time.perf_counter() - start_s)
             if len(self._trial_s) == 2 * _TRIAL_BATCHES:
-                self._end_trial(self._trial_s)
+                self._finish_trial(self._trial_s)
         return metrics
 
     def wait_for_others(self, timeout_s: float) -> bool:
@@ -195,7 +195,7 @@ class LearnerGroup:
         self._algorithm.load_state(previous)
         return self._algorithm.update(batch, progress)
 
-    def _end_trial(self, times_s: list[float]) -> None:
+    def _finish_trial(self, times_s: list[float]) -> None:
         """Keep the faster side: all learners, or this one alone."""
         self._trial_s, size = None, 1 + len(self._processes)
         shared_ms, alone_ms = (1000.0 * min(times_s[start::2]) for start in (0, 1))
