@@ -325,7 +325,7 @@ def test_weights_are_those_of_the_moment_they_were_put(watched: Watched) -> None
 def test_weights_that_are_no_numbers_are_not_sent(watched: Watched, bad: float) -> None:
     arrays = dict(rollouts.weights(rollouts.policy_spec(FAKE)))
     arrays["actor.1.bias"][3] = bad
-    with pytest.raises(FleetError, match=r"actor\.1\.bias holds NaN or infinity"):
+    with pytest.raises(FleetError, match=r"actor\.1\.bias contains NaN or infinity"):
         watched.fleet.put(arrays)
 
 

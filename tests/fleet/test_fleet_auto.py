@@ -166,8 +166,8 @@ def test_the_loser_is_closed_while_the_winner_goes_on():
         assert eventually(lambda: both.home.closed)
         assert not both.away.closed
         (note,) = both.notes
-        assert "local with 1 comes to 64 steps/s and flame with 1 comes to 640" in note
-        assert note.endswith("flame goes on alone")
+        assert "local with 1 ran 64 steps/s and flame with 1 ran 640" in note
+        assert note.endswith("using flame from now on")
     assert both.away.closed
     times = [side.purposes.count("train") for side in (both.home, both.away)]
     assert sum(times) == 9
@@ -182,7 +182,7 @@ def test_who_is_no_faster_is_let_go():
         trained(scenario("CartPole-v1", iterations=18), fleet, Diary())
         assert fleet.name == "local"
         assert eventually(lambda: both.away.closed)
-        assert both.notes[0].endswith("local goes on alone")
+        assert both.notes[0].endswith("using local from now on")
         # What is shown of executors at work is over.
         assert FleetEvent.of_workers(0) in both.events
 

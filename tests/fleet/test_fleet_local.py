@@ -406,7 +406,7 @@ def test_workers_forget_weights_that_nobody_holds_any_more(two: Bench) -> None:
     ("fault", "sentence"),
     [
         ("damage", "sent a damaged answer"),
-        ("lie", "something that is not its fragment"),
+        ("lie", "not a fragment of this task"),
         ("garble", "sent a frame of unknown kind 255"),
     ],
 )

@@ -117,15 +117,15 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     monkeypatch.setattr("flamepy.core.types.DEFAULT_FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
     by_default = refused()
     assert isinstance(by_default, FleetUnreachableError)
-    assert f"Nobody answers at grpc://{NOBODY}, the object cache" in by_default.message
+    assert f"The object cache does not answer at grpc://{NOBODY} " in by_default.message
     assert "flamepy's default, as FLAME_CACHE_ENDPOINT is not set." in by_default.message
     assert "export FLAME_CACHE_ENDPOINT=grpc://HOST:9090" in by_default.hint
 
     path = write_file(home, laid_out("http://elsewhere:1", f"grpc://{NOBODY}"))
-    assert f"configured in {path}." in refused().message
+    assert f"comes from {path}." in refused().message
 
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
-    assert "configured in FLAME_CACHE_ENDPOINT." in refused().message
+    assert "comes from FLAME_CACHE_ENDPOINT." in refused().message
 
 
 def test_the_session_manager_of_the_file_is_said_to_be_the_file_s(
@@ -133,7 +133,7 @@ def test_the_session_manager_of_the_file_is_said_to_be_the_file_s(
 ) -> None:
     path = write_file(home, laid_out(f"http://{NOBODY}", ""))
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", "grpc://somewhere:9090")
-    assert f"It is configured in {path}." in refused().message
+    assert f"The address comes from {path}." in refused().message
 
 
 class Web(BaseHTTPRequestHandler):
@@ -154,8 +154,8 @@ def test_a_web_server_is_no_session_manager(
         web.shutdown()
     assert isinstance(error, FleetUnreachableError)
     assert error.exit_code == 3
-    assert f"{address}, but does not answer as a session manager" in error.message
-    assert "configured in FLAME_ENDPOINT" in error.message
+    assert f"{address} does not answer as a session manager" in error.message
+    assert "comes from FLAME_ENDPOINT" in error.message
     assert "8080, not 8081" in error.hint
 
 
@@ -191,8 +191,8 @@ def test_one_that_connects_and_refuses_the_first_question(
     [
         ("", "it is empty"),
         ("# later\n---\n", "it is empty"),
-        ("- a\n- b\n", "not laid out"),
-        ("current-context: a\ncontexts:\n- cluster: {}\n", "not laid out"),
+        ("- a\n- b\n", "does not have the structure"),
+        ("current-context: a\ncontexts:\n- cluster: {}\n", "does not have the structure"),
         ("a: b: c\n", "line 1"),
         ("contexts: []\n", "current-context is not set"),
     ],

@@ -116,9 +116,9 @@ def test_what_libraries_say_is_made_short():
     [
         (["Ready", "Ready"], "ok", "2 of 2 ready", ""),
         ([], "failed", "no executor manager", "up -d"),
-        (["Ready", "NotReady"], "failed", "1 of 2 ready; away: n1", "n1 again, under the same"),
-        (["Unknown", "Ready"], "failed", "1 of 2 ready; away: n0", "of n0 again"),
-        (["Unknown", "NotReady"], "failed", "0 of 2 ready; away: n0, n1", "of n0, n1 again"),
+        (["Ready", "NotReady"], "failed", "1 of 2 ready; not ready: n1", "n1 under the same"),
+        (["Unknown", "Ready"], "failed", "1 of 2 ready; not ready: n0", "of n0 under"),
+        (["Unknown", "NotReady"], "failed", "0 of 2 ready; not ready: n0, n1", "of n0, n1 under"),
     ],
 )
 def test_nodes_that_are_away(states, status, words, fix):
@@ -162,16 +162,16 @@ OPEN = ClusterSession("s", "app")
         ("Void", None, None, 5.0, None, ""),
         ("Idle", None, None, 60.0, None, ""),
         ("Binding", OPEN, OPEN, 29.0, None, ""),
-        ("Binding", OPEN, OPEN, 30.0, True, "does not come up"),
+        ("Binding", OPEN, OPEN, 30.0, True, "does not start"),
         ("Binding", None, None, 6.0, True, "its session is closed"),
         ("Bound", None, None, 6.0, True, "its session is closed"),
         ("Bound", OPEN, None, 6.0, None, ""),  # closed a moment ago
         ("Bound", OPEN, OPEN, 60.0, None, ""),  # warm, and waiting for work
         ("Bound", BUSY, replace(BUSY, succeeded=6), 60.0, None, ""),
-        ("Bound", BUSY, BUSY, 6.0, False, "do not move"),
+        ("Bound", BUSY, BUSY, 6.0, False, "make no progress"),
         ("Bound", BUSY, replace(BUSY, failure_count=40), 6.0, True, "40 tasks failed"),
         ("Bound", BUSY, replace(BUSY, failure_count=40, succeeded=6), 6.0, None, ""),
-        ("Bound", *2 * [replace(BUSY, running=0)], 6.0, True, "do not move"),
+        ("Bound", *2 * [replace(BUSY, running=0)], 6.0, True, "make no progress"),
     ],
 )
 def test_an_executor_that_stands_still(state, before, after, apart_s, certain, why):
@@ -186,7 +186,7 @@ def test_an_executor_that_stands_still(state, before, after, apart_s, certain, w
     said = cluster_snapshot.check_executors(looks, PACE)
     assert said.status == status
     if certain is not None:
-        fix = "stop the executor manager on node-1, wait 40 s (less does not help), start it again"
+        fix = "stop the executor manager on node-1, wait 40 s (less is not enough), start it again"
         assert fix in said.fixes
         assert "e1" in said.notes[0]
         assert "node-1" in said.notes[0]
@@ -344,8 +344,8 @@ def test_a_run_of_this_machine_whose_process_is_gone_is_given_less_time(time, bo
     )
     book.fill(a=lease(1), b=lease(1, host="here", pid=12))
     far, gone = settled(cluster_with("rlflame-a", "rlflame-b"))
-    assert "no beat for 100 s" in far.reason
-    assert "no beat for 11 s" in gone.reason
+    assert "not renewed for 100 s" in far.reason
+    assert "not renewed for 11 s" in gone.reason
 
 
 def test_a_beat_outweighs_what_is_known_of_the_process(time, book, monkeypatch):
@@ -525,7 +525,7 @@ def test_a_run_that_moves_at_the_last_moment_is_left_alone(beat, now, shelve, bo
     assert set(shelf.open) == {"a-s"}
     assert shelf.names == {"rlflame-a"}
     assert shelf.deleted == []
-    assert "its lease moves again" in " ".join(found.notes)
+    assert "is being renewed again" in " ".join(found.notes)
 
 
 def test_sessions_whose_tasks_still_run_are_asked_again(shelve):
@@ -623,7 +623,7 @@ def test_machines_that_may_compute_other_last_bits(name):
     assert found.status == "warning"
     assert "another (here" in found.text
     assert "odd" in found.text
-    assert "last bits" in found.text
+    assert "bit-identical" in found.text
 
 
 @pytest.mark.parametrize(

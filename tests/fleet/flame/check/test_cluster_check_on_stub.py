@@ -173,7 +173,7 @@ def test_a_session_manager_that_is_down(stub):
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
     assert diagnosis.list_checks("failed") == ["session manager"]
     found = finding(diagnosis, "session manager")
-    assert f"Nobody answers at {stub.environment()['FLAME_ENDPOINT']}, " in found.text
+    assert f"does not answer at {stub.environment()['FLAME_ENDPOINT']} " in found.text
     assert "up -d" in found.fixes[0]
     assert finding(diagnosis, "object cache").status == "ok"
 
@@ -258,7 +258,7 @@ SLOW_FAULTS = {"ghost_node", "bind_failure", "reference_endpoint"}
             "object cache",
             "cache.storage",
         ),
-        ({"no_executors": True}, ["probe", "scheduling"], "scheduling", "put gang into"),
+        ({"no_executors": True}, ["probe", "scheduling"], "scheduling", "add gang to"),
         ({"stuck_void": True}, ["probe", "executors"], "executors", "on node-1, wait 40 s"),
         ({"cold_start_s": 60.0}, ["probe", "executors"], "executors", "on node-1, wait 40 s"),
         ({"bind_failure": "No room in tmp"}, ["probe"], "probe", "FLAME_HOME/logs"),
