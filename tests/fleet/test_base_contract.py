@@ -483,7 +483,7 @@ def test_only_the_task_s_own_fragment_is_believed(unit: str) -> None:
     assert len(right.boundary_index) > 0
     assert check_fragment(task, right) is right
     for name, wrong in wrong_answers(task, right).items():
-        with pytest.raises(FleetError, match="not its fragment"):
+        with pytest.raises(FleetError, match="not a fragment"):
             print(name, check_fragment(task, wrong))
 
 
@@ -493,5 +493,5 @@ def test_choices_outside_the_action_space_are_not_believed() -> None:
     for bad in (-1, 2):
         actions = right.actions.copy()
         actions[3, 1] = bad
-        with pytest.raises(FleetError, match="not its fragment"):
+        with pytest.raises(FleetError, match="not a fragment"):
             check_fragment(task, dataclasses.replace(right, actions=actions))

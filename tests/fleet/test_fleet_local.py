@@ -211,7 +211,7 @@ def test_workers_that_die_again_and_again_are_an_end(
     tasks = slots(1, rollouts.fake(fault="kill"))
     with pytest.raises(FleetError) as caught:
         list(benches[0].start(tasks))
-    assert f"died {max_retries + 1} times over slot 0 of iteration 0" in str(caught.value)
+    assert f"died {max_retries + 1} times in slot 0 of iteration 0" in str(caught.value)
     assert "killed by signal 9, SIGKILL" in str(caught.value)
     assert "memory" in caught.value.hint
     assert len(benches[0].told("retried")) == max_retries

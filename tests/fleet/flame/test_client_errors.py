@@ -79,7 +79,7 @@ def test_an_address_that_is_none(
     error = refused()
     assert isinstance(error, ConfigError)
     assert error.exit_code == 2
-    assert f"{endpoint!r} in FLAME_ENDPOINT" in error.message
+    assert f"{endpoint!r} from FLAME_ENDPOINT" in error.message
     suggestion = "http://HOST:8080" if "://" in endpoint else "http://somewhere:8080"
     assert error.hint == f"export FLAME_ENDPOINT={suggestion}"
 
@@ -99,7 +99,7 @@ def test_a_cache_s_address_that_is_none(
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
     error = refused()
     assert isinstance(error, ConfigError)
-    assert f"{cache!r} in FLAME_CACHE_ENDPOINT" in error.message
+    assert f"{cache!r} from FLAME_CACHE_ENDPOINT" in error.message
     assert error.hint == f"export FLAME_CACHE_ENDPOINT={suggestion}"
 
 
@@ -118,7 +118,7 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     by_default = refused()
     assert isinstance(by_default, FleetUnreachableError)
     assert f"The object cache does not answer at grpc://{NOBODY} " in by_default.message
-    assert "flamepy's default, as FLAME_CACHE_ENDPOINT is not set." in by_default.message
+    assert "flamepy's default, because FLAME_CACHE_ENDPOINT is not set." in by_default.message
     assert "export FLAME_CACHE_ENDPOINT=grpc://HOST:9090" in by_default.hint
 
     path = write_file(home, laid_out("http://elsewhere:1", f"grpc://{NOBODY}"))

@@ -440,7 +440,7 @@ def test_a_session_manager_that_stays_away_ends_the_run(bench: Bench) -> None:
     with bench.fleet(1, reconnect_s=0.5) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.stop_session_manager()
-        with pytest.raises(FleetError, match=r"away for 0\.5 s"):
+        with pytest.raises(FleetError, match=r"not answered for 0\.5 s"):
             run(fleet, slots(1))
         bench.stub.start_session_manager()
 
@@ -450,7 +450,7 @@ def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         fleet._client.call("close_session", fleet._starter.wait().session.id)
-        with pytest.raises(FleetError, match="session no more, or as closed"):
+        with pytest.raises(FleetError, match="closed or no longer known"):
             run(fleet, slots(1))
 
 

@@ -426,7 +426,7 @@ def test_dead_runs_are_told_with_the_command_that_removes_them():
 @pytest.mark.parametrize("content", [b"nonsense", wire.encode({"some": "thing"}), wire.encode(7)])
 def test_a_lease_of_another_kind_is_an_error_and_no_life(monkeypatch, content):
     monkeypatch.setattr(object_cache, "get", lambda *address: memoryview(content))
-    with pytest.raises(FleetError, match="not of the kind"):
+    with pytest.raises(FleetError, match="not a valid lease"):
         object_cache.read_lease("rlflame-a/lease/lease")
 
 

@@ -245,7 +245,7 @@ SLOW_FAULTS = {"ghost_node", "bind_failure", "reference_endpoint"}
     ("faults", "ill", "check", "fix"),
     [
         ({"flmrun_missing": True}, ["template"], "template", "restart the session manager"),
-        ({"ghost_node": "old"}, ["nodes"], "nodes", "executor manager of old again"),
+        ({"ghost_node": "old"}, ["nodes"], "nodes", "executor manager of old under"),
         (
             {"reference_endpoint": "grpc://127.0.0.1:1"},
             ["probe"],
