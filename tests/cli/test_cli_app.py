@@ -660,7 +660,7 @@ def test_a_mujoco_that_cannot_be_loaded_is_the_environment_s_trouble(tmp_path):
         said = " ".join(spoken.err.split())
         assert "Hopper-v5" in said
         assert "libOdd" in said
-        assert "fault in rlflame" not in said
+        assert "bug in rlflame" not in said
         assert "bug" not in said
 
 

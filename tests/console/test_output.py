@@ -66,13 +66,13 @@ def test_what_was_printed_and_foreign_frames_stay():
     try:
         exec(compile(code, "theirs.py", "exec"), {})
     except ZeroDivisionError:
-        text = f"Before.\n{own}\n{traceback.format_exc()}\nIt had printed:\n  a word\nanother"
+        text = f"Before.\n{own}\n{traceback.format_exc()}\nOutput of the worker:\n  a word\nanother"
     error = "ZeroDivisionError: division by zero"
     lines = [line for line in shorten_tracebacks(text).splitlines() if "test_output.py" not in line]
     assert [line for line in lines if not line.startswith("    ")] == [
         *("Before.", error, ""),
         *('  File "theirs.py", line 3, in <module>', '  File "theirs.py", line 2, in f', error),
-        *("", "It had printed:", "  a word", "another"),
+        *("", "Output of the worker:", "  a word", "another"),
     ]
     for plain in ("", "no\ntraceback", "x\n" + "y" * 3):
         assert shorten_tracebacks(plain) == plain

@@ -203,8 +203,7 @@ def make_environment_failure(
         detail += f"\nOutput of the worker:\n{failure.output.rstrip()}"
     return EnvironmentFailure(
         f"{failure.message} ({location}).",
-        hint
-        or f"to reproduce it, reset {task.env.id} with seed {failure.seed} and step it as often",
+        hint or f"to reproduce it, reset {task.env.id} with seed {failure.seed}",
         detail.strip(),
     )
 

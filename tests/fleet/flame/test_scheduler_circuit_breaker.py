@@ -8,7 +8,7 @@ from rlflame.errors import FleetError
 from rlflame.fleet.flame.attempt import ClusterUnreachableError
 from rlflame.fleet.flame.scheduler import CircuitBreaker
 
-DEAD_EXECUTOR = FleetError("Task after task failed.")
+DEAD_EXECUTOR = FleetError("All recent tasks failed.")
 OUTAGE = ClusterUnreachableError("The object cache does not answer.")
 
 
