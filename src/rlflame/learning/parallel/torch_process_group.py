@@ -69,7 +69,7 @@ class TorchProcessGroup:
             self._group = self._exchange = self._make_group("gloo")
         except (RuntimeError, ValueError) as error:
             _reset_group_count()
-            raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
+            raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
     def use_device(self, device: str) -> None:
         location = np.frombuffer(f"{platform.node()} {device}".encode(), np.uint8)
