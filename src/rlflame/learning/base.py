@@ -121,9 +121,7 @@ class MetricMeans:
 
 
 class Algorithm(Protocol[LearnsFrom]):
-    """Weights, and the rule by which a batch updates them.
-
-    `progress` runs from 0 to 1 over the horizon."""
+    """Weights and the rule that updates them. `progress` runs from 0 to 1 over the horizon."""
 
     def get_policy(self) -> PolicyArrays:
         """Return copies of the arrays that workers need: the actor and any normaliser."""

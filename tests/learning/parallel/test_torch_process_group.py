@@ -30,7 +30,7 @@ def test_cards_exchange_by_nccl_unless_two_learners_share_one(device, places, ba
 def test_a_meeting_that_fails_is_not_in_the_way_of_the_next():
     for _ in range(2):
         _, store = hosted(socket.create_server((HERE, 0)))
-        with pytest.raises(LearnerFailure, match="The 2 learners did not come together"):
+        with pytest.raises(LearnerFailure, match="The 2 learners could not connect"):
             TorchProcessGroup(
                 0, 2, deadline_s=1.0, join_timeout_s=1.0, clock=time.monotonic, store=store
             )

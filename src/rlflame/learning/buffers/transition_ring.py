@@ -23,7 +23,7 @@ _TERMINATED, _TRUNCATED = 1, 2
 
 
 class TransitionRing:
-    """The newest `stored_rows` rows; a position is `row * columns + column` from the start."""
+    """The newest `rows` rows; a position is `row * columns + column` from the start."""
 
     def __init__(self, rows: int, columns: int, observation_size: int, action_size: int) -> None:
         self.columns = columns
@@ -151,7 +151,7 @@ class TransitionRing:
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
-        """Add the following rewards; return last position, number of steps, end flags."""
+        """Add the following rewards; update `ends`; return last positions and step counts."""
         last, reward_counts = positions.copy(), np.ones(len(positions), np.int64)
         running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):

@@ -33,7 +33,7 @@ class SacNetworks:
     critics: FlatVector
     targets: FlatVector
     moments: BatchMoments | None = None
-    #: Outputs of each critic; the highest twice `dropped` of both critics are not learned from.
+    #: Outputs of each critic; the highest twice `drop_count` of both critics are not learned from.
     quantiles: int = 1
     drop_count: int = 0
 
