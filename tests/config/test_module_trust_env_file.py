@@ -164,7 +164,7 @@ def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
         refused = rlflame("train", "--env-file", f"lib/{name}.py", "--env", "my_env:Mine-v0")
         assert refused.returncode == 2
         assert words_said in refused.stderr
-    for name, words_said in (("bad_env", "does not load"), ("absent", "There is no file")):
+    for name, words_said in (("bad_env", "cannot be loaded"), ("absent", "There is no file")):
         refused = rlflame("train", "--env-file", f"lib/{name}.py", "--env", "my_env:Mine-v0")
         assert refused.returncode == 2
         assert words_said in refused.stderr
