@@ -183,11 +183,8 @@ class SharedMemoryGroup:
         except OSError as error:
             raise LostLearner("Another learner has ended.") from error
         while self._arrivals[turn] < self.size - 1:
-            try:
-                tokens = os.read(self._inbox, 4096)
-            except BlockingIOError:
-                self._wait_for_token()
-                continue
+            self._wait_for_token()
+            tokens = os.read(self._inbox, 4096)
             if not tokens:
                 raise LostLearner("All other learners have ended.")
             late = tokens.count(1)

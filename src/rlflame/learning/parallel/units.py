@@ -37,6 +37,7 @@ class Units:
         self._row: Float32 = np.zeros(self._width, np.float32)
         #: By network: the square of its gradient's norm, and its sums.
         self._numbers = np.zeros((len(self._names), 1 + self._sum_count))
+        self._message: Float32 = self._numbers.view(np.float32)
         self.divide()
 
     def divide(self) -> None:
@@ -116,10 +117,10 @@ class Units:
     def _exchange_numbers(self, gradient: Float32, sums: Metrics) -> tuple[list[float], Metrics]:
         """The squares and the sums of all networks, each from its owner."""
         for number in self._own_numbers:
-            values = [sums[name] for name in self._sums[number]]
-            self._numbers[number, 0] = compute_square_norm(gradient[self._spans[number]])
-            self._numbers[number, 1 : 1 + len(values)] = values
-        all_numbers = self._group.gather(self._numbers.view(np.float32)).view(np.float64)
+            names = self._sums[number]
+            square = compute_square_norm(gradient[self._spans[number]])
+            self._numbers[number, : 1 + len(names)] = (square, *(sums[name] for name in names))
+        all_numbers = self._group.gather(self._message).view(np.float64)
         squares: list[float] = []
         all_sums: Metrics = {}
         for number, names in enumerate(self._sums):

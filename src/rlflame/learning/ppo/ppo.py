@@ -83,9 +83,13 @@ class Ppo:
         normalised = normalise_batch(batch, self._spec)
         samples = _Samples(normalised, rewards, discount)
         self._units.divide()
-        self._estimate(samples)
+        estimates_first = self._units.is_owner("critic")
+        if estimates_first:  # the other learners wait for the estimates
+            self._estimate(samples)
         if self._normaliser is not None:
             self._normaliser.merge(batch.observations[batch.valid])
+        if not estimates_first:
+            self._estimate(samples)
         first_update = self._updates.value
         metrics = {
             "explained_variance": samples.explained_variance(),
