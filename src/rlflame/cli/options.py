@@ -40,7 +40,7 @@ FreshReplay = Annotated[
     ),
 ]
 Seeds = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Train several seeds as one job: 0-9 or 0,3,7.")
+    str | None, typer.Option(metavar="LIST", help="Train several seeds as one sweep: 0-9 or 0,3,7.")
 ]
 InitFrom = Annotated[
     Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")

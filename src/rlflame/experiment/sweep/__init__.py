@@ -1,1 +1,1 @@
-"""Sweeps: several seeds of one recipe as one job."""
+"""Sweeps: runs of one recipe with several seeds."""
