@@ -1,4 +1,4 @@
-"""What all tests share: where workers find the fakes, and one thread for the linear algebra."""
+"""Set-up of all tests: the path of fake environments, one BLAS thread, a temporary home."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from pathlib import Path
 
 import pytest
 
-# Begun by nohup, nobody here would hear that a terminal goes away.
+# Under nohup, SIGHUP is ignored, and the tests of a closing terminal would fail.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Begun in the background of a shell, where Ctrl-C is ignored, and children would inherit that.
+    # In the background of a shell, SIGINT is ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = str(Path(__file__).parent)
 
-# Before numpy is imported anywhere: threads of a BLAS would fight over the cores of a test run.
+# Before numpy is imported: BLAS threads of parallel tests would compete for the cores.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# Tests of one folder may use helpers of another.
+# Tests may import helper modules from other folders.
 for folder in sorted({str(path.parent) for path in Path(TESTS).rglob("test_*.py")} - {TESTS}):
     sys.path.append(folder)
 
-# Worker processes and the commands under test look for `fakes:...` environments here.
+# Worker processes and the tested commands import `fakes:...` environments from here.
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([TESTS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
 
-# A real cluster is for the tests that ask for one: `auto` must not find it in all the others.
+# Only tests that ask for a real cluster use it: `auto` must not find it in other tests.
 for variable in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE"):
     if variable in os.environ:
         os.environ[f"RLFLAME_TEST_{variable}"] = os.environ.pop(variable)
 os.environ["HOME"] = tempfile.mkdtemp(prefix="rlflame-home-")
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
-# The environments of the tests, which checkpoints name by their modules.
+# Trust the modules of the test environments, which checkpoints name.
 os.environ.pop("XDG_CONFIG_HOME", None)
 trusted = Path(os.environ["HOME"], ".config", "rlflame", "trusted_modules")
 trusted.parent.mkdir(parents=True, mode=0o700)
 trusted.touch(mode=0o600)
 trusted.write_text("easels\nfakes\n")
 
-# Where nothing may be compiled beside its source, every worker would compile its libraries anew.
+# Without a folder for bytecode, every worker would compile its libraries again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     compiled = tempfile.mkdtemp(prefix="rlflame-compiled-")
     atexit.register(shutil.rmtree, compiled, ignore_errors=True)
@@ -60,25 +60,25 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 
 @pytest.fixture(autouse=True, scope="module")
 def no_flame_left_over() -> Iterator[None]:
-    """Tests that point this process at a Flame do so for their own module only."""
+    """Remove the variables of a Flame cluster after each module."""
     yield
     for variable in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE"):
         os.environ.pop(variable, None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden/screens anew")
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/screens")
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a screen with its file in tests/golden/screens; --update-golden writes the file."""
+    """Compare a screen with its file in tests/golden/screens; --update-golden writes the file."""
 
     def check(name: str, text: str) -> None:
         path = Path(TESTS, "golden", "screens", name)
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-        assert text == path.read_text(), f"{path} differs; pytest --update-golden writes it anew"
+        assert text == path.read_text(), f"{path} differs; pytest --update-golden rewrites it"
 
     return check
