@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,3 +114,27 @@ def finished(running: subprocess.Popen[str], timeout_s: float = 60.0) -> Spoken:
         running.kill()
         raise
     return Spoken(running.returncode, out or "", err or "")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
+    """Wait for a condition, as long as it may take on a slow machine."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "the condition never became true"
+        time.sleep(0.02)
+
+
+#: Minibatches in four shards: up to eight learners can share PPO, up to four the others.
+SHARDS = ("--set", "learning.gradient_shards=4")
+SHARDED_RUNS = {
+    "ppo": (*TINY, *SHARDS, "--steps", "256"),
+    "reinforce": ("--algo", "reinforce", *TINY_REINFORCE, *SHARDS, "--iterations", "3"),
+    "sac": ("--algo", "sac", "--env", "pendulum", *TINY_SAC, *SHARDS),
+}
+ENDLESS_RUN = (*TINY, *SHARDS, "--set", "horizon_steps=9999999", "--steps", "9999999")

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import TINY, finished, process, rlflame
+from commands import TINY, finished, is_alive, process, rlflame, wait_until
 from flame_stub import Faults, FlameStub
 
 from rlflame.errors import Interruption
@@ -32,19 +32,6 @@ def children_of(pid: int) -> list[int]:
     shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
     pairs = (line.split() for line in shown.stdout.splitlines())
     return [int(child) for child, parent in pairs if int(parent) == pid]
-
-
-def alive(pid: int) -> bool:
-    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
-
-
-def until(what, timeout_s: float = 60.0) -> None:
-    """Wait for something to become true, for as long as it may take on a slow machine."""
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.02)
 
 
 def events_until(running: subprocess.Popen[str], name: str) -> None:
@@ -148,7 +135,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     running.send_signal(number)
     spoken = finished(running)
     assert spoken.code == 128 + number
-    assert not any(map(alive, children))
+    assert not any(map(is_alive, children))
     end, error = spoken.events()[-2:]
     assert (end["event"], end["complete"]) == ("end", False)
     assert error == {
@@ -201,10 +188,10 @@ def test_a_terminal_that_goes_away_ends_and_saves_a_run(tmp_path):
     """Nothing can be said to it any more, neither the progress nor the end."""
     out = tmp_path / "x"
     with on_a_terminal("train", *LOCAL, "--steps", "9999999", "--out", out) as (running, gone):
-        until(lambda: list(out.glob("metrics.jsonl")) and (out / "metrics.jsonl").read_text())
+        wait_until(lambda: list(out.glob("metrics.jsonl")) and (out / "metrics.jsonl").read_text())
         children = children_of(running.pid)
         assert gone() == 128 + signal.SIGHUP
-    until(lambda: not any(map(alive, children)))
+    wait_until(lambda: not any(map(is_alive, children)))
     before = (out / "metrics.jsonl").read_text()
     goal = json.loads(before.splitlines()[-1])["steps"] + 128
     assert rlflame("resume", out, "--steps", str(goal), "--fleet", "inline", "-q").code == 0
@@ -218,7 +205,7 @@ def test_a_terminal_that_goes_away_ends_a_benchmark_that_keeps_what_it_has(tmp_p
         _,
         gone,
     ):
-        until(kept.exists)
+        wait_until(kept.exists)
         assert gone() == 128 + signal.SIGHUP
     found = json.loads(kept.read_text())
     assert not found["complete"]
@@ -323,12 +310,12 @@ def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
     kwargs = ("--env-kwargs", "fault=wait", "--env-kwargs", f"marker={marker}")
     words = ("train", "--env", "fakes:Fake-v0", *kwargs, *LOCAL, "--out", tmp_path / "x")
     running = process(*words)
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     children = children_of(running.pid)
     running.send_signal(signal.SIGINT)
     spoken = finished(running)
     assert spoken.code == 130
-    assert not any(map(alive, children))
+    assert not any(map(is_alive, children))
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
 
 
@@ -347,7 +334,7 @@ def test_a_signal_leaves_nothing_of_an_evaluation_on_a_cluster(tmp_path):
     policy = Path(__file__).parents[2] / "checkpoints" / "cartpole.safetensors"
     with FlameStub(faults=Faults(no_executors=True)) as stub:
         running = process("eval", policy, "--fleet", "flame", environment=stub.environment())
-        until(lambda: any(name.startswith("rlflame") for name in stub.applications()))
+        wait_until(lambda: any(name.startswith("rlflame") for name in stub.applications()))
         running.send_signal(signal.SIGTERM)
         spoken = finished(running)
         assert spoken.code == 143
@@ -393,7 +380,7 @@ def test_a_signal_while_an_environment_is_made(tmp_path, number):
     (tmp_path / "slow.py").write_text(SLOW_TO_MAKE.format(marker=str(marker)))
     words = ("--env-file", tmp_path / "slow.py", "--env", "Slow-v0", "--steps", "64", "--local")
     running = process("train", *words, "--workers", "1", "--out", tmp_path / "x")
-    until(marker.exists)
+    wait_until(marker.exists)
     running.send_signal(number)
     spoken = finished(running)
     assert spoken.code == 128 + number
@@ -435,7 +422,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == -signal.SIGINT
     running.stdout.close()
-    until(lambda: not any(map(alive, children)))
+    wait_until(lambda: not any(map(is_alive, children)))
 
 
 def test_eval_interrupted_says_so_without_traceback(tmp_path):
@@ -450,13 +437,13 @@ def test_eval_interrupted_says_so_without_traceback(tmp_path):
     marker.with_suffix(".here").unlink()
     file = tmp_path / "x/best.safetensors"
     running = process("eval", file, "--workers", "1")
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     children = children_of(running.pid)
     running.send_signal(signal.SIGINT)
     spoken = finished(running)
     assert (spoken.code, spoken.out) == (130, "")
     assert spoken.err == "rlflame: Interrupted.\n  hint: run the same command again\n"
-    assert not any(map(alive, children))
+    assert not any(map(is_alive, children))
 
 
 def test_the_error_of_an_environment_reaches_the_user(tmp_path):

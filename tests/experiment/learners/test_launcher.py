@@ -8,34 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, rlflame
+from commands import (
+    ENDLESS_RUN,
+    SHARDED_RUNS,
+    SHARDS,
+    TINY,
+    finished,
+    is_alive,
+    rlflame,
+    wait_until,
+)
 
 from rlflame.storage import checkpoint
-
-SHARDS = ("--set", "learning.gradient_shards=4")
-ALGORITHMS = {
-    "ppo": (*TINY, *SHARDS, "--steps", "256"),
-    "reinforce": ("--algo", "reinforce", *TINY_REINFORCE, *SHARDS, "--iterations", "3"),
-    "sac": ("--algo", "sac", "--env", "pendulum", *TINY_SAC, *SHARDS),
-}
-ENDLESS = (*TINY, *SHARDS, "--set", "horizon_steps=9999999", "--steps", "9999999")
-
-
-def alive(pid: int) -> bool:
-    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
-
-
-def until(what, timeout_s: float = 120.0) -> None:
-    """Wait for something to become true, for as long as it may take on a slow machine."""
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.02)
 
 
 def first_iteration(running: subprocess.Popen[str]) -> None:
@@ -95,7 +82,7 @@ def free_port() -> str:
 
 def test_processes_that_torchrun_starts_learn_as_one(tmp_path):
     """As one group, and as two groups that meet at a port, as two machines would."""
-    words = ("train", *ALGORITHMS["ppo"], "--quiet")
+    words = ("train", *SHARDED_RUNS["ppo"], "--quiet")
     assert rlflame(*words, "--out", tmp_path / "1").code == 0
 
     running = launched(*words, "--out", tmp_path / "2", nproc_per_node="2", master_port=free_port())
@@ -140,7 +127,7 @@ def test_a_learner_of_torchrun_that_hangs_is_named_and_nobody_waits_for_it(
     spoken = finished(running, 120.0)
     learner = int((tmp_path / "hung").read_text())
     assert re.search(hung(1, learner, 2), spoken.events()[-1]["message"])
-    assert not alive(learner)
+    assert not is_alive(learner)
     # What torchrun says where it had to kill a process, for which it waits half a minute.
     assert "forcefully" not in spoken.err
 
@@ -149,9 +136,9 @@ def test_ctrl_c_does_not_wait_for_a_learner_that_it_has_ended(tmp_path, monkeypa
     """It reaches the others too, while torch still loads."""
     (tmp_path / "sitecustomize.py").write_text(STALLS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    words = ("train", *ENDLESS, "--json", "--out", tmp_path / "x")
+    words = ("train", *ENDLESS_RUN, "--json", "--out", tmp_path / "x")
     running = launched(*words, nproc_per_node="2", master_port=free_port())
-    until(lambda: (tmp_path / "stalled").exists() and (tmp_path / "x/config.toml").exists())
+    wait_until(lambda: (tmp_path / "stalled").exists() and (tmp_path / "x/config.toml").exists())
     running.send_signal(signal.SIGINT)
     spoken = finished(running, 100.0)
     said = spoken.events()[-1]
@@ -160,7 +147,7 @@ def test_ctrl_c_does_not_wait_for_a_learner_that_it_has_ended(tmp_path, monkeypa
 
 
 def test_a_run_whose_torchrun_is_killed_saves_and_ends(tmp_path):
-    words = ("train", *ENDLESS, "--json", "--out", tmp_path / "x")
+    words = ("train", *ENDLESS_RUN, "--json", "--out", tmp_path / "x")
     running = launched(*words, nproc_per_node="2", master_port=free_port())
     first_iteration(running)
     running.kill()
@@ -172,7 +159,7 @@ def test_a_run_whose_torchrun_is_killed_saves_and_ends(tmp_path):
 def test_where_nothing_is_left_to_learn_torchrun_ends(words, tmp_path, monkeypatch):
     """Nobody waits for a first process that has no need of the others."""
     monkeypatch.chdir(tmp_path)
-    assert rlflame("train", *ALGORITHMS["ppo"], "--out", "x").code == 0
+    assert rlflame("train", *SHARDED_RUNS["ppo"], "--out", "x").code == 0
     running = launched(*words, nproc_per_node="2", master_port=free_port())
     spoken = finished(running, 100.0)
     assert spoken.code == 0, spoken.err

@@ -11,7 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process, rlflame
+from commands import (
+    ENDLESS_RUN,
+    SHARDED_RUNS,
+    SHARDS,
+    TINY,
+    finished,
+    is_alive,
+    process,
+    rlflame,
+    wait_until,
+)
 from halves import assert_same, batches, learner, settings, spec_of
 
 from rlflame.config.recipe import LearningSettings
@@ -20,27 +30,6 @@ from rlflame.errors import LearningError
 from rlflame.experiment.learners import learner_group
 from rlflame.experiment.learners.learner_group import LearnerGroup, count_useful_learners
 from rlflame.storage import checkpoint
-
-SHARDS = ("--set", "learning.gradient_shards=4")
-ALGORITHMS = {
-    "ppo": (*TINY, *SHARDS, "--steps", "256"),
-    "reinforce": ("--algo", "reinforce", *TINY_REINFORCE, *SHARDS, "--iterations", "3"),
-    "sac": ("--algo", "sac", "--env", "pendulum", *TINY_SAC, *SHARDS),
-}
-ENDLESS = (*TINY, *SHARDS, "--set", "horizon_steps=9999999", "--steps", "9999999")
-
-
-def alive(pid: int) -> bool:
-    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
-
-
-def until(what, timeout_s: float = 120.0) -> None:
-    """Wait for something to become true, for as long as it may take on a slow machine."""
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.02)
 
 
 def running_learners(pid: int) -> list[int]:
@@ -92,7 +81,7 @@ def make_group():
     pids = [pid for group in made for pid in group.pids]
     for group in made:
         group.group.close()
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 class Alone:
@@ -157,26 +146,26 @@ def test_a_learner_that_is_lost_at_any_exchange_costs_no_bit(
         if len(calls) == exchange:
             os.kill(pid, number)
             if number == signal.SIGKILL:
-                until(lambda: not alive(pid))
+                wait_until(lambda: not is_alive(pid))
         calls.append(values)
         return gather(values)
 
     monkeypatch.setattr(group, "gather", lose)
     for batch, metrics in zip(sharded.data, sharded.metrics, strict=True):
         assert made.group.update(batch, 0.1) == metrics
-        until(lambda: not made.group._processes or made.group.wait_for_others(1.0))
+        wait_until(lambda: not made.group._processes or made.group.wait_for_others(1.0))
     assert_same(made.group.get_state(), sharded.states[-1])
     assert len(made.notes) == 1
     assert len(made.pids) == 2
     assert made.group.batch_count == 3
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_all_other_learners_may_be_lost_at_once(sharded, make_group):
     made = make_group(sharded.learning, 3)
     for pid in made.pids:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(map(alive, made.pids)))
+    wait_until(lambda: not any(map(is_alive, made.pids)))
     for batch in sharded.data:
         made.group.update(batch, 0.1)
     assert_same(made.group.get_state(), sharded.states[-1])
@@ -245,9 +234,9 @@ def test_learners_without_a_unit_are_not_started(units, learners, useful):
 # Whole runs
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SHARDED_RUNS)
 def test_runs_with_several_learners_end_in_the_bits_of_one(algorithm, tmp_path):
-    words = ("train", *ALGORITHMS[algorithm], "--quiet")
+    words = ("train", *SHARDED_RUNS[algorithm], "--quiet")
     assert rlflame(*words, "--out", tmp_path / "1").code == 0
     for learners in (2, 4) if algorithm == "ppo" else (2,):
         out = tmp_path / str(learners)
@@ -263,14 +252,14 @@ def endless(tmp_path, monkeypatch):
     """A run without an end that three processes learn in, and the other two of them."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    words = ("train", *ENDLESS, "--learners", "3", "--json", "--out", tmp_path / "x")
+    words = ("train", *ENDLESS_RUN, "--learners", "3", "--json", "--out", tmp_path / "x")
     running = process(*words, "--set", "runtime.learner_deadline_s=3")
     try:
         for line in running.stdout:
             if '"iteration"' in line:
                 break
-        until(lambda: len(running_learners(running.pid)) == 2)
-        until(lambda: all(map(has_joined, running_learners(running.pid))))
+        wait_until(lambda: len(running_learners(running.pid)) == 2)
+        wait_until(lambda: all(map(has_joined, running_learners(running.pid))))
         yield running, running_learners(running.pid)
     finally:
         running.kill()
@@ -280,7 +269,7 @@ def test_no_learner_and_no_file_outlives_a_killed_run(endless, tmp_path):
     running, learners = endless
     running.kill()
     running.wait()
-    until(lambda: not any(map(alive, learners)))
+    wait_until(lambda: not any(map(is_alive, learners)))
     assert not any((tmp_path / "temporary").iterdir())
 
 
@@ -290,7 +279,7 @@ def test_no_stopped_learner_outlives_a_killed_run(endless):
     running.kill()
     running.wait()
     if sys.platform == "linux":  # elsewhere a stopped process stays until it continues
-        until(lambda: not any(map(alive, learners)))
+        wait_until(lambda: not any(map(is_alive, learners)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -301,22 +290,24 @@ def test_a_signal_to_all_learners_saves_and_ends_the_run(number, endless, tmp_pa
     running.send_signal(number)
     spoken = finished(running, 120.0)
     assert spoken.code == 128 + number
-    assert not any(map(alive, learners))
+    assert not any(map(is_alive, learners))
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps > 0
 
 
 def test_the_second_signal_ends_a_run_that_waits_for_a_learner(tmp_path):
-    words = ("train", *ENDLESS, "--learners", "2", "--json", "--out", tmp_path / "x")
+    words = ("train", *ENDLESS_RUN, "--learners", "2", "--json", "--out", tmp_path / "x")
     running = process(*words, "--set", "runtime.learner_deadline_s=600")
     try:
-        until(lambda: (tmp_path / "x/metrics.jsonl").exists() and running_learners(running.pid))
+        wait_until(
+            lambda: (tmp_path / "x/metrics.jsonl").exists() and running_learners(running.pid)
+        )
         (pid,) = running_learners(running.pid)
         os.kill(pid, signal.SIGSTOP)
         running.send_signal(signal.SIGTERM)
         time.sleep(0.3)  # signals of one kind are one until they are delivered
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=60) in (130, -signal.SIGINT, 143)
-        until(lambda: not alive(pid))
+        wait_until(lambda: not is_alive(pid))
     finally:
         running.kill()
 
