@@ -8,6 +8,7 @@ pass, and gradients after it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -158,6 +159,8 @@ def _evaluate_gsde(
 
 class TorchPpo(_TorchProvider):
     """The counterpart of `NumpyPpo`."""
+
+    chunk_rows = sys.maxsize
 
     def compute_gradient(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)

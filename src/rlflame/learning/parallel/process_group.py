@@ -104,7 +104,7 @@ class Shards:
 
     def split(self, rows: int) -> list[Shard]:
         """Divide rows into nearly equal shards, or into one if there are too few rows."""
-        if rows < self.count:
+        if self.count == 1 or rows < self.count:
             return [Shard(0, slice(0, rows))]
         size, longer = divmod(rows, self.count)
         ends = [size * n + min(n, longer) for n in range(self.count + 1)]

@@ -111,7 +111,7 @@ class SharedMemoryGroup:
         self._outboxes = [fd for n, fd in enumerate(descriptors.outboxes) if n != rank]
         self._deadline_s = deadline_s
         self._regions: dict[int, _Region] = {}
-        self._views: dict[tuple[int, ...], list[tuple[Float32, Float32]]] = {}
+        self._views: dict[tuple[int, ...], tuple[_Region, list[tuple[Float32, Float32]]]] = {}
         self._end = 0
         self._turn = 0
         #: Arrivals that were counted so far, at this barrier and at the next one.
@@ -125,10 +125,7 @@ class SharedMemoryGroup:
         self._spin_poll.register(self._inbox, select.POLLIN)
 
     def gather(self, values: Float32) -> Float32:
-        region = self._find_region(values.nbytes)
-        views = self._views.get(values.shape)
-        if views is None:
-            views = self._views[values.shape] = self._make_views(region, values.shape)
+        region, views = self._views.get(values.shape) or self._make_views(values.shape)
         row, rows = views[region.turn]
         np.copyto(row, values)
         region.turn ^= 1
@@ -166,13 +163,15 @@ class SharedMemoryGroup:
             self._end = region.end
         return region
 
-    def _make_views(self, region: _Region, shape: tuple[int, ...]) -> list[tuple[Float32, Float32]]:
-        """For both turns, this learner's array and those of all learners."""
+    def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
+        """The region for a shape; for both turns, this learner's array and those of all."""
         byte_count = 4 * int(np.prod(shape))
+        region = self._find_region(byte_count)
         arrays = [
             rows[:, :byte_count].view(np.float32).reshape(self.size, *shape) for rows in region.rows
         ]
-        return [(rows[self.rank], rows) for rows in arrays]
+        self._views[shape] = views = region, [(rows[self.rank], rows) for rows in arrays]
+        return views
 
     def _wait_for_all(self) -> None:
         """Return when every learner has come to this barrier."""

@@ -60,9 +60,6 @@ class Units:
         width = self._width + 2 * self._sum_count
         self._parts: Float32 = np.zeros((self._per_learner, width), np.float32)
 
-    def is_owner(self, name: str) -> bool:
-        return name in self._own_names
-
     def compute_gradient(
         self, rows: int, compute_part: PartialGradient
     ) -> tuple[Float32, list[float], Metrics]:
@@ -117,16 +114,16 @@ class Units:
     def _exchange_numbers(self, gradient: Float32, sums: Metrics) -> tuple[list[float], Metrics]:
         """The squares and the sums of all networks, each from its owner."""
         for number in self._own_numbers:
-            names = self._sums[number]
-            square = compute_square_norm(gradient[self._spans[number]])
-            self._numbers[number, : 1 + len(names)] = (square, *(sums[name] for name in names))
-        all_numbers = self._group.gather(self._message).view(np.float64)
+            values = [compute_square_norm(gradient[self._spans[number]])]
+            values += [sums[name] for name in self._sums[number]]
+            self._numbers[number, : len(values)] = values
+        all_numbers = self._group.gather(self._message).view(np.float64).tolist()
         squares: list[float] = []
         all_sums: Metrics = {}
-        for number, names in enumerate(self._sums):
-            square, *values = all_numbers[self._owners[number], number].tolist()
+        for number, (owner, names) in enumerate(zip(self._owners, self._sums, strict=True)):
+            square, *values = all_numbers[owner][number]
             squares.append(square)
-            all_sums |= dict(zip(names, values, strict=False))
+            all_sums.update(zip(names, values, strict=False))
         return squares, all_sums
 
     def share_step(self, parameters: Float32) -> None:
@@ -146,26 +143,20 @@ class Units:
             if number not in self._own_numbers:
                 vector[span] = rows[self._owners[number], : span.stop - span.start]
 
-    def share_result(
-        self, name: str, shape: tuple[int, ...], compute: Callable[[], Float32]
+    def compute_values(
+        self, rows: int, chunk_rows: int, compute_chunk: Callable[[slice], Float32]
     ) -> Float32:
-        """An array that the owner of a network computes; all learners do where it is spread."""
-        if self._is_alone or self._is_spread:
-            return compute()
-        values = compute() if self.is_owner(name) else np.zeros(shape, np.float32)
-        owner = self._owners[self._names.index(name)]
-        result: Float32 = self._group.gather(values)[owner].copy()
-        return result
-
-    def compute_values(self, rows: int, compute_part: Callable[[slice], Float32]) -> Float32:
-        """A number for each row, shard by shard."""
-        shards = self._shards.split(rows)
-        if len(shards) == 1 or not self._is_spread:
-            return np.concatenate([compute_part(shard.rows) for shard in shards])
-        sizes = [shard.rows.stop - shard.rows.start for shard in shards]
-        per_learner = -(-len(shards) // self._group.size)
+        """A number for each row. Each learner computes some chunks, and none crosses a shard."""
+        chunks = [
+            slice(start, min(start + chunk_rows, shard.rows.stop))
+            for shard in self._shards.split(rows)
+            for start in range(shard.rows.start, shard.rows.stop, chunk_rows)
+        ]
+        sizes = [chunk.stop - chunk.start for chunk in chunks]
+        per_learner = -(-len(chunks) // self._group.size)
         parts: Float32 = np.zeros((per_learner, max(sizes)), np.float32)
-        for place, shard in enumerate(shards[self._group.rank * per_learner :][:per_learner]):
-            parts[place, : sizes[shard.number]] = compute_part(shard.rows)
+        first = self._group.rank * per_learner
+        for part, chunk in zip(parts, chunks[first:], strict=False):
+            part[: chunk.stop - chunk.start] = compute_chunk(chunk)
         all_parts = self._group.gather(parts).reshape(-1, max(sizes))
         return np.concatenate([row[:size] for row, size in zip(all_parts, sizes, strict=False)])

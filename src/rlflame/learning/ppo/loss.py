@@ -63,6 +63,9 @@ class PpoMinibatch:
 class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
     """Computes the gradients of both networks, and the critic's estimates."""
 
+    #: The largest number of rows that `compute_values` computes at once.
+    chunk_rows: int
+
     def compute_gradient(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = ...
     ) -> tuple[Float32, Metrics]:
@@ -74,6 +77,8 @@ class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
 
 class NumpyPpo:
     """The loss and its gradient in numpy."""
+
+    chunk_rows = CHUNK_ROWS
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)

@@ -82,14 +82,10 @@ class Ppo:
             rewards = rewards * self._scaler.scale(rewards, ends, batch.valid)
         normalised = normalise_batch(batch, self._spec)
         samples = _Samples(normalised, rewards, discount)
-        self._units.divide()
-        estimates_first = self._units.is_owner("critic")
-        if estimates_first:  # the other learners wait for the estimates
-            self._estimate(samples)
         if self._normaliser is not None:
             self._normaliser.merge(batch.observations[batch.valid])
-        if not estimates_first:
-            self._estimate(samples)
+        self._units.divide()
+        self._estimate(samples)
         first_update = self._updates.value
         metrics = {
             "explained_variance": samples.explained_variance(),
@@ -115,16 +111,13 @@ class Ppo:
 
     def _estimate(self, samples: _Samples) -> None:
         """Compute values, advantages and returns with the present critic."""
-        samples.values, samples.advantages, samples.returns = self._units.share_result(
-            "critic", (3, len(samples.log_probs)), lambda: self._compute_estimates(samples)
-        )
-
-    def _compute_estimates(self, samples: _Samples) -> Float32:
         batch, settings = samples.batch, self._settings
         steps, columns, size = batch.observations.shape
         observations = batch.observations.reshape(steps * columns, size)
         values = self._units.compute_values(
-            len(observations), lambda rows: self._provider.compute_values(observations[rows])
+            len(observations),
+            self._provider.chunk_rows,
+            lambda rows: self._provider.compute_values(observations[rows]),
         ).reshape(steps, columns)
         last = self._provider.compute_values(batch.last_observations)
         next_values = np.concatenate([values[1:], last[None]])
@@ -139,13 +132,10 @@ class Ppo:
             samples.discount,
             settings.gae_lambda,
         )[batch.valid]
-        estimates: Float32 = np.empty((3, len(gae)), np.float32)
-        sample_values, advantages, returns = estimates
-        sample_values[:], advantages[:] = values[batch.valid], gae
-        returns[:] = gae + sample_values
+        samples.values, samples.advantages = values[batch.valid], gae.astype(np.float32)
+        samples.returns = (gae + samples.values).astype(np.float32)
         if settings.normalise_advantages == "batch":
-            advantages[:] = standardise(advantages)
-        return estimates
+            samples.advantages = standardise(samples.advantages)
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """Make one optimizer step per minibatch, up to the number of epochs or the KL limit."""
@@ -154,6 +144,7 @@ class Ppo:
         kl_limit = None if target is None else KL_STOP_FACTOR * target
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
+                self._units.share_vector(parameters)
                 self._estimate(samples)
             for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
@@ -190,11 +181,14 @@ class Ppo:
         settings, size = self._settings, self._settings.minibatch_size
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
+        advantages = samples.advantages[order]
+        if settings.normalise_advantages == "minibatch":
+            advantages = standardise_parts(advantages, size)
         epoch_samples = PpoMinibatch(
             observations=samples.observations[order],
             actions=samples.actions[order],
             log_probs=samples.log_probs[order],
-            advantages=samples.advantages[order],
+            advantages=advantages,
             returns=samples.returns[order],
             old_values=samples.values[order],
             clip_range=clip_range,
@@ -203,19 +197,23 @@ class Ppo:
             entropy_weight=settings.entropy_weight,
         )
         for start in range(0, len(order), size):
-            minibatch = epoch_samples.select_rows(slice(start, start + size))
-            if settings.normalise_advantages == "minibatch":
-                minibatch.advantages = standardise(minibatch.advantages)
-            yield minibatch
+            yield epoch_samples.select_rows(slice(start, start + size))
 
 
 def standardise(samples: Float32) -> Float32:
-    """Shift to zero mean and scale to unit deviation; a single sample stays as it is."""
-    if len(samples) < 2:
+    """Shift each row to zero mean and scale it to unit deviation; single samples are unchanged."""
+    if samples.shape[-1] < 2:
         return samples
-    result: Float32 = samples - samples.mean()
-    result /= samples.std() + np.float32(1e-8)
+    result: Float32 = samples - samples.mean(-1, keepdims=True)
+    result /= samples.std(-1, keepdims=True) + np.float32(1e-8)
     return result
+
+
+def standardise_parts(samples: Float32, size: int) -> Float32:
+    """Standardise consecutive parts of this size, and the shorter last one."""
+    end = len(samples) - len(samples) % size
+    parts = standardise(samples[:end].reshape(-1, size)).reshape(-1)
+    return np.concatenate([parts, standardise(samples[end:])])
 
 
 class _Samples:
