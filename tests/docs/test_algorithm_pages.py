@@ -48,7 +48,7 @@ def test_every_metric_that_is_logged_is_explained(algorithm: str, tmp_path: Path
     record = (tmp_path / "run" / "metrics.jsonl").read_text()
     logged = {name for line in record.splitlines() for name in json.loads(line)}
     assert len(logged) > 15
-    common = list_names(read_section("json.md", "Metrics of every run"))
+    common = list_names(read_section("reference/json.md", "Metrics of every run"))
     own = list_names(read_section(f"algorithms/{algorithm}.md", "Metrics"))
     assert logged - common - own == set()
     # Nothing is explained that is not logged; discrete actions have no standard deviation.
