@@ -1,12 +1,13 @@
-"""Times a PPO update on a CPU and on a GPU, by width of the networks and by minibatch.
+"""Time a PPO update on a CPU and on a GPU for several network widths and minibatch sizes.
 
     python benchmarks/card.py --width 64,256,1024 --minibatch 64,1024,8192
     python benchmarks/card.py --threads 16 --csv docs/results/card.csv
 
-The learner of Hopper's preset, with two layers of each width, learns from random numbers: with
-numpy on one thread, with numpy on `--threads` threads, and with torch on the GPU. A time is a
-quarter of an epoch over four minibatches, with values, advantages and shuffling: the lowest of five
-rounds in turn.
+Each network has two layers of the given width; the other settings come from the Hopper preset. The
+learner trains on random numbers in three ways: with numpy on one thread, with numpy on `--threads`
+threads, and with torch on the GPU. One update is one epoch of four minibatches, including values,
+advantages and shuffling. A printed time is a quarter of an update. It is the lowest of five rounds,
+in which the three ways take turns.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ def main() -> None:
     parser.add_argument("--width", default="64,256,1024")
     parser.add_argument("--minibatch", default="64,1024,8192")
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
-    parser.add_argument("--csv", type=table, help="a table to write, anew")
+    parser.add_argument("--csv", type=table, help="CSV file, overwritten")
     options = parser.parse_args()
     sizes = [options.width.split(","), options.minibatch.split(",")]
     if not all(size.isdigit() and int(size) for size in itertools.chain(*sizes)):
-        parser.error("--width and --minibatch are whole numbers from 1 on, with commas between")
+        parser.error("--width and --minibatch take positive integers, separated by commas")
     if not is_cuda_available():
-        raise ConfigError("torch finds no CUDA device here.", "run this where there is a card")
+        raise ConfigError("torch finds no CUDA device here.", "use a machine with a GPU")
     note = others()
     print(f"{processor()}, {read_gpu_name()}")
     print(f"width   minibatch   one thread ms   {options.threads} threads ms   card ms")
     found = []
     for width, rows in itertools.product(*sizes):
-        # Where products are made, and by how many threads of the processor.
+        # The provider that computes the gradients, and the number of CPU threads.
         sides = [("numpy", 1), ("numpy", options.threads), ("torch", 1)]
         learners = [made(int(width), int(rows), provider) for provider, _ in sides]
         times: list[list[float]] = [[] for _ in sides]
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
-    """A learner, by numpy on the processor or by torch on the card, and what it learns from."""
+    """Make a learner and a random batch for it."""
     flags = TrainFlags(
         env="hopper",
         sets=[

@@ -1,4 +1,4 @@
-"""Kill a run's whole process tree at random moments, resume, until it is done; compare the files.
+"""Kill a run at random moments, resume it each time, and compare its files with an unkilled run.
 
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --kills 20 --env hopper --steps 40000 --workers 2
@@ -6,10 +6,11 @@
         --set rollout.steps=64 --set sac.buffer_size=6000 --set sac.updates_per_step=0.1 \\
         --set network.hidden=[32,32] --set sac.batch_size=32
 
-A moment is so many checkpoints away, and then a fraction of a second; some come while a process
-starts, and with a replay every third comes while a file of it is being written. Prints how many
-came when, and whether digest, metrics.jsonl and episodes.csv equal those of a run that nobody
-touched.
+Each kill sends SIGKILL to all processes of the run. One kill in three comes while the processes
+start. The other kills come shortly after a random number of checkpoints. If the run has a replay
+buffer, one kill in three comes while a replay file is being written. The script prints the number
+of kills of each kind, and whether the digest, metrics.jsonl and episodes.csv are identical to those
+of a run that was never killed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from script import ended, positive
 
-#: Parts of a run that all kills together let pass; what is left is run to its end.
+#: The share of the run during which the kills happen. The rest of the run is not disturbed.
 SHARE = 0.8
 POLL_S = 0.0005
 
@@ -41,8 +42,8 @@ def main() -> int:
     parser.add_argument("--steps", type=positive, default=40_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--staleness", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments, not of the run")
-    parser.add_argument("--set", action="append", default=[], help="a setting of the run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills, not of the run")
+    parser.add_argument("--set", action="append", default=[], help="a setting for rlflame train")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -50,7 +51,10 @@ def main() -> int:
         started = time.monotonic()
         subprocess.run(train(options, whole), check=True, stdout=subprocess.DEVNULL)
         iterations = last(whole)
-        print(f"untouched: {time.monotonic() - started:.1f} s, {iterations} iterations", flush=True)
+        print(
+            f"reference run: {time.monotonic() - started:.1f} s, {iterations} iterations",
+            flush=True,
+        )
         kinds = ["start", "checkpoint", "segment" if (whole / "replay").exists() else "checkpoint"]
         most = max(1, round(2 * SHARE * iterations / options.kills))
         came, code = harassed(options, killed, Moments(kinds, most, options.seed))
@@ -58,20 +62,23 @@ def main() -> int:
             return code
         print(f"killed {sum(came.values())} times: {dict(came)}")
         if sum(came.values()) < options.kills:
-            print("it was done before all kills had come: more --steps")
+            print("the run finished before all kills: increase --steps")
             return 1
         return compare(whole, killed)
 
 
 class Moments:
-    """When the next kill comes: what is waited for, and how long after that."""
+    """Choose the moments of the kills."""
 
     def __init__(self, kinds: list[str], most: int, seed: int) -> None:
         self._kinds, self._most = kinds, most
         self._random = random.Random(seed)
 
     def wait(self, kill: int, folder: Path, process: subprocess.Popen[str]) -> str:
-        """Until the moment is there; its kind, or nothing where the process has ended before."""
+        """Wait for the moment of the next kill.
+
+        Returns the kind of the kill, or an empty string if the process ends before the moment.
+        """
         kind = self._kinds[kill % len(self._kinds)] if folder.exists() else "checkpoint"
         if kind == "start":
             reached, after = (lambda: True), self._random.uniform(0.0, 3.0)
@@ -93,7 +100,7 @@ class Moments:
 
 
 def last(folder: Path) -> int:
-    """Iterations of a run that are on its record, those that a resume would undo included."""
+    """Count the iterations in timing.jsonl, including those that a resume would discard."""
     with contextlib.suppress(FileNotFoundError):
         record = (folder / "timing.jsonl").read_bytes()
         return record.count(b"\n") - record.count(b'"closing"')
@@ -103,7 +110,7 @@ def last(folder: Path) -> int:
 def harassed(
     options: argparse.Namespace, folder: Path, moments: Moments
 ) -> tuple[Counter[str], int]:
-    """A run that is killed so often and then let go on: how many kills came when, its exit code."""
+    """Kill and resume a run, then let it finish. Return the kills by kind and the exit code."""
     came: Counter[str] = Counter()
     command = train(options, folder)
     while True:
@@ -120,7 +127,7 @@ def harassed(
                 print(said)
             return came, process.returncode
         if not (folder / "latest.safetensors").exists():
-            # Killed before its first checkpoint: nothing to resume, begin again.
+            # The run has no checkpoint to resume from, so start it again.
             folder.rename(folder.with_name(f"stillborn-{time.monotonic_ns()}"))
             continue
         came[kind] += 1
@@ -139,7 +146,7 @@ def train(options: argparse.Namespace, out: Path) -> list[str]:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL to a process and all its descendants, each by its id."""
+    """Send SIGKILL to a process and all its descendants."""
     listed = subprocess.run(
         ["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True
     ).stdout

@@ -1,13 +1,14 @@
-"""stable-baselines3 on an environment, scored as rlflame scores: a control for the studies.
+"""Train with stable-baselines3 and evaluate its policies in the same way as rlflame.
 
     OTHER/bin/python benchmarks/control.py sac HalfCheetah-v5 --seeds 0-1 --csv control.csv
     OTHER/bin/python benchmarks/control.py ppo Hopper-v5 --steps 1000000 --seeds 0-2 --csv ppo.csv
     OTHER/bin/python benchmarks/control.py ppo-zoo Hopper-v5 --steps 1000000 --csv ppo.csv
 
-Runs in an environment that has stable-baselines3; rlflame is not needed there. `sac` and `ppo` are
-its defaults, but SAC has the 10,000 random steps at the start that its own zoo gives these
-environments and rlflame does too. `ppo-zoo` is PPO as that zoo has tuned it for an environment.
-Twenty episodes without exploration, from the very reset seeds that `rlflame eval` uses.
+Run this script with the Python of a virtual environment that contains stable-baselines3. The script
+does not import rlflame. `ppo` and `sac` use the defaults of stable-baselines3, except that SAC
+starts with 10,000 random steps, as in RL Baselines3 Zoo and rlflame. `ppo-zoo` uses the tuned
+hyperparameters of RL Baselines3 Zoo. An evaluation has 20 episodes without exploration, with the
+same reset seeds as `rlflame eval`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from script import ended, positive, table
 
 COLUMNS = ["algo", "env", "seed", "step", "return_mean", "return_std", "episodes", "train_seconds"]
 EPISODES = 20
-#: rlflame's key of an evaluation's reset seeds.
+#: The key of rlflame's random streams for the resets of evaluations.
 EVALUATION_RESET = 3
-#: Layers of 256 units with relu, not orthogonal at first, and smaller deviations to begin with.
+#: Two layers of 256 ReLU units, without orthogonal initialisation, and a small initial deviation.
 _WIDE = {"net_arch": [256, 256], "activation_fn": "relu", "log_std_init": -2.0, "ortho_init": False}
-#: By the zoo's file, for their older versions: one environment, 512 steps, observations and rewards
-#: normalised, and these; of Ant it has the defaults, normalised.
+#: Hyperparameters from RL Baselines3 Zoo, tuned for older versions of the environments. All four
+#: use one environment, 512 steps per update, and normalised observations and rewards. For Ant, the
+#: zoo uses the defaults with this normalisation.
 ZOO: dict[str, dict[str, Any]] = {
     "HalfCheetah-v5": {
         "batch_size": 64, "gamma": 0.98, "learning_rate": 2.0633e-05, "ent_coef": 0.000401762,
@@ -58,18 +60,20 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-1")
     parser.add_argument("--every", type=int, default=50_000)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--learning-starts", type=int, default=10_000, help="of SAC")
+    parser.add_argument(
+        "--learning-starts", type=int, default=10_000, help="random steps at the start of SAC"
+    )
     parser.add_argument("--csv", type=table, required=True)
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     for seed in range(int(first), int(last or first) + 1):
         if recorded(options, seed):
-            raise SystemExit(f"{options.csv} has seed {seed} of {options.env}: another --csv.")
+            raise SystemExit(f"{options.csv} has seed {seed} of {options.env}: use another --csv.")
         train(options, seed)
 
 
 def label(options: argparse.Namespace) -> str:
-    """`sac-sb3`, `ppo-sb3`, `ppo-zoo-sb3`."""
+    """The name of the algorithm in the CSV file, such as `ppo-zoo-sb3`."""
     return f"{options.algo}-sb3"
 
 
@@ -82,7 +86,7 @@ def recorded(options: argparse.Namespace, seed: int) -> bool:
 
 
 def made(options: argparse.Namespace, seed: int) -> tuple[Any, Callable[[Any], Any]]:
-    """A model that has learned nothing, and what its policy is shown of an observation."""
+    """Make an untrained model and the function that preprocesses its observations."""
     import stable_baselines3 as sb3
 
     common = {"seed": seed, "device": "cpu"}

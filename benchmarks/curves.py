@@ -1,10 +1,10 @@
-"""Draws learning curves of CSV files in docs/results, a panel for each environment.
+"""Draws learning curves from CSV files in docs/results, with a panel for each environment.
 
     python benchmarks/curves.py docs/results/sac.csv docs/results/sac_control.csv \
         --envs halfcheetah,hopper -o docs/images/sac.svg
 
-A line is the interquartile mean over the seeds of a study. Three seeds or more have its 95%
-bootstrap interval.
+A line shows the interquartile mean over the seeds of a study. For three or more seeds, a band shows
+the 95% bootstrap interval.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rlflame.config import resolve
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.safetensors_file import write_atomically
 
-PEERS = {"-zoo-sb3": "stable-baselines3, tuned by its zoo", "-sb3": "stable-baselines3"}
+PEERS = {"-zoo-sb3": "stable-baselines3 with Zoo settings", "-sb3": "stable-baselines3"}
 
-BAND_NOTE = "Band: 95% bootstrap interval over seeds, where there are three or more."
+BAND_NOTE = "Band: 95% bootstrap interval over seeds, for three or more seeds."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("csvs", nargs="+", type=Path)
-    parser.add_argument("--envs", required=True, help="names with commas, a panel each")
+    parser.add_argument("--envs", required=True, help="comma-separated names, one panel each")
     parser.add_argument("-o", "--out", type=Path, required=True)
     options = parser.parse_args()
     for path in options.csvs:
         if not path.is_file():
-            parser.error(f"{path} is not there")
+            parser.error(f"{path} does not exist")
     rows = [row for path in options.csvs for row in read(path)]
-    # Whose a preset is wants saying beside others alone.
+    # A preset is labelled as rlflame's only if the picture also shows another library.
     ours = "rlflame, " if any(peer(row) for row in rows) else ""
     ids = [resolve.resolve_env_id(name) for name in options.envs.split(",")]
     charts = tuple(panel(rows, id, ours) for id in ids)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Evaluations in training; the one after it repeats their last step."""
+    """The evaluations during training, without the final evaluation, which repeats a step."""
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row.get("final") != "1"]
 
@@ -58,14 +58,14 @@ def read(path: Path) -> list[dict[str, str]]:
 def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
     mine = [row for row in rows if resolve.resolve_env_id(row["env"]) == id]
     if not mine:
-        raise SystemExit(f"None of these files has {id}.")
+        raise SystemExit(f"None of these files contains {id}.")
     lines: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in mine:
         label = peer(row) or f"{ours}{row['preset']}"
         lines.setdefault((label, row.get("study", "")), []).append(row)
     labels = [label for label, _ in lines]
     drawn = tuple(
-        # Two studies of one preset are told apart by what the study's name ends in, its steps.
+        # The end of a study's name, its steps, distinguishes two studies of the same preset.
         series(label if labels.count(label) == 1 else f"{label}, {study.split('-')[-1]}", found)
         for (label, study), found in lines.items()
     )
@@ -73,7 +73,7 @@ def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
 
 
 def peer(row: dict[str, str]) -> str | None:
-    """Whose the row is, if not rlflame's."""
+    """The other library of a row, or None for rlflame."""
     return next((name for end, name in PEERS.items() if row["algo"].endswith(end)), None)
 
 
@@ -83,7 +83,7 @@ def series(name: str, rows: list[dict[str, str]]) -> Series:
     line = make_mean_series(title, found) if len(found) > 1 else replace(found[0], label=title)
     if line is None:
         raise SystemExit(f"The seeds of {name} have no steps in common.")
-    # Of fewer seeds a bootstrap knows nothing.
+    # With fewer seeds, a bootstrap interval is meaningless.
     return line if len(found) >= FEWEST_SEEDS else replace(line, low=None, high=None)
 
 

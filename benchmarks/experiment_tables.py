@@ -1,8 +1,9 @@
-"""The tables of docs/experiments.md: what was tried for the presets, and the returns.
+"""Makes the tables of docs/experiments.md: the settings that were tested, and their returns.
 
-`docs/results/experiments.csv` holds a row for each study: its setting and the decision. The returns
-come from `docs/results/tuning.csv`. A study without a name was stopped; its last return stands in
-experiments.csv. In a study name, `{env}` stands for several environments, one column each.
+`docs/results/experiments.csv` has a row for each study, with the setting and the decision. The
+returns come from `docs/results/tuning.csv`. A study without a name was stopped early, and
+experiments.csv contains the last return. In the name of a study, `{env}` stands for several
+environments, with one column for each environment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from result_tables import ENV_IDS
 from rlflame.statistics import compute_tail_mean
 from rlflame.storage.sweep_folder import format_seeds
 
-#: The environments of each table whose study names have `{env}`.
+#: The environments of each table in which study names contain `{env}`.
 MATRICES = {
     "first": ("hopper", "walker2d", "halfcheetah"),
     "parts": ("halfcheetah", "hopper"),
@@ -27,16 +28,16 @@ MATRICES = {
     "default-continuous": ("pendulum", "hopper", "halfcheetah", "walker2d",
                            "lunarlandercontinuous"),
 }  # fmt: skip
-#: Tables of evaluations in training: the steps of an early column, and the last step.
+#: Tables of evaluations during training: the steps of the early column and of the last column.
 CURVES = {"pendulum": (20_000, 100_000), "mountaincar": (20_000, 100_000)}
-#: Tables of the last evaluations in training instead of the final evaluation.
+#: Tables that show the last evaluations during training instead of the final evaluation.
 TAILS = ("falls",)
 RESAMPLES = 20_000
 
 
 @cache
 def read_tuning() -> dict[str, tuple[list[Curve], dict[int, float]]]:
-    """The evaluations in training and the final returns of each study."""
+    """The evaluations during training and the final returns of each study."""
     groups: dict[str, list[dict[str, str]]] = {}
     for row in read_records("tuning.csv"):
         groups.setdefault(row["study"], []).append(row)
@@ -60,18 +61,18 @@ def make_table(name: str) -> str:
         study, setting, decision = row["study"], row["setting"], row["decision"]
         if study not in read_tuning():
             env, seeds = row["runs"].split(", ")
-            lines.append([env, seeds, setting, f"{row['result']}, stopped", decision])
+            lines.append([env, seeds, setting, f"{row['result']} (stopped)", decision])
             continue
         curves, ends = read_tuning()[study]
         returns = [compute_tail_mean(y) for _, y in curves] if name in TAILS else [*ends.values()]
         seeds = format_seeds(sorted(ends)).replace(",", ", ")
         lines.append([f"`{study}`", seeds, setting, format_result(returns), decision])
-    head = ("study", "seeds", "setting", "return", "decision")
+    head = ("study", "seeds", "setting", "return", "decision or observation")
     return format_table(head, lines)
 
 
 def make_curve_table(name: str, rows: list[dict[str, str]]) -> str:
-    """Mean returns at an early step and at the last one."""
+    """Mean returns at an early step and at the last step."""
     early, last = CURVES[name]
     lines = []
     for row in rows:
@@ -81,7 +82,8 @@ def make_curve_table(name: str, rows: list[dict[str, str]]) -> str:
                    format_result(returns))  # fmt: skip
         label = row["study"].split("-", 2)[2]
         lines.append([f"`{label}`", row["setting"], *results, row["decision"]])
-    head = ("study", "setting", f"at {early:,}", f"at {last:,}", "decision")
+    head = ("study", "setting", f"return at step {early:,}", f"return at step {last:,}",
+            "decision or observation")  # fmt: skip
     return format_table(head, lines)
 
 
@@ -102,11 +104,11 @@ def make_matrix(name: str, rows: list[dict[str, str]]) -> str:
         label = row["study"].split("{env}-")[1]
         lines.append([f"`{label}`", row["setting"], *cells, row["decision"]])
     names = [get_name(env) for env in MATRICES[name]]
-    return format_table(["study", "setting", *names, "decision"], lines)
+    return format_table(["study", "setting", *names, "decision or observation"], lines)
 
 
 def make_walker2d_comparison() -> str:
-    """The preset of Walker2d beside the family: twenty seeds, seed by seed."""
+    """Returns of `walker2d-ppo` compared with `mujoco-ppo`, paired by seed."""
     before, after = (
         np.concatenate([compute_tails(*study) for study in studies])
         for studies in (
@@ -128,7 +130,7 @@ def make_walker2d_comparison() -> str:
                                 (0.025, 0.975))  # fmt: skip
         interval = f"{new - old:,.0f} [{low:,.0f}, {high:,.0f}]"
         rows.append((name, format_return(old), format_return(new), interval))
-    head = (f"last evaluations, {count} seeds", "`mujoco-ppo`", "`walker2d-ppo`",
+    head = (f"statistic over {count} seeds", "`mujoco-ppo`", "`walker2d-ppo`",
             "difference [95% interval]")  # fmt: skip
     return format_table(head, rows)
 
@@ -138,26 +140,26 @@ def compute_tails(record: str, study: str) -> np.ndarray:
 
 
 def format_result(returns: Sequence[float]) -> str:
-    """The mean over seeds and, in parentheses, the worst seed."""
+    """The mean over seeds, and the worst seed in parentheses."""
     worst = f" ({format_return(min(returns))})" if len(returns) > 1 else ""
     return format_return(mean(returns)) + worst
 
 
 def find_return(curve: Curve, step: int) -> float:
-    """The return at the evaluation that is nearest to a step."""
+    """The return of the evaluation nearest to a step."""
     steps, returns = curve
     return float(returns[np.abs(steps - step).argmin()])
 
 
 def get_name(env: str) -> str:
-    """An environment's name without its version."""
+    """The name of an environment without its version."""
     if env == "lunarlandercontinuous":
-        return "LunarLander, continuous"
+        return "LunarLander with continuous actions"
     return ENV_IDS.get(env, env).partition("-")[0]
 
 
 def list_studies() -> set[str]:
-    """The studies of `tuning.csv` that the tables have."""
+    """The studies of `tuning.csv` that appear in the tables."""
     studies = set()
     for row in read_records("experiments.csv"):
         for env in MATRICES.get(row["table"], ("",)):

@@ -1,11 +1,12 @@
-"""Kill what can be killed during a run on a Flame cluster, and compare with a run left in peace.
+"""Kill workers during a run on a Flame cluster, and compare the run with an undisturbed one.
 
     python benchmarks/flame_chaos.py --kills 20
     python benchmarks/flame_chaos.py --kills 10 --bounce "systemctl restart flame-object-cache"
 
-At random moments a child that steps environments, or the service around it, is killed with
-signal 9; every --bounce command is run once in between. The executors must be on this machine, so
-that their processes can be reached. Prints what was done, what was retried, and both digests.
+At random moments, the script sends SIGKILL to the service of an executor or to its child process,
+which steps the environments. It runs each --bounce command once, between two kills. The executors
+must run on this machine, so that the script can signal their processes. At the end, the script
+prints the number of retries and both digests.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ def main() -> int:
     parser.add_argument("--algo", default="ppo")
     parser.add_argument("--steps", type=positive, default=300_000)
     parser.add_argument("--kills", type=positive, default=20)
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between kills, mean")
+    parser.add_argument(
+        "--every", type=float, default=2.0, help="mean number of seconds between kills"
+    )
     parser.add_argument("--bounce", action="append", default=[], metavar="COMMAND")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peaceful = train(options, Path(folder) / "peaceful", None)
@@ -61,8 +64,8 @@ def main() -> int:
             wild.join()
             print(f"ended after {time.monotonic() - began:.0f} s: {told['retried']} retried, "
                   f"{told['speculated']} speculated")  # fmt: skip
-    print(f"in peace {peaceful}\nhunted   {hunted}")
-    print("equal to the last bit" if peaceful == hunted else "DIFFERENT")
+    print(f"undisturbed {peaceful}\nkilled      {hunted}")
+    print("identical digests" if peaceful == hunted else "DIFFERENT")
     return int(peaceful != hunted)
 
 
@@ -82,7 +85,7 @@ def rampage(fleet: FlameFleet, options: argparse.Namespace, over: threading.Even
         acts.insert(chosen.randrange(1, len(acts) + 1), command)
     for act in acts:
         if over.wait(chosen.expovariate(1.0 / options.every)):
-            print("  the run was over before all was done", flush=True)
+            print("  the run finished before all kills", flush=True)
             return
         if act != "kill":
             print(f"  bounced: {act}", flush=True)
@@ -92,7 +95,8 @@ def rampage(fleet: FlameFleet, options: argparse.Namespace, over: threading.Even
         if workers:
             victim = chosen.choice(workers[-2:])
             what = chosen.choice(["child", "child", "pid"])
-            if not int(victim[what]):  # between two children; 0 would mean this very process
+            if not int(victim[what]):
+                # The service has no child process at the moment. os.kill(0) would kill this script.
                 what = "pid"
             try:
                 os.kill(int(victim[what]), signal.SIGKILL)

@@ -1,16 +1,17 @@
-"""What Flame costs a run, measured on the cluster that FLAME_ENDPOINT names.
+"""Measure the overhead of Flame on the cluster that FLAME_ENDPOINT names.
 
-    python benchmarks/flame_overhead.py            # all of it
-    python benchmarks/flame_overhead.py fragments iteration
+    python benchmarks/flame_overhead.py                        # all measurements
+    python benchmarks/flame_overhead.py fragments iteration    # two of them
 
-cold        from opening the fleet to the first fragment
-fragments   null fragments of 100 kB, 20 in flight: milliseconds each
-iteration   8 fragments of 100 kB with 0.8 MB of new weights: milliseconds, beside plain flamepy
-executors   20 executors, fragments that take 1, 10, 100 and 1000 ms: efficiency
-flat        1,000 iterations: what the cache holds, memory of driver and workers
-reinforce   episodes a second of REINFORCE on Hopper; with --example DIR beside Flame's own example
+cold        seconds from opening the fleet to the first fragment
+fragments   milliseconds per empty fragment of 100 kB, with 20 fragments in flight
+iteration   milliseconds for 8 fragments of 100 kB and 0.8 MB of new weights, compared with flamepy
+executors   efficiency of 20 executors with fragments that take 1, 10, 100 and 1000 ms
+flat        contents of the object cache and memory of all processes during 1,000 iterations
+reinforce   episodes per second of REINFORCE on Hopper; with --example DIR, compared with Flame's
+            own example
 
-Needs an otherwise idle machine. Rates are of the middle one of several rounds.
+Run this script on an otherwise idle machine. Times of several rounds are medians.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def main() -> None:
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=[*measures, []], default=[])
-    parser.add_argument("--iterations", type=positive, default=1000, help="of `flat`")
-    parser.add_argument("--example", type=Path, help="the folder of Flame's own example")
+    parser.add_argument("--iterations", type=positive, default=1000, help="iterations of `flat`")
+    parser.add_argument("--example", type=Path, help="folder of Flame's example")
     options = parser.parse_args()
     for name in options.what or measures:
         measures[name](options)
@@ -69,7 +70,7 @@ def fleet(most: int, **wishes: Any) -> FlameFleet:
 
 
 def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
-    """Fragments of 10 steps of 2,500 numbers: 100 kB, and next to nothing to compute."""
+    """Make tasks that return 100 kB (10 steps of 2,500 numbers) and compute almost nothing."""
     given = {"seconds": seconds, "every": 10, "size": 2_500}
     env = read_env_spec("sleeper:Sleeper-v0", given, None, ("sleeper",))
     policy = PolicySpec(
@@ -96,7 +97,7 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
 
 
 def once(opened: FlameFleet, wanted: list[RolloutTask], seed: int) -> float:
-    """Seconds from new weights to the last fragment."""
+    """Return the seconds from publishing new weights to the last fragment."""
     fresh = weights(wanted[0].policy, seed)
     began = time.perf_counter()
     name = opened.put(fresh)
@@ -133,7 +134,7 @@ def fragments(options: argparse.Namespace) -> None:
           f"environment's process, on {opened.capacity} executors")  # fmt: skip
 
 
-#: 2,500 x 80 numbers are 0.8 MB.
+#: 2,500 x 80 float32 weights are 0.8 MB.
 WIDE = (80,)
 
 
@@ -154,7 +155,7 @@ def iteration(options: argparse.Namespace) -> None:
 
 
 def plain_runner(arrays: PolicyArrays) -> list[float]:
-    """The same traffic as Flame's own examples have it: weights put, tasks called, results got."""
+    """Move the same data with flamepy alone: put the weights, call the tasks, get the results."""
     from flamepy.runner import Runner
 
     before = os.getcwd()
@@ -219,7 +220,7 @@ def resident(pid: int) -> float:
 
 
 def stored(application: str) -> None:
-    """What the object cache holds for this run, where its folder can be seen from here."""
+    """Print the size of the objects of this run, if FLAME_CACHE_FOLDER names the cache's folder."""
     folder = os.environ.get("FLAME_CACHE_FOLDER")
     if folder:
         found = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -229,10 +230,11 @@ def stored(application: str) -> None:
 
 
 def reinforce(options: argparse.Namespace) -> None:
-    """31 iterations of 50 episodes on both sides, the first of them not counted.
+    """Run 31 iterations of 50 episodes on both sides. The first iteration is not timed.
 
-    Ours once as it learns, and so walks longer and longer; and once with a learning rate that
-    changes nothing, so that its episodes are as short as those of a policy that has not learned.
+    rlflame runs twice. With the preset's learning rate, the policy improves and the episodes become
+    longer. With a learning rate of almost 0, the episodes stay as short as those of an untrained
+    policy.
     """
     rates = {}
     for name, sets in (("learning", ()), ("standing still", ("reinforce.learning_rate=1e-9",))):
@@ -253,12 +255,12 @@ def reinforce(options: argparse.Namespace) -> None:
               )  # fmt: skip
 
 
-#: Flame's example speaks after iterations 0, 10, 20 and 30.
+#: Flame's example prints a line after iterations 0, 10, 20 and 30.
 ITERATIONS = 31
 
 
 def example(source: Path) -> float:
-    """Episodes a second between the first and the last iteration of Flame's own example."""
+    """Return the episodes per second of Flame's example between its first and last line."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("main.py", "model.py", "pyproject.toml"):
             (Path(folder) / name).write_bytes((source / name).read_bytes())
@@ -268,12 +270,12 @@ def example(source: Path) -> float:
         assert said.stdout is not None
         heard = [time.monotonic() for line in said.stdout if re.match(r"Iteration +[0-9]+ ", line)]
         said.wait()
-    assert len(heard) == 4, "its output is not what it was in v0.6.0"
+    assert len(heard) == 4, "the example does not print what it prints in v0.6.0"
     return (ITERATIONS - 1) * 50 / (heard[-1] - heard[0])
 
 
 def own_rate(folder: Path) -> tuple[float, float]:
-    """Episodes a second after the first iteration, from the run's own clock, and their length."""
+    """Return the episodes per second and the mean episode length, without the first iteration."""
     lines = [json.loads(line) for line in (folder / "timing.jsonl").open()]
     spent = [line["wall_s"] for line in lines if "closing" not in line]
     with (folder / "episodes.csv").open(newline="") as file:

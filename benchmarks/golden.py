@@ -1,13 +1,13 @@
-"""Check that training still gives the same bits: hashes of many short runs, kept in a table.
+"""Check that short training runs are bit-for-bit identical to a table of hashes.
 
     python benchmarks/golden.py                    compare with tests/golden/bits.json
-    python benchmarks/golden.py --write            write that table
+    python benchmarks/golden.py --write            write the table
     python benchmarks/golden.py --fleet local      compare runs on worker processes
-    python benchmarks/golden.py --against COMMIT   compare with another commit, on this machine
+    python benchmarks/golden.py --against COMMIT   compare with another commit on this machine
 
-rlflame is driven by its command line alone and judged by the files that it leaves, which are read
-here without any of its code. Hashes know nothing of the names of arrays, so that modules, classes,
-tensors and metrics may be renamed; the tables at the top of this file hold the names that remain.
+The script runs rlflame's command line and reads the resulting files without any of rlflame's code.
+The hashes do not include the names of arrays, so modules, classes, tensors and metrics can be
+renamed. The names on which the script depends are at the top of this file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TABLE = ROOT / "tests" / "golden" / "bits.json"
 
 # Names that a restructuring may change. ---------------------------------------------------------
 
-#: Options that choose each fleet.
+#: The options that select each fleet.
 FLEETS = {
     "inline": ("--fleet", "inline"),
     "local": ("--fleet", "local"),
@@ -49,7 +49,7 @@ FLEETS = {
 METRICS, EPISODES, RESULT = "metrics.jsonl", "episodes.csv", "result.json"
 LATEST, BEST = "latest.safetensors", "best.safetensors"
 CHECKPOINTS, SEGMENTS = "checkpoints/*.safetensors", "replay/*.safetensors"
-#: Which part of a run an array of the latest checkpoint belongs to: the first pattern that fits.
+#: The part of a run to which an array of the latest checkpoint belongs. The first match counts.
 PARTS = (
     (r"policy\.normaliser\.", "normaliser"),
     (r"policy\.", "policy"),
@@ -61,32 +61,32 @@ PARTS = (
     (r"learner\.", "learner"),
     (r"envs", "environment states"),
 )
-#: The arrays that hold environment states as one encoded message.
+#: The arrays that contain the environment states as one encoded message.
 STATES = re.compile(r"envs$")
-#: Arrays of this type and shape are digests over names and contents: derived, and so left out.
+#: Arrays of this type and shape are digests that include names, so they are not hashed.
 DIGEST = ("U8", [32])
 #: Metadata of a checkpoint.
 PROGRESS, FINGERPRINT = "progress", "fingerprint"
-#: Where a printed recipe stands in its JSON, and what of it counts.
+#: The key of the recipe in the printed JSON, and the sections that are hashed.
 RECIPE, RECIPE_SECTIONS = (
     "config",
     ("stop_at_steps", "stop_at_iterations", "learning", "evaluation"),
 )
-#: Facts of a fingerprint that change no bit.
+#: Fields of a fingerprint that do not affect the results.
 HARMLESS = {"python", "device"}
 
 # ------------------------------------------------------------------------------------------------
 
-#: Hexadecimal digits of a SHA-256 that are kept.
+#: The number of hexadecimal digits of a SHA-256 that are kept.
 DIGITS = 16
-#: Sorted hashes of each part of a case.
+#: The sorted hashes of each part of a case.
 Bits = dict[str, list[str]]
 TIMEOUT_S = 600.0
 
 
 @dataclass
 class Table:
-    """The hashes of all cases, and what the machine was that made them."""
+    """The hashes of all cases, and the fingerprint of the machine that made them."""
 
     fingerprint: dict[str, str] = field(default_factory=dict)
     runs: dict[str, Bits] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Table:
         return cls(data["fingerprint"], runs)
 
     def write(self, path: Path) -> None:
-        """As JSON of one line for each part, so that a difference is easy to see."""
+        """Write JSON with one line for each part, so that a diff is easy to read."""
         runs = {
             name: {part: " ".join(hashes) for part, hashes in sorted(parts.items())}
             for name, parts in sorted(self.runs.items())
@@ -122,13 +122,13 @@ def hash_bytes(*parts: bytes | str) -> str:
 
 
 def hash_numbers(values: Sequence[float]) -> str:
-    """Of numbers in any order, and how many there are."""
+    """Hash numbers and their count, in any order."""
     texts = sorted(map(repr, map(float, values)))
     return hash_bytes(str(len(texts)), *texts)
 
 
 def list_numbers(value: Any) -> list[float]:
-    """The numbers inside a JSON value; true and false count as 1 and 0."""
+    """List the numbers in a JSON value. True and false count as 1 and 0."""
     if isinstance(value, bool | int | float):
         return [float(value)]
     if isinstance(value, dict):
@@ -140,7 +140,7 @@ def list_numbers(value: Any) -> list[float]:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A safetensors file: its strings, and its arrays as (name, type, shape, bytes)."""
+    """A safetensors file: its metadata, and its arrays as (name, type, shape, bytes)."""
 
     strings: dict[str, str]
     arrays: list[tuple[str, str, list[int], bytes]]
@@ -163,10 +163,10 @@ def hash_array(dtype: str, shape: Sequence[int], data: bytes) -> str:
 
 
 def hash_states(message: bytes) -> list[str]:
-    """One hash for each environment, with its place: its arrays and numbers, without names.
+    """Hash the state of each environment: its index, arrays and numbers, without names.
 
-    The message has 6 bytes of magic, 4 of checksum, 8 of header length, a JSON header, and arrays
-    from the next multiple of 64 on, each at a multiple of 64.
+    The message has 6 bytes of magic, 4 of checksum, 8 of header length, a JSON header, and the
+    arrays. Each array starts at a multiple of 64 bytes.
     """
     (length,) = struct.unpack_from("<Q", message, 10)
     header = json.loads(message[18 : 18 + length])
@@ -226,7 +226,7 @@ def read_run(folder: Path) -> Bits:
 
 
 def read_case(folder: Path) -> tuple[Bits, dict[str, str]]:
-    """The hashes of all run folders of a case, and the fingerprint of what made them."""
+    """Return the hashes of all run folders of a case and the fingerprint of the machine."""
     merged: Bits = {}
     fingerprint: dict[str, str] = {}
     runs = sorted(path.parent for path in folder.rglob(METRICS))
@@ -241,12 +241,12 @@ def read_case(folder: Path) -> tuple[Bits, dict[str, str]]:
 
 
 class CaseFailed(Exception):
-    """A command that did not end with 0."""
+    """A command failed."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs cases with one source tree on one fleet."""
+    """Runs cases from one source tree on one fleet."""
 
     source: Path
     fleet: str = "inline"
@@ -254,7 +254,7 @@ class Runner:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, case: Case, folder: Path) -> tuple[Bits, dict[str, str]]:
-        """What a case gives when it runs in an empty folder."""
+        """Run a case in a new folder and return its hashes and its fingerprint."""
         folder.mkdir(parents=True)
         env_file = folder / "golden_env.py"
         env_file.write_text(ENV_FILE_TEXT)
@@ -298,7 +298,7 @@ def _replace(word: str, places: Mapping[str, str]) -> str:
     return word
 
 
-#: Serves a Flame until its standard input ends.
+#: Serves a Flame stub until the standard input closes.
 STUB = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -311,7 +311,7 @@ with FlameStub(executors=int(sys.argv[2])) as stub:
 
 @contextlib.contextmanager
 def start_stub(executors: int) -> Iterator[dict[str, str]]:
-    """A Flame stub in a process of its own; yields the variables that lead to it."""
+    """Start a Flame stub in a process, and yield the environment variables that select it."""
     command = [sys.executable, "-c", STUB, str(ROOT / "tests"), str(executors)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -329,7 +329,7 @@ def start_stub(executors: int) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def make_runner(fleet: str, workers: int | None, jobs: int, source: Path) -> Iterator[Runner]:
-    """A runner on a fleet that is there as long as the context lasts."""
+    """Yield a runner and, if necessary, keep a Flame stub running for it."""
     if fleet != "flame-stub":
         yield Runner(source, fleet, workers)
         return
@@ -345,7 +345,7 @@ def run_cases(
     keep: Path | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Table:
-    """The table of these cases; raises CaseFailed after all others have run."""
+    """Run the cases and return their table. CaseFailed is raised after all cases have run."""
     cases, table = make_cases(), Table()
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="golden-") as temporary:
@@ -371,19 +371,19 @@ def run_cases(
 
 
 def list_machine_differences(expected: Table, actual: Table) -> list[str]:
-    """What differs between two machines and may change bits."""
+    """List the differences between two machines that may change results."""
     before, now = expected.fingerprint, actual.fingerprint
     names = sorted((before.keys() & now.keys()) - HARMLESS)
     return [f"{n}: {before[n]} -> {now[n]}" for n in names if before[n] != now[n]]
 
 
 def merge_parts(bits: Bits) -> Bits:
-    """All hashes of a case as one part, for when parts were renamed or moved."""
+    """Merge all hashes of a case into one part, for comparisons after parts were renamed."""
     return {"all parts": sorted(h for hashes in bits.values() for h in hashes)}
 
 
 def compare(expected: Table, actual: Table, *, merged: bool = False) -> list[tuple[str, str, str]]:
-    """The differences in the cases that `actual` has: case, part, and what differs."""
+    """List the differences of the cases in `actual` as (case, part, description)."""
     differences = []
     for name in sorted(actual.runs):
         if name not in expected.runs:
@@ -408,13 +408,13 @@ def print_differences(differences: Sequence[tuple[str, str, str]]) -> None:
 
 
 def make_table_of_commit(commit: str, arguments: Sequence[str]) -> Table:
-    """The table that another commit gives here, by its own copy of this script if it has one."""
+    """Make the table of another commit, with the script of that commit if it has one."""
     with tempfile.TemporaryDirectory(prefix="golden-commit-") as temporary:
         folder = Path(temporary)
         command = ["git", "-C", str(ROOT), "archive", commit, "src", "tests", "benchmarks"]
         archive = subprocess.run(command, stdout=subprocess.PIPE, check=False)
         if archive.returncode:
-            raise SystemExit(2)  # git has said why
+            raise SystemExit(2)  # git has printed the error
         (folder / "tree.tar").write_bytes(archive.stdout)
         with tarfile.open(folder / "tree.tar") as packed:
             packed.extractall(folder / "tree", filter="data")
@@ -440,15 +440,17 @@ def main() -> int:
     action.add_argument("--list", action="store_true", help="list the cases")
     action.add_argument("--against", metavar="COMMIT", help="compare with another commit")
     parser.add_argument("--only", action="append", metavar="TEXT", default=[],
-                        help="cases whose name begins so; repeatable")  # fmt: skip
+                        help="run the cases whose name begins with TEXT; repeatable")  # fmt: skip
     parser.add_argument("--fleet", choices=list(FLEETS), default="inline")
-    parser.add_argument("--workers", type=positive, metavar="N", help="workers of a fleet")
-    parser.add_argument("--jobs", type=positive, metavar="N", default=1, help="cases at a time")
-    parser.add_argument("--merged", action="store_true", help="compare all parts as one")
+    parser.add_argument("--workers", type=positive, metavar="N", help="number of workers")
+    parser.add_argument(
+        "--jobs", type=positive, metavar="N", default=1, help="number of cases that run in parallel"
+    )
+    parser.add_argument("--merged", action="store_true", help="compare all parts of a case as one")
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
     parser.add_argument("--source", type=Path, default=ROOT / "src", metavar="DIR",
-                        help="the source tree that is run")  # fmt: skip
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders here")
+                        help="the source tree to run")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders in DIR")
     options = parser.parse_args()
 
     names = [n for n in make_cases() if not options.only or n.startswith(tuple(options.only))]
@@ -475,7 +477,7 @@ def main() -> int:
                 machine = list_machine_differences(expected, run_cases(runner, names[:1]))
                 if machine:
                     print(
-                        "The table was made on another kind of machine, and bits may differ:\n  "
+                        "The table was made on another kind of machine, so results may differ:\n  "
                         + "\n  ".join(machine)
                         + "\n  hint: python benchmarks/golden.py --against COMMIT"
                     )
@@ -485,11 +487,11 @@ def main() -> int:
         print(error)
         return 1
     if options.write:
-        if options.only and options.table.exists():  # the other cases stay as they are
+        if options.only and options.table.exists():  # keep the other cases in the table
             table = Table.read(options.table)
             actual = Table(table.fingerprint | actual.fingerprint, table.runs | actual.runs)
         actual.write(options.table)
-        print(f"{len(actual.runs)} cases are in {options.table}.")
+        print(f"{len(actual.runs)} cases written to {options.table}.")
         return 0
     differences = compare(expected, actual, merged=options.merged)
     if differences:

@@ -1,7 +1,7 @@
-"""The short runs of the golden table: which commands are typed for each of them.
+"""The cases of the golden table: short runs and the commands that start them.
 
-`golden.py` runs them. Settings and presets that are renamed in rlflame are renamed here; the name
-of a case stays, because the table is compared by it.
+`golden.py` runs these commands. When rlflame renames a setting or a preset, rename it here too, but
+keep the names of the cases, because the table refers to them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Stand in a command for the run folder, the environment file and the folder of the case.
+#: Placeholders for the run folder, the environment file and the folder of the case.
 OUT, ENV_FILE, FOLDER = "{out}", "{env_file}", "{folder}"
 
-#: Environments whose spaces differ from Gymnasium's own: matrices, integers, a choice from -1 on.
+#: Environments with unusual spaces: matrices, integers, and choices that start at -1.
 ENV_FILE_TEXT = '''
 """Small environments with unusual spaces."""
 import gymnasium
@@ -56,7 +56,7 @@ EVALUATION = {
     "evaluation.final_episodes": 3,
     "evaluation.max_episode_steps": 30,
 }
-#: Iterations of 64 steps.
+#: Settings for iterations of 64 steps.
 ROLLOUT = {"rollout.num_slots": 2, "rollout.envs_per_slot": 2, "rollout.steps": 16}
 PPO = {
     **ROLLOUT,
@@ -72,7 +72,7 @@ REINFORCE = {
     "rollout.steps": 40,
     "stop_at_iterations": 3,
 }
-#: Iterations of 16 steps; updates begin after the second.
+#: Settings for iterations of 16 steps. Updates begin after the second iteration.
 SAC = {
     **ROLLOUT,
     **EVALUATION,
@@ -86,15 +86,15 @@ SAC = {
 
 @dataclass(frozen=True)
 class Case:
-    """Commands that fill one folder with runs, typed one after the other."""
+    """Commands that run one after the other and write their runs into one folder."""
 
     commands: tuple[tuple[str, ...], ...]
-    #: A command that prints the recipe as JSON; the numbers in it belong to the table too.
+    #: A command that prints the recipe as JSON. Its numbers are hashed too.
     recipe: tuple[str, ...] = ()
 
 
 def list_options(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as `--set` options; a value of None leaves the setting out."""
+    """Format settings as `--set` options. A value of None omits the setting."""
     options = []
     for name, value in settings.items():
         if value is not None:
@@ -106,13 +106,13 @@ def list_options(settings: Mapping[str, Any]) -> list[str]:
 def make_train(
     algorithm: str, environment: str, settings: Mapping[str, Any], words: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """A `rlflame train` command."""
+    """Make a `rlflame train` command."""
     chosen = ("--algo", algorithm, "--env", environment)
     return ("train", *chosen, *list_options(settings), *words, "--out", OUT)
 
 
 def make_cases() -> dict[str, Case]:
-    """Every case by its name."""
+    """Return all cases by name."""
     cases: dict[str, Case] = {}
 
     def add(name: str, *commands: tuple[str, ...], recipe: tuple[str, ...] = ()) -> None:
@@ -136,7 +136,7 @@ def make_cases() -> dict[str, Case]:
     return cases
 
 
-#: Presets with an environment each; hyperparameters stay, the batch and the budget are cut.
+#: Presets and an environment for each. Only the batch size and the budget are reduced.
 _PRESETS = [
     ("ant-ppo", "ant"),
     ("ant-reinforce", "ant"),
@@ -204,7 +204,7 @@ def _add_presets(add: Any) -> None:
 
 
 def _add_environments(add_train: Any) -> None:
-    """Every environment that has a loop of its own, and the ways to make others."""
+    """Add the environments with a fast loop, and each way to make other environments."""
     for environment in ("acrobot", "mountaincar", "lunarlander"):
         add_train(f"ppo-{environment}", environment)
     for environment in ("bipedalwalker", "halfcheetah", "humanoid", "inverteddoublependulum"):
@@ -214,7 +214,8 @@ def _add_environments(add_train: Any) -> None:
     add_train("reinforce-pusher", "pusher")
     add_train("reinforce-hopper", "hopper")
     add_train("reinforce-mountaincarcontinuous", "mountaincarcontinuous")
-    # Episodes that time limits cut, in environments that are restored in either way.
+    # Episodes that a time limit truncates. The states of these environments are restored in both
+    # ways.
     limit = {"environment.max_episode_steps": 7}
     add_train("ppo-pendulum-time-limit", "pendulum", settings=limit)
     add_train("sac-halfcheetah-time-limit", "halfcheetah", settings=limit)
@@ -227,7 +228,7 @@ def _add_environments(add_train: Any) -> None:
         *("--env-kwargs", "reset_noise_scale=0.1"),
     )
     add_train("ppo-pendulum-gravity", "pendulum", "--env-kwargs", "g=4.5")
-    # By Gymnasium's own loop: another version of a MuJoCo environment.
+    # rlflame has no fast loop for this version of a MuJoCo environment.
     add_train("ppo-hopper-v4", "Hopper-v4")
     own = ("--env-file", ENV_FILE)
     add_train("ppo-own-choice", "Drift-v0", *own, "--env-kwargs", "kind=choice")
@@ -295,7 +296,7 @@ def _add_ppo(add_train: Any) -> None:
             },
         ),
     ]
-    # The preset of Pendulum has gsde and observations as they are.
+    # The Pendulum preset uses gSDE and does not normalise observations.
     gaussian = {
         "network.exploration": "independent",
         "network.exploration_interval": "none",
@@ -400,7 +401,7 @@ def _add_sac(add_train: Any) -> None:
             "torch-quantiles",
             {"learning.provider": "torch", "sac.quantiles": 5, "sac.dropped_quantiles": 1},
         ),
-        # Segments that are sealed, some of them pruned.
+        # The replay buffer seals several segments and deletes the oldest ones.
         (
             "segments",
             {
@@ -434,7 +435,7 @@ def _add_sac(add_train: Any) -> None:
 
 
 def _add_several_commands(add: Any) -> None:
-    """A run that goes on, a run that starts from the policy of another, several seeds at once."""
+    """Add cases with several commands: resumed runs, initial policies, several seeds."""
     half = {"learning.horizon_steps": 256, "stop_at_iterations": None, "stop_at_steps": 128}
     for name, algorithm, environment, settings in (
         ("ppo-cartpole", "ppo", "cartpole", PPO),

@@ -1,13 +1,13 @@
-"""Attack rlflame with forged, damaged and special files, and count how each attempt ends.
+"""Run rlflame on forged, damaged and special files, and count how each attempt ends.
 
-    python benchmarks/hostile.py            every attempt, some minutes
-    python benchmarks/hostile.py --quick    a part of them, some seconds
-    python benchmarks/hostile.py --docs     and write the table into docs/guides/security.md
+    python benchmarks/hostile.py            # all attempts, in some minutes
+    python benchmarks/hostile.py --quick    # a selection, in some seconds
+    python benchmarks/hostile.py --docs     # also write the table into docs/guides/security.md
 
-Every attempt is one command line, run by rlflame's own `main` in a forked process: it loads its
-libraries once, and a crash, a hang or a full memory ends the attempt alone. Checkpoints are signed
-again after each change, so that only the checks behind the checksum can refuse them. The exit code
-is 1 if any attempt ends in a fault.
+Each attempt calls rlflame's `main` in a forked process, so that a crash, a hang or excessive memory
+ends only this attempt. The script recomputes the checksum and the digests of each changed
+checkpoint, so that the attempts test the checks behind them. The exit code is 1 if any attempt
+ends in a fault.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ SHIPPED = ROOT / "checkpoints"
 GUIDE = ROOT / "docs" / "guides" / "security.md"
 BEGIN, END = "<!-- hostile:begin -->", "<!-- hostile:end -->"
 SEED = 0
-#: An attempt that takes longer is interrupted, and one that ignores this is a hang.
+#: An attempt that takes longer is interrupted. If it does not end then, it counts as a hang.
 LIMIT_S = 60.0
 GRACE_S = 20.0
-#: A small file is read and refused within far less.
+#: An attempt that uses more memory counts as a fault. Refusing a small file needs far less.
 MEMORY_BYTES = 1_500_000_000
 ADDRESS_BYTES = 16 << 30
-#: What a terminal obeys, listed here again so that a gap in rlflame's own list is seen.
+#: Control characters of terminals. This list does not reuse rlflame's own, to reveal gaps in it.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-#: Names that the standard library or torch look up and that are absent on most systems.
+#: Names that the standard library or torch try to import and that most systems do not have.
 ABSENT = ("org", "nt", "_winapi", "msvcrt", "winreg", "tqdm", "pynvml")
 MODULE = """from pathlib import Path
 import gymnasium
@@ -62,20 +62,21 @@ Write = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One command, and the files that it finds in its folder."""
+    """One command, and the files in its folder."""
 
     kind: str
     name: str
     words: tuple[str, ...]
     prepare: Write
-    #: What a small file can ask for and the user ends with Ctrl-C: as many episodes as it likes.
+    #: The command may run until it is interrupted, because a file can request any number of
+    #: episodes.
     endless: bool = False
     quick: bool = True
     limit_s: float = LIMIT_S
 
 
 class Forgery:
-    """A checkpoint whose strings and tensors can be changed, and that is signed again."""
+    """A checkpoint whose metadata and tensors can be changed, with a valid checksum and digests."""
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
@@ -88,7 +89,7 @@ class Forgery:
         return self
 
     def change(self, string: str, path: str, value: Any) -> Forgery:
-        """Set a value inside one of the JSON strings; `path` is empty for all of it."""
+        """Set a value inside one of the JSON strings. An empty `path` replaces the whole string."""
         table: Any = {"": json.loads(self.strings[string])}
         *folders, last = ["", *filter(None, path.split("."))]
         inner = table
@@ -98,7 +99,7 @@ class Forgery:
         return self.put(string, json.dumps(table[""]))
 
     def environment(self, name: str, value: Any) -> Forgery:
-        """The same in the recipe and beside it, as a careful forger would."""
+        """Change the environment in both places, the recipe and the environment's own metadata."""
         self.change("recipe", f"learning.environment.{name}", value)
         return self.change("environment", name, value)
 
@@ -107,7 +108,7 @@ class Forgery:
         return self
 
     def write(self, path: Path) -> None:
-        with contextlib.suppress(ValueError, RecursionError, TypeError):  # no JSON any more
+        with contextlib.suppress(ValueError, RecursionError, TypeError):  # not JSON
             self._sign()
         strings = {**self.strings, "checksum": "0" * 64}
         data = safetensors.numpy.save(self.tensors, strings)
@@ -169,7 +170,7 @@ MODULES = (
 
 
 def modules() -> Iterator[Attempt]:
-    """Files that ask for a module, which lies beside them and leaves a trace when it runs."""
+    """Yield files that name a module in the same folder, which creates a file when it runs."""
 
     def forge(id: str, kwargs: dict[str, Any]) -> Write:
         forgery = Forgery(SHIPPED / "cartpole.safetensors").environment("id", id)
@@ -209,7 +210,7 @@ def modules() -> Iterator[Attempt]:
 
 
 def arguments() -> Iterator[Attempt]:
-    """Environment arguments that name files, or make an environment misbehave."""
+    """Yield environment arguments that name files or make an environment misbehave."""
 
     def forge(name: str, kwargs: dict[str, Any]) -> Write:
         def write(folder: Path) -> None:
@@ -251,7 +252,7 @@ def arguments() -> Iterator[Attempt]:
 
 
 def checkpoints() -> Iterator[Attempt]:
-    """Values in a valid policy file that were changed, one at a time, and signed again."""
+    """Yield valid policy files in which one value was changed, with a valid checksum."""
     chance = random.Random(SEED)
     source = Forgery(SHIPPED / "cartpole.safetensors")
     values: tuple[Any, ...] = (
@@ -305,7 +306,7 @@ def all_weights(forgery: Forgery, weight: float) -> None:
 
 
 def damaged() -> Iterator[Attempt]:
-    """Bytes that were cut or changed, without a new signature, and files that are no files."""
+    """Yield truncated and modified files without a valid checksum, and special files."""
     chance = random.Random(SEED)
     data = (SHIPPED / "cartpole.safetensors").read_bytes()
 
@@ -351,7 +352,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def configs() -> Iterator[Attempt]:
-    """`train --config` with TOML that is deep, large or of the wrong type."""
+    """Yield `train --config` with TOML that is deep, large or of the wrong type."""
     giant = "0x" + "f" * 5000
     texts = {
         "hexadecimal seed": f"[learning]\nseed = {giant}\n",
@@ -403,7 +404,7 @@ def configs() -> Iterator[Attempt]:
 
 
 def run_folders(run: Path, replay: Path) -> Iterator[Attempt]:
-    """Whole folders of a run, of which one file was changed, linked or replaced."""
+    """Yield run folders in which one file was changed, linked or replaced."""
     giant = "0x" + "f" * 5000
     config = (run / "config.toml").read_text()
     odd = "<script>alert(1)</script>$\\\\frac{_^ \\u202e\\u001b[2J"
@@ -465,7 +466,7 @@ def run_folders(run: Path, replay: Path) -> Iterator[Attempt]:
 
 
 def learner_states(run: Path, replay: Path) -> Iterator[Attempt]:
-    """Counters and replays in a whole checkpoint, changed and signed again."""
+    """Yield validly signed checkpoints whose counters and replay buffers were changed."""
     for folder in (run, replay):
         newest = folder / "latest.safetensors"
         for name, array in Forgery(newest).tensors.items():
@@ -509,11 +510,11 @@ def leaves(value: Any, path: str = "") -> list[str]:
 
 
 def void(value: object) -> None:
-    """Nothing, of an expression whose value is not wanted."""
+    """Discard a value, so that a lambda returns None."""
 
 
 def run_attempt(attempt: Attempt, folder: Path) -> tuple[str, str]:
-    """How one attempt ends, and what it printed."""
+    """Run one attempt. Return its outcome and its output."""
     trace = folder / "trace"
     for name in ("evil", *ABSENT):
         (folder / f"{name}.py").write_text(MODULE.format(trace=str(trace)))
@@ -530,7 +531,7 @@ def run_attempt(attempt: Attempt, folder: Path) -> tuple[str, str]:
 
 
 def run_command(words: tuple[str, ...], folder: Path, output: int) -> None:
-    """In the forked process: the command as if it had been typed; never returns."""
+    """Run the command as if it had been typed. This function runs in the forked process."""
     code = 70
     try:
         os.setsid()
@@ -562,7 +563,7 @@ def run_command(words: tuple[str, ...], folder: Path, output: int) -> None:
 
 
 def wait_for(child: int, attempt: Attempt) -> tuple[int | None, int, bool]:
-    """Exit code or None for a hang, the most memory in bytes, and whether Ctrl-C ended it."""
+    """Return the exit code (None for a hang), the peak memory, and whether SIGINT was sent."""
     interrupted, until = False, time.monotonic() + attempt.limit_s
     while True:
         pid, status, usage = os.wait4(child, os.WNOHANG)
@@ -630,14 +631,14 @@ def train_once(folder: Path, *words: str) -> None:
 
 
 def import_command() -> None:
-    """Load once what every forked command needs."""
+    """Limit the threads of BLAS before the first forked command loads it."""
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
 
 
 @contextlib.contextmanager
 def empty_home(folder: Path) -> Iterator[None]:
-    """A user who trusts no module; what an attempt writes at home stays in the folder."""
+    """Set an empty home folder, in which no module is trusted."""
     before = {name: os.environ.get(name) for name in ("HOME", "XDG_CONFIG_HOME")}
     os.environ["HOME"] = str(folder / "home")
     os.environ.pop("XDG_CONFIG_HOME", None)
@@ -650,7 +651,7 @@ def empty_home(folder: Path) -> Iterator[None]:
 
 
 def attack(*, quick: bool, kinds: str = "", verbose: bool = False) -> dict[str, Counter[str]]:
-    """Counts of outcomes by class; faults are printed as they come."""
+    """Count the outcomes of each class, and print the faults."""
     counts: dict[str, Counter[str]] = {}
     import_command()
     with tempfile.TemporaryDirectory(prefix="hostile-") as name, empty_home(Path(name)):
@@ -694,9 +695,9 @@ def write_docs(block: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a part of the attempts")
+    parser.add_argument("--quick", action="store_true", help="run a selection of the attempts")
     parser.add_argument("--docs", action="store_true", help=f"write the table into {GUIDE.name}")
-    parser.add_argument("--kinds", default="", help="a pattern of the classes to run")
+    parser.add_argument("--kinds", default="", help="a regular expression that selects classes")
     parser.add_argument("--verbose", action="store_true", help="print every attempt")
     options = parser.parse_args()
     counts = attack(quick=options.quick, kinds=options.kinds, verbose=options.verbose)

@@ -1,4 +1,4 @@
-"""Trains presets over several seeds and writes their evaluations into a CSV file.
+"""Train presets with several seeds and write their evaluations into a CSV file.
 
     python benchmarks/learning.py reinforce --csv docs/results/reinforce.csv  # default, classic
     python benchmarks/learning.py sac --seeds 0-4 --csv docs/results/sac.csv
@@ -9,10 +9,10 @@
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
-The report has P4, the mean of the last twentieth of the evaluations, and P2, the best mean over
-seeds at one step. Studies with the published plan evaluate 20 episodes every 10,000 steps (every
-1,000 if the study is short). The seeds of a study run as one job, --jobs at a time. A finished seed
-is written at once and not trained again.
+Studies with the published plan run 20 evaluation episodes every 10,000 steps (every 1,000 steps if
+the study is short). In the report, P4 is the mean of the last twentieth of the evaluations, and P2
+is the best mean over seeds at one step. The seeds of a study run as one job, --jobs at a time. The
+script writes each seed when it ends, and does not train a seed again that is in the CSV file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = ["study", "env", "algo", "preset", "seed", "step", "return_mean", "ret
 
 @dataclass(frozen=True)
 class Study:
-    """One row of a table: a preset on an environment for a number of steps."""
+    """One row of a table: a preset, an environment and a number of steps."""
 
     name: str
     env: str
@@ -46,7 +46,7 @@ class Study:
     floor: float | None = None
     preset: str | None = None
     sets: tuple[str, ...] = ()
-    #: Evaluate as published figures were: 20 episodes each 10,000 steps.
+    #: Evaluate as in published results: 20 episodes every 10,000 steps.
     published_plan: bool = False
 
     def overrides(self) -> list[str]:
@@ -69,7 +69,7 @@ SAC = [
                               ("hopper", 300_000, 2800), ("walker2d", 300_000, 3500),
                               ("ant", 300_000, 2500))
 ]  # fmt: skip
-#: What these were before they had presets of their own.
+#: The two environments with the preset of the MuJoCo family, for comparison with their own presets.
 SAC += [
     Study(f"family-{env}-300k", env, "sac", 300_000, None, "mujoco-sac",
           ("learning.threads=1",), published_plan=True)
@@ -85,7 +85,7 @@ PPO = [
     )
     for env, floor in floors.items()
 ]  # fmt: skip
-#: REINFORCE for as many steps as others have published figures of.
+#: REINFORCE for the numbers of steps of published results.
 LONG = [
     Study(f"reinforce-{env}-{steps // 1_000_000}m" if steps >= 1_000_000
           else f"reinforce-{env}-{steps // 1000}k",
@@ -94,18 +94,18 @@ LONG = [
                               ("walker2d", 3_000_000, 460), ("ant", 3_000_000, 300),
                               ("cartpole", 200_000, 483))
 ]  # fmt: skip
-#: The family for clusters, which takes more steps and learns less from each.
+#: The presets for clusters, which use more steps and learn less from each step.
 WIDE = [
     Study(f"wide-{env}-3m", env, "ppo", 3_000_000, floor, preset=f"{family}-ppo-wide",
           published_plan=True)
     for env, family, floor in (("hopper", "hopper", 3100), ("halfcheetah", "mujoco", 6000),
                                ("walker2d", "mujoco", 4000))
 ]  # fmt: skip
-#: What an environment gets that nobody has tuned for, on six of them, and beside it the family of
-#: MuJoCo on the four that had no other preset when this was measured.
+#: The default preset on six environments for which no preset was tuned, and the preset of the
+#: MuJoCo family on the four of them that had no other preset when this was measured.
 UNTUNED = [
     Study(f"{kind}-{env}", name, "ppo", steps, preset=preset, published_plan=True,
-          # Its episodes are so long that three quarters of the time would be evaluations.
+          # With 10,000 steps, evaluations would take three quarters of the time: episodes are long.
           sets=("evaluation.every_steps=50000",) if kind + env == "defaultbipedalwalker" else ())
     for kind, preset in (("default", "default-ppo"), ("family", "mujoco-ppo"))
     for env, name, steps in (("acrobot", "acrobot", 500_000),
@@ -123,7 +123,7 @@ STUDIES = {"reinforce": REINFORCE, "sac": SAC, "ppo": PPO, "long": LONG,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=[*STUDIES, "run"])
-    parser.add_argument("rest", nargs="*", help="for run: ENV ALGO; else the studies wanted")
+    parser.add_argument("rest", nargs="*", help="for run: ENV ALGO; otherwise names of studies")
     parser.add_argument("--steps", type=positive, default=300_000)
     parser.add_argument("--seeds", default="0-4")
     parser.add_argument("--preset")
@@ -131,14 +131,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--csv", type=table, default=Path("learning.csv"))
     parser.add_argument("--name")
-    parser.add_argument("--report", action="store_true", help="of what the CSV has; run nothing")
-    parser.add_argument("--published-plan", action="store_true", help="20 episodes each 10k steps")
+    parser.add_argument("--report", action="store_true", help="only report the CSV file")
+    parser.add_argument("--published-plan", action="store_true", help="20 episodes every 10k steps")
     options = parser.parse_args()
     if options.report and not options.csv.exists():
-        parser.error(f"{options.csv} is not there")
+        parser.error(f"{options.csv} does not exist")
     if options.what == "run":
         if len(options.rest) != 2:
-            parser.error(f"run is given {options.rest}, not ENV ALGO")
+            parser.error(f"run takes ENV ALGO, not {options.rest}")
         env, algo = options.rest
         name = options.name or "-".join([env, algo, *options.sets])
         sets, plan = tuple(options.sets), options.published_plan
@@ -147,7 +147,7 @@ def main() -> None:
         studies = STUDIES[options.what]
         unknown = {*options.rest} - {study.name for study in studies}
         if unknown:
-            parser.error(f"{options.what} has no {', '.join(sorted(unknown))}, but "
+            parser.error(f"{options.what} has no study {', '.join(sorted(unknown))}; it has "
                          f"{', '.join(study.name for study in studies)}")  # fmt: skip
         studies = [study for study in studies if not options.rest or study.name in options.rest]
     from rlflame.storage.sweep_folder import parse_seeds
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
-    """Those of the seeds that are not in the CSV yet."""
+    """Train the seeds that are not in the CSV file yet."""
     from rlflame import api
     from rlflame.config import resolve
     from rlflame.config.flags import TrainFlags
@@ -187,7 +187,7 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
 
 
 class Keeper(NullView):
-    """Puts the curve of each seed into the CSV when the seed ends."""
+    """Writes the curve of each seed into the CSV file when the seed ends."""
 
     def __init__(self, study: Study, preset: str, path: Path) -> None:
         self._study = study
@@ -215,7 +215,7 @@ class Keeper(NullView):
 
 
 def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """A finished run as lines of the CSV: every evaluation, and the final one last."""
+    """Convert a finished run to rows of the CSV file. The last row is the final evaluation."""
     from rlflame.storage import run_reader
 
     found = run_reader.read_run(folder)
@@ -255,13 +255,17 @@ def append(path: Path, lines: list[dict[str, object]]) -> None:
 
 
 def short(value: object) -> object:
-    """A float with six digits, which is more than twenty episodes can tell, and a third as long."""
+    """Round a float to six digits, which keeps the file small and loses nothing that matters."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def report(studies: list[Study], seeds: list[int], path: Path) -> None:
-    """Over seeds: IQM of the final evaluations with its interval, the worst, P4 and P2 (mean and
-    standard deviation), and the mean return of the last 100 training episodes, with exploration."""
+    """Print statistics over the seeds of each study.
+
+    They are the IQM of the final evaluations with its interval, the worst seed, P4 and P2 with
+    their standard deviations, and the mean return of the last 100 training episodes, with
+    exploration.
+    """
     import numpy as np
 
     from rlflame.statistics import (
@@ -279,12 +283,13 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
         ended = [row for row in lines if row["final"] == "1" and int(row["seed"]) in seeds]
         if not ended:
             continue
-        # An interval is drawn by place: it must not tell which seed was over first.
+        # The bootstrap interval depends on the order, which must not depend on which seed ended
+        # first.
         ended.sort(key=lambda row: int(row["seed"]))
         values = np.array([float(row["return_mean"]) for row in ended])
         curves = [evaluations([row for row in lines if row["seed"] == one["seed"]])
                   for one in ended]  # fmt: skip
-        # Classic recipes of REINFORCE are evaluated at the end alone.
+        # Classic REINFORCE studies have only a final evaluation.
         tails = [compute_tail_mean(returns) for _, returns in curves if len(returns)]
         p4 = spread(compute_mean_std(np.array(tails)), 1) if tails else ""
         best = find_best_mean(curves)
@@ -299,12 +304,12 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
 
 
 def spread(found: Any, places: int) -> str:
-    """Over seeds, the mean and its deviation."""
+    """Format a mean and its standard deviation over seeds."""
     return f"{found.mean:.{places}f} ± {found.std:.{places}f}"
 
 
 def evaluations(lines: list[dict[str, str]]) -> tuple[Any, Any]:
-    """Steps and returns of one seed's evaluations in training."""
+    """The steps and returns of the evaluations of one seed during training."""
     import numpy as np
 
     found = [row for row in lines if row["final"] == "0"]

@@ -1,14 +1,18 @@
-"""Times updates of PPO beside their matrix products, with one thread.
+"""Time PPO updates on one thread, and compare them with their matrix products alone.
 
     python benchmarks/ppo_update.py --env hopper,ant --minibatch 64,256
     python benchmarks/ppo_update.py --csv docs/results/ppo_update.csv
 
-The learner of the environment's preset learns from random numbers. The time of an update is the
-time between two optimizer steps. In turn with the learner run the matrix products of one update
-alone (the lower limit of any implementation in numpy), the updates with `np.matmul` in place of
-`np.dot`, and the updates with torch's autograd. Each time is the tenth percentile, which is nearly
-equal on busy and idle machines. The time of an iteration, with values, advantages and shuffling, is
-the lowest processor time.
+The learner uses the preset of the environment and trains on random numbers. The script measures
+four variants:
+
+update      the update of rlflame, between two optimizer steps
+products    only the matrix products of an update, the lower limit of any implementation in numpy
+matmul      the update of rlflame with `np.matmul` in place of `np.dot`
+autograd    the update with torch's autograd
+
+Each of these times is a tenth percentile, which is nearly equal on busy and idle machines. The time
+of an iteration includes values, advantages and shuffling. It is the lowest processor time.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ COLUMNS = ["env", "minibatch", "update_us", "products_us", "matmul_us", "autogra
 
 
 class Marked(Adam):
-    """Adam that says when each of its steps is over."""
+    """Adam that records the time at which each of its steps ends."""
 
     marks: list[int]
 
@@ -55,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper,halfcheetah,ant")
     parser.add_argument("--minibatch", default="64,256")
-    parser.add_argument("--csv", type=table, help="a table to write, anew")
+    parser.add_argument("--csv", type=table, help="CSV file, overwritten")
     options = parser.parse_args()
     sizes = options.minibatch.split(",")
     if not all(size.isdigit() and int(size) for size in sizes):
@@ -81,7 +85,7 @@ def main() -> None:
 
 
 def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
-    """Microseconds of an update and of its products, milliseconds of an iteration's learning."""
+    """Return microseconds of an update and of its products, and milliseconds of an iteration."""
     sets = [f"ppo.minibatch_size={rows}", f"learning.provider={provider}"]
     flags = TrainFlags(env=env, sets=sets)
     config, _ = resolve.resolve(flags, components.has_continuous_actions)
@@ -89,7 +93,7 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     described = components.make_env_spec(learning.environment)
     spec = components.make_policy_spec(learning, described)
     if spec.action_kind == "discrete":
-        raise ConfigError(f"{env} has choices, and actions are drawn as numbers.", "--env hopper")
+        raise ConfigError(f"{env} has no continuous actions.", "--env hopper")
     learner = make_algorithm(learning, spec)
     learner._adam.__class__, learner._adam.marks = Marked, []
     rollout = learning.rollout
@@ -103,14 +107,14 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
         whole.append(time.process_time() - begun)
         between = np.diff(learner._adam.marks) / 1e3
         if number:
-            # The longest are those with an epoch's beginning in between.
+            # Steps between which an epoch starts take longer; the quantile excludes them.
             updates.append(np.quantile(between, 0.1))
             bare.append(products_us(sizes, (spec.action_size, 1), rows, len(between)))
     return min(updates), min(bare), 1e3 * min(whole)
 
 
 def products_us(hidden: tuple[int, ...], outputs: tuple[int, ...], rows: int, times: int) -> float:
-    """The products of one update: each network forward, then the gradients and down a layer."""
+    """Time the matrix products of one update: forward, weight gradients, input gradients."""
     calls = []
     for output in outputs:
         sizes = (*hidden, output)

@@ -1,18 +1,24 @@
-"""PPO end to end beside stable-baselines3 with its defaults, in turn, on this machine.
+"""Time PPO from start to end, and compare it with stable-baselines3 on this machine.
 
     python benchmarks/ppo_vs_sb3.py --sb3-python OTHER/bin/python --env hopper,halfcheetah \
         --steps 1000000 --repeat 5 --csv docs/results/ppo_vs_sb3.csv
 
-Both are timed from the start of their process to the end of their last evaluation, A B A B, and
-the ratio is taken pair by pair. The two may live in different virtual environments; each should
-have the same versions of gymnasium, mujoco, numpy and torch. With --csv every pair is written as
-soon as it is there, and pairs that the file already has are not measured again, so an
-interruption loses one. Of rlflame's side it is also written which share of all cores' time it used,
-for which share of the time all of them were at work, the most memory that its processes held
-together (PSS, so what they share counts once) and the return of the final evaluation. --no-sb3
-leaves the other side out; --algo, --preset and --set reach rlflame, and are on record with it.
-Their side keeps its weights each 50,000 steps, which takes it some milliseconds; with --curves the
-policies are scored once the clock has stopped, as control.py scores them, into a CSV like its own.
+Both libraries use their defaults and run in turn (A B A B). The time of a run is from the start of
+its process to the end of its final evaluation. The script computes the ratio of each pair. The two
+libraries may be in different virtual environments, which should have the same versions of
+gymnasium, mujoco, numpy and torch.
+
+With --csv, the script writes each pair when it ends and does not repeat pairs that the file
+contains, so an interruption loses one pair at most. For rlflame, the file also contains:
+
+- the share of the time of all cores that the run used
+- the share of the time in which all cores were busy
+- the peak memory of all its processes (PSS, which counts shared memory once)
+- the return of the final evaluation
+
+--no-sb3 measures rlflame alone. --algo, --preset and --set are passed to rlflame and recorded.
+stable-baselines3 saves its weights every 50,000 steps, which takes some milliseconds. With
+--curves, the script evaluates these policies after the timed run, in the same way as control.py.
 """
 
 from __future__ import annotations
@@ -36,9 +42,9 @@ import numpy
 from script import ended, positive, table
 
 EVALUATION_EPISODES = 20
-#: Between two looks at memory, and at the cores.
+#: Seconds between two readings of the memory and of the cores.
 MEMORY_S, CORES_S = 0.5, 0.02
-#: Steps between the policies of theirs that --curves scores.
+#: Steps between the saved policies of stable-baselines3, which --curves evaluates.
 KEPT_EVERY = 50_000
 IDS = {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5", "walker2d": "Walker2d-v5",
        "ant": "Ant-v5"}  # fmt: skip
@@ -52,14 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sb3-python", default=sys.executable)
     parser.add_argument("--no-sb3", action="store_true")
-    parser.add_argument("--env", default="hopper", help="one or several, with commas")
+    parser.add_argument("--env", default="hopper", help="environments, separated by commas")
     parser.add_argument("--steps", type=positive, default=100_000)
     parser.add_argument("--repeat", type=positive, default=5)
     for option in ("--algo", "--preset"):
         parser.add_argument(option, help="given to rlflame train")
     parser.add_argument("--set", action="append", default=[], help="given to rlflame train")
     parser.add_argument("--csv", type=table)
-    parser.add_argument("--curves", type=table, help="a CSV of stable-baselines3's learning curves")
+    parser.add_argument("--curves", type=table, help="CSV file for stable-baselines3's curves")
     parser.add_argument("--sb3-side", choices=["train", "score"], help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -70,7 +76,7 @@ def main() -> None:
         score_sb3(options.env, options.seed, options.curves)
         return
     check(parser, options)
-    # A fresh clone compiles its modules once, not at every start.
+    # With bytecode files, modules are compiled once and not at every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in options.env.split(","):
         env = IDS.get(name, name)
@@ -84,7 +90,7 @@ def main() -> None:
         missing = [pair for pair in range(options.repeat)
                    if not any(row["pair"] == str(pair) for row in rows)]  # fmt: skip
         if not missing:
-            print(f"{env}: all are on record in {options.csv}, and nothing is measured.")
+            print(f"{env}: all pairs are in {options.csv}, so nothing is measured.")
         for pair in missing:
             theirs = None if options.no_sb3 else options.sb3_python
             found = {"env": env, "steps": options.steps, "set": said, "pair": pair}
@@ -98,9 +104,9 @@ def main() -> None:
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Before anything is measured, whatever would come to nothing afterwards."""
+    """Refuse options that would fail after the measurement."""
     if options.algo not in (None, "ppo") and not options.no_sb3:
-        parser.error(f"theirs is PPO, which --algo {options.algo} is not: --no-sb3")
+        parser.error(f"stable-baselines3 runs PPO; --algo {options.algo} needs --no-sb3")
     if options.csv and options.csv.exists():
         head = options.csv.read_text().splitlines()[:1]
         if head != [",".join(COLUMNS)]:
@@ -111,12 +117,12 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
                            capture_output=True)  # fmt: skip
         except (OSError, subprocess.CalledProcessError):
             parser.error(
-                f"{options.sb3_python} has no stable_baselines3: --sb3-python, or --no-sb3"
+                f"{options.sb3_python} has no stable_baselines3: use --sb3-python or --no-sb3"
             )
 
 
 def known(path: Path | None, env: str, steps: int, said: str) -> list[dict[str, str]]:
-    """The pairs of the same measurement that were written before."""
+    """Read the pairs of this measurement that are in the file."""
     if path is None or not path.exists():
         return []
     with path.open(newline="") as file:
@@ -141,8 +147,8 @@ def measured(
     sb3_python: str | None,
     curves: Path | None = None,
 ) -> dict[str, object]:
-    """One run of ours, then one of theirs; what theirs learned on the way after both."""
-    # Their side of this file runs where rlflame need not be.
+    """Run rlflame, then stable-baselines3. Evaluate the policies of the latter at the end."""
+    # The stable-baselines3 side of this script runs without rlflame.
     from idle import others, processor
 
     at_work = [others()]
@@ -197,14 +203,17 @@ def summary(env: str, steps: int, rows: list[dict[str, str]]) -> str:
 
 
 def rlflame_command(env: str, steps: int, seed: int, words: list[str]) -> list[str]:
-    """The defaults of the command line but for these words, which are beside the numbers."""
+    """Make the `rlflame train` command, with these options and otherwise the defaults."""
     return [sys.executable, "-m", "rlflame", "train", "--local", "--env", env,
             "--steps", str(steps), "--seed", str(seed), "--quiet", *words]  # fmt: skip
 
 
 def timed(command: list[str], folder: str) -> tuple[float, float, float | None, float, str]:
-    """Wall seconds, processor seconds with all children's, for which share of the time all cores
-    were at work, most memory in MB, and the output."""
+    """Run a command and measure it.
+
+    Returns the wall-clock seconds, the processor seconds of all processes, the share of the time in
+    which all cores were busy, the peak memory in MB, and the output.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     with subprocess.Popen(
@@ -223,7 +232,7 @@ def timed(command: list[str], folder: str) -> tuple[float, float, float | None, 
 
 
 class Looks(threading.Thread):
-    """Looks at something now and then, until it is stopped."""
+    """A thread that takes a reading at regular intervals until it is stopped."""
 
     def __init__(self, every_s: float) -> None:
         super().__init__(daemon=True)
@@ -243,7 +252,7 @@ class Looks(threading.Thread):
 
 
 class Memory(Looks):
-    """The most that a process and its descendants hold."""
+    """The peak memory of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         self.most_mb = 0.0
@@ -255,10 +264,10 @@ class Memory(Looks):
 
 
 class Cores(Looks):
-    """For how long all cores that may be used were at work, at least.
+    """The lowest possible share of the time in which all usable cores were busy.
 
-    In a window so short, n cores of which k were idle for part of it were all at work for the
-    window less those parts.
+    For each short window, all cores were busy during the window minus the idle times of the cores,
+    or longer if idle times overlapped.
     """
 
     def __init__(self) -> None:
@@ -280,7 +289,7 @@ class Cores(Looks):
             self._all += max(0.0, window - sum(idle))
 
     def _ticks(self) -> list[tuple[int, int]]:
-        """Of each core: all of its time, and what it had nothing to do in."""
+        """Read the total time and the idle time of each core."""
         usable, found = os.sched_getaffinity(0), []
         with contextlib.suppress(OSError):
             for line in Path("/proc/stat").read_text().splitlines():
@@ -309,7 +318,7 @@ def pss_mb(pid: int) -> float:
 
 
 def train_sb3(env: str, steps: int, seed: int) -> None:
-    """As their documentation shows it: defaults, then their own evaluation."""
+    """Train as in the documentation of stable-baselines3: defaults, then its own evaluation."""
     import gymnasium
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -318,7 +327,7 @@ def train_sb3(env: str, steps: int, seed: int) -> None:
     started = time.monotonic()
 
     class Keeper(BaseCallback):
-        """Writes the weights, without pickle, after the update that follows so many steps."""
+        """Saves the weights without pickle, after the first update in every KEPT_EVERY steps."""
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps // KEPT_EVERY > self._kept:
@@ -348,7 +357,7 @@ def train_sb3(env: str, steps: int, seed: int) -> None:
 
 
 def score_sb3(env: str, seed: int, path: Path) -> None:
-    """The weights that `train_sb3` left in this folder, on the episodes that rlflame eval has."""
+    """Evaluate the weights that `train_sb3` saved, on the same episodes as `rlflame eval`."""
     import stable_baselines3
     import torch
     from control import EPISODES, as_it_is, score, write

@@ -1,15 +1,15 @@
-"""What others have published, run again by rlflame or printed beside its results.
+"""Repeat published results with rlflame, or print them next to results of rlflame.
 
     python benchmarks/published.py flame flame-report-cartpole --compare local,flame -o folder
     python benchmarks/published.py race dppo --learners 1,2 -o dppo
     python benchmarks/published.py beside scaling/scaling.json
 
-`flame` runs a comparison of Flame's REINFORCE example (20 x 100 episodes of Ant in its README,
-100 x 100 of Ant and of CartPole in the report on it) and prints the published figures beside.
-`race` trains the two set-ups of an article on distributed PPO and SAC by several learners, and by
-stable-baselines3 where it is installed. `beside` reads a result of `rlflame bench scaling`,
-`rollouts` or `replay` and prints what Flame's READMEs say of the same. Hardware differs, so seconds
-across machines compare nothing.
+`flame` runs a comparison from Flame's REINFORCE example and prints the published numbers below its
+result. The README of the example has 20 x 100 episodes of Ant; the report on the example has 100 x
+100 episodes of Ant and of CartPole. `race` trains the two set-ups of an article on distributed PPO
+and SAC with several learners, and with stable-baselines3 if it is installed. `beside` reads a
+result of `rlflame bench scaling`, `rollouts` or `replay` and prints the numbers in Flame's READMEs.
+The published numbers come from other hardware, so do not compare seconds.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ RACES = ("dppo", "dsac")
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
-    flame = commands.add_parser("flame", help="a comparison of Flame's REINFORCE example")
+    flame = commands.add_parser("flame", help="repeat a comparison from Flame's REINFORCE example")
     flame.add_argument("name", choices=FLAME)
-    flame.add_argument("--workers", metavar="N,N,...", help="numbers of workers, or of executors")
+    flame.add_argument("--workers", metavar="N,N,...", help="numbers of workers or executors")
     flame.add_argument("--compare", metavar="NAME,...", help="local, flame, inline")
-    flame.add_argument("--iterations", type=positive, help="less is sooner over")
+    flame.add_argument("--iterations", type=positive, help="default: as published")
     flame.set_defaults(run=run_flame)
-    race = commands.add_parser("race", help="distributed PPO or SAC beside stable-baselines3")
+    race = commands.add_parser("race", help="compare distributed PPO or SAC with stable-baselines3")
     race.add_argument("name", choices=RACES)
     race.add_argument("--learners", metavar="N,N,...", help="numbers of learners (1,2,4,8)")
-    race.add_argument("--steps", type=positive, help="of each training")
+    race.add_argument("--steps", type=positive, help="steps of each training")
     race.add_argument("--compare", metavar="NAME", default="local", help="local, flame or inline")
     race.set_defaults(run=run_race)
     for command in (flame, race):
         command.add_argument("--repeat", type=positive, default=1)
         command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
         command.add_argument(
-            "-o", "--out", type=Path, help="a folder for JSON, Markdown, table and pictures"
+            "-o", "--out", type=Path, help="folder for the JSON, Markdown, CSV and image files"
         )
         command.add_argument("--json", action="store_true")
         command.add_argument("--debug", action="store_true")
-    beside = commands.add_parser("beside", help="published figures beside those of a result")
-    beside.add_argument("file", type=Path, help="a result of `rlflame bench`")
+    beside = commands.add_parser("beside", help="print published numbers next to a result")
+    beside.add_argument("file", type=Path, help="JSON file of `rlflame bench`")
     beside.set_defaults(run=print_beside)
     options = parser.parse_args(arguments)
     limit_threads(1)  # before numpy is loaded
@@ -90,7 +90,7 @@ def run_race(options: argparse.Namespace) -> None:
 
     fleet, *others = parse_fleets(options.compare)
     if others:
-        raise ConfigError(f"{options.name} collects in one place.", f"--compare {fleet}")
+        raise ConfigError(f"{options.name} runs on one fleet only.", f"--compare {fleet}")
     counts = parse_counts(options.learners or "1,2,4,8", "--learners")
     variants = make_variants(SETUPS[options.name], counts, steps=options.steps, sets=options.set)
     benchmark = RaceBenchmark(options.name, variants, fleet, options.repeat)
@@ -112,7 +112,7 @@ def print_beside(options: argparse.Namespace) -> None:
     from rlflame.console.output import print_result_lines
 
     section = make_section(json.loads(options.file.read_text("utf-8")))
-    document = Document("Beside what was published", (section,))
+    document = Document("Comparison with published results", (section,))
     print_result_lines(to_markdown(document).rstrip())
 
 

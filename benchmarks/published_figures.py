@@ -1,4 +1,4 @@
-"""What Flame's READMEs and the report on its example have published, beside results of rlflame."""
+"""The numbers in Flame's READMEs and in the report on its example, for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflame.terminal_text import format_count
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """A run of theirs: seconds in all, and the mean reward of its last iteration."""
+    """A published run: its duration, and the mean reward of its last iteration."""
 
     seconds: float
     reward: float
@@ -26,7 +26,7 @@ class PublishedRun:
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """Theirs, one trial a side; the two sides are two programs, not one on two fleets."""
+    """A published comparison of two programs, with one run of each."""
 
     source: str
     hardware: str
@@ -58,16 +58,16 @@ COMPARISONS = {
         *REPORT, "cartpole", 100, 100, PublishedRun(1230.12, 193.4), PublishedRun(517.94, 499.8)
     ),
 }  # fmt: skip
-#: Transitions a second of Flame's replay buffer example, whose hardware is not stated.
+#: Transitions per second of Flame's replay buffer example. Its hardware is not stated.
 REPLAY_SOURCE, REPLAY_ENVIRONMENT = "the README of Flame's replay buffer example", "CartPole-v1"
 REPLAY_RATES = {
     "local, one process": 223_376.4,
     "Flame, incremental reads": 76_016.1,
     "Flame, forced full reads": 6_959.5,
 }
-#: Their speed-up at 100 episodes an iteration, by executors.
+#: Published speed-ups at 100 episodes per iteration, by number of executors.
 SPEEDUPS = {1: "1x", 5: "~4x", 10: "7-8x", 20: "12-15x"}
-#: What they say distribution does, from so many milliseconds an episode on.
+#: The published benefit of distribution, from a number of milliseconds per episode on.
 BENEFITS = (
     (1000.0, "essential"),
     (100.0, "near-linear"),
@@ -75,9 +75,9 @@ BENEFITS = (
     (15.0, "marginal"),
     (0.0, "overhead dominates"),
 )
-#: Milliseconds an episode.
+#: Published milliseconds per episode.
 EPISODE_MS = {"CartPole-v1": 1.0, "Hopper-v5": 15.0, "HalfCheetah-v5": 20.0, "Ant-v5": 50.0}
-#: Milliseconds that a task costs on Flame.
+#: Published milliseconds of overhead per task on Flame.
 TASK_MS = 100.0
 
 RUNS = (
@@ -90,13 +90,13 @@ RUNS = (
 
 
 def find_benefit(episode_ms: float) -> str:
-    """What their README says distribution does for episodes of this length."""
+    """The published benefit of distribution for episodes of this length."""
     return next(text for least, text in BENEFITS if episode_ms >= least)
 
 
 @dataclass
 class FlameComparison:
-    """The work of a published comparison, with the published figures behind the result."""
+    """A published comparison that is repeated, with the published numbers below the result."""
 
     published: PublishedComparison
     scaling: ScalingBenchmark
@@ -148,28 +148,27 @@ class FlameComparison:
         gain = 100.0 * (published.local.seconds / published.flame.seconds - 1.0)
         blocks: list[Block] = [
             f"{published.environment}, {published.iterations} iterations of "
-            f"{published.episodes_per_iteration} episodes, REINFORCE, by us with their "
-            "hyperparameters where no --set says otherwise. The hardware is not the same, so "
-            "seconds across it compare nothing; and their two sides are two programs, of one trial "
-            "each.",
+            f"{published.episodes_per_iteration} episodes of REINFORCE. rlflame uses the published "
+            "hyperparameters, unless --set changes them. The hardware differs, so do not compare "
+            "seconds. The two published runs are one run each of two different programs.",
             make_table(rows, RUNS, 2),
-            f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
-            "; ours is in the table above, where both sides ran.",
+            f"The published gain in throughput, (distributed - local) / local, is {gain:+.1f}%. "
+            "The gain of rlflame is in the table above, if both fleets ran.",
         ]
         if case.iterations < published.iterations:
-            blocks.append(f"Ours ran {format_count(case.iterations, 'iteration')} only.")
+            blocks.append(f"rlflame ran {format_count(case.iterations, 'iteration')} only.")
         return blocks
 
 
 def make_section(facts: dict[str, Any]) -> Section:
-    """What Flame's READMEs say of the work of a result."""
+    """Make the section with the published numbers for a result."""
     makers = {"scaling": beside_scaling, "rollouts": beside_rollouts, "replay": beside_replay}
     if (name := facts.get("benchmark")) not in makers:
         raise ConfigError(
-            f"Nothing is published beside a result of {name!r}.",
-            "scaling.json, rollouts.json or replay.json of `rlflame bench`",
+            f"There are no published numbers for a result of {name!r}.",
+            "pass scaling.json, rollouts.json or replay.json of `rlflame bench`",
         )
-    return Section(f"Beside Flame's README: {name}", tuple(makers[name](facts)))
+    return Section(f"Comparison with Flame's README: {name}", tuple(makers[name](facts)))
 
 
 def beside_scaling(facts: dict[str, Any]) -> list[Block]:
@@ -187,14 +186,14 @@ def beside_scaling(facts: dict[str, Any]) -> list[Block]:
     columns = [*((name, name, "") for name in names), ("speed-up", "speedup", "")]
     blocks: list[Block] = []
     if speedups:
-        blocks.append("Speed-up by executors, at 100 episodes an iteration.")
+        blocks.append("Speed-up by number of executors, at 100 episodes per iteration.")
         blocks.append(make_table(speedups, [*columns, ("Flame's README", "published", "")], 2))
     if benefits:
-        blocks.append("What distribution does for episodes of this length.")
+        blocks.append("Benefit of distribution for episodes of this length.")
         blocks.append(make_table(benefits, ["case", ("Flame's README", "published", "")], 2))
     costs = [f"{1000.0 * o['task_s']:.2f} ms on {o['fleet']}" for o in facts["overheads"]]
     if costs:
-        text = f"A task costs some {TASK_MS:.0f} ms there, and here {', '.join(costs)}."
+        text = f"Overhead per task: {TASK_MS:.0f} ms in Flame's README, here {', '.join(costs)}."
         blocks.append(text)
     return blocks
 
@@ -205,10 +204,10 @@ def beside_rollouts(facts: dict[str, Any]) -> list[Block]:
     columns = [
         "fleet",
         "workers",
-        ("ms an episode", "ms_per_episode", ",.2f"),
+        ("ms per episode", "ms_per_episode", ",.2f"),
         ("Flame's README", "published", ",.0f"),
     ]
-    return [f"An episode of {facts['environment']}.", make_table(rows, columns)]
+    return [f"Duration of an episode of {facts['environment']}.", make_table(rows, columns)]
 
 
 def beside_replay(facts: dict[str, Any]) -> list[Block]:
@@ -228,16 +227,16 @@ def beside_replay(facts: dict[str, Any]) -> list[Block]:
     columns = [(name, name, "") for name in ("source", "run", "environment", "hardware")]
     share = REPLAY_RATES["Flame, incremental reads"] / REPLAY_RATES["local, one process"]
     return [
-        "Another environment (SAC's replay is for actions that are numbers) on other hardware: "
-        "rates across it compare nothing, the relation of one side's own rows does.",
+        "The environments and the hardware differ (SAC needs continuous actions), so compare only "
+        "the rates from the same source.",
         make_table(rows, [*columns, ("transitions/s", "rate", ",.0f")], 4),
-        f"Their Flame with incremental reads has {share:.2f} of their local rate.",
+        f"Flame's example with incremental reads reaches {share:.2f} of its local rate.",
         *relate_fleets(facts["fillings"]),
     ]
 
 
 def relate_fleets(fillings: list[dict[str, Any]]) -> list[str]:
-    """The share of the local rate that is left on Flame, with as many workers."""
+    """Compare the filling rate on Flame with the local rate, for equal numbers of workers."""
     seconds = {
         (f["fleet"], f["workers"]): [
             fill["transitions"] / fill["transitions_per_s"] for fill in f["fills"]
@@ -249,5 +248,5 @@ def relate_fleets(fillings: list[dict[str, Any]]) -> list[str]:
         base_s = seconds.get(("local", workers))
         if fleet == "flame" and base_s is not None:
             share = format_value(compute_speedup(base_s, own_s), ".2f", len(own_s))
-            lines.append(f"Ours, with {workers}: {share}.")
+            lines.append(f"rlflame with {workers} workers: {share}.")
     return lines

@@ -1,4 +1,4 @@
-"""Whole trainings by several recipes and numbers of learners, in turn, beside stable-baselines3."""
+"""Time whole trainings with several recipes and numbers of learners, and stable-baselines3."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlflame.training.trainer import Progress, StopRequest
 
 SB3_NAME = "stable-baselines3"
 SB3_SIDE = Path(__file__).with_name("sb3_side.py")
-#: A return is the mean of so many episodes, at the end and along a line.
+#: A return is the mean of this number of episodes, in the table and in the curves.
 EPISODES = 20
 CSV_HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")
 COLUMNS = (
@@ -54,7 +54,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RaceRun:
-    """One training from its beginning to its end; an episode is its last step, when, its return."""
+    """One complete training. An episode is (its last step, the second of its end, its return)."""
 
     seconds: float
     learn_s: float | None
@@ -62,7 +62,7 @@ class RaceRun:
     steps: int
     episodes: list[tuple[int, float, float]]
     weights: str
-    #: Tasks that went to a second worker meanwhile, which takes longer.
+    #: The number of tasks that were given to a second worker, which costs time.
     retried: int = 0
 
     @property
@@ -73,7 +73,7 @@ class RaceRun:
 
 @dataclass(slots=True)
 class Runner:
-    """One recipe by one number of learners; without a variant it is stable-baselines3."""
+    """One recipe with one number of learners, or stable-baselines3 if there is no variant."""
 
     name: str
     kind: str
@@ -85,7 +85,7 @@ class Runner:
 
     @property
     def work(self) -> dict[str, Any]:
-        """All that a race does, by name; seeds are no part of it."""
+        """The settings that determine the work of a race, without the seed."""
         if self.variant:
             return self.variant.case.work
         settings = dict(flatten(self.sb3_request, leaves=("kwargs",)))
@@ -98,7 +98,7 @@ class Runner:
 
 
 class EpisodeStopwatch(Stopwatch):
-    """A stopwatch that keeps every episode, its time read off its place in the iteration."""
+    """A stopwatch that records all episodes and estimates when each of them ended."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -123,7 +123,7 @@ class EpisodeStopwatch(Stopwatch):
 
 @dataclass
 class RaceBenchmark:
-    """The variants of a recipe, and stable-baselines3, each trained several times in turn."""
+    """Trains the variants and stable-baselines3 in turn, several times each."""
 
     name: str
     variants: Sequence[Variant]
@@ -170,20 +170,20 @@ class RaceBenchmark:
         rows = [describe_runner(runner, sides[0]) for runner in sides]
         same_bits = has_same_bits(sides)
         blocks = [
-            f"After {SOURCE}: as many workers as learners. Speed-up is of the time for as many "
-            f"steps, beside {sides[0].learners} of {sides[0].kind}; the final return is the "
-            f"mean of the newest training episodes, {EPISODES} at most. Medians of "
-            f"{len(sides[0].repetitions)}.",
+            f"This set-up is from {SOURCE}. Each run has as many workers as learners. Speed-ups "
+            f"compare the time per step with that of {sides[0].kind} with --learners "
+            f"{sides[0].learners}. The final return is the mean of the last {EPISODES} training "
+            f"episodes. All values are medians (number of runs: {len(sides[0].repetitions)}).",
             make_table(rows, COLUMNS),
             *format_weights_comparison(sides),
             *(
-                f"{SB3_NAME} {runner.version}, one process with one thread."
+                f"{SB3_NAME} {runner.version} ran in one process with one thread."
                 for runner in sides
                 if runner.variant is None
             ),
         ]
         if make_panels(sides) is None:
-            blocks.append("No episode has ended, so there are no curves of returns.")
+            blocks.append("No episode has ended, so there are no learning curves.")
         return BenchResult(
             self.name,
             {"same_bits": same_bits, "runners": rows},
@@ -203,7 +203,7 @@ class RaceBenchmark:
         )
 
     def draw_curves(self, file: Path) -> None:
-        """Draw the returns, after a race that came to its end."""
+        """Draw the returns of a race that has finished."""
         panels = make_panels(self.sides)
         if panels is not None:
             write_atomically(file, render_image(panels, file))
@@ -229,7 +229,7 @@ def train_variant(session: BenchSession, fleet_kind: str, variant: Variant) -> R
 
 
 def make_warmup_case(case: Case) -> Case:
-    """A step of every environment, so that workers are there; nothing is shared."""
+    """One step of each environment on one learner, to start the workers."""
     learning = case.recipe.learning
     rollout = learning.rollout.model_copy(update={"steps": 1})
     changes = {"rollout": rollout, "gradient_shards": 1}
@@ -240,14 +240,14 @@ def make_warmup_case(case: Case) -> Case:
 
 
 def run_sb3(request: dict[str, Any], stop: StopRequest) -> dict[str, Any] | None:
-    """What stable-baselines3 did, in its own process; None where it is not installed."""
-    # One thread, as each of our learners has; more of them wait for each other in such networks.
+    """Train with stable-baselines3 in another process. Return None if it is not installed."""
+    # One thread, as each learner of rlflame has. More threads slow such small networks down.
     threads = blas.make_child_environment()
     environment = {**os.environ, **threads, "PYTHONPATH": make_child_path()}
     child = subprocess.Popen(
         [sys.executable, "-P", SB3_SIDE, json.dumps(request), str(os.getpid())],
         env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for its parent, which ends it
+        start_new_session=True,  # This process handles Ctrl-C and ends the child.
     )  # fmt: skip
     try:
         with stop.allow_interrupt():
@@ -259,13 +259,13 @@ def run_sb3(request: dict[str, Any], stop: StopRequest) -> dict[str, Any] | None
     if answer == "absent":
         return None
     if child.returncode:
-        raise RlflameError(f"{SB3_NAME} could not train.", "see what it printed", err)
+        raise RlflameError(f"{SB3_NAME} could not train.", "read its output", err)
     return dict(json.loads(answer))
 
 
 def describe_runner(runner: Runner, first: Runner) -> dict[str, Any]:
-    """The facts of a runner beside the first one."""
-    variant = runner.variant or first.variant  # stable-baselines3 has the recipe of the first
+    """Describe a runner and compare it with the first one."""
+    variant = runner.variant or first.variant  # stable-baselines3 uses the first recipe.
     returns = [race.final_return for race in runner.repetitions]
     known = [value for value in returns if value is not None]
     shares = [
@@ -297,7 +297,7 @@ def find_batch_and_rate(learning: LearningSettings) -> tuple[int, float]:
 
 
 def has_same_bits(runners: Sequence[Runner]) -> bool | None:
-    """Whether the exact recipe learned the same weights by every number of learners."""
+    """Check whether the exact recipe gave the same weights for every number of learners."""
     return has_equal_digests(
         [race.weights for runner in runners if runner.kind == "exact"
          for race in runner.repetitions]
@@ -309,13 +309,17 @@ def format_weights_comparison(runners: Sequence[Runner]) -> list[str]:
     if len(counts) < 2:
         return []
     if not has_same_bits(runners):
-        return ["The exact recipe did not learn the same weights."]
-    text = f"The exact recipe learned the same weights by {', '.join(counts)} learners"
-    return [f"{text}, to the last bit."]
+        return ["The weights of the exact recipe differ between the numbers of learners."]
+    text = f"The weights of the exact recipe with {', '.join(counts)} learners"
+    return [f"{text} are bit-for-bit identical."]
 
 
 def make_csv_rows(runners: Sequence[Runner]) -> list[tuple[object, ...]]:
-    """stable-baselines3 is its own case, so that ours is measured by one learner of ours."""
+    """Make the rows of the CSV file.
+
+    The case of stable-baselines3 differs, so that speed-ups of rlflame are relative to one learner
+    of rlflame.
+    """
     rows: list[tuple[object, ...]] = [CSV_HEAD]
     for runner in runners:
         for race in runner.repetitions:
@@ -327,7 +331,7 @@ def make_csv_rows(runners: Sequence[Runner]) -> list[tuple[object, ...]]:
 
 
 def make_panels(runners: Sequence[Runner]) -> Panels | None:
-    """Return by all steps, by those of one learner, and by time; None where no episode ended."""
+    """Draw returns by total steps, steps per learner, and time. None if no episode has ended."""
     if not any(runner.repetitions[0].episodes for runner in runners):
         return None
     charts = []
@@ -343,4 +347,4 @@ def make_panels(runners: Sequence[Runner]) -> Panels | None:
             if len(y):
                 lines.append(Series(f"{runner.kind}, {runner.learners}", x, y))
         charts.append(Chart("", label, "Return", tuple(lines)))
-    return Panels(tuple(charts), (f"Lines: means of {EPISODES} episodes, or of all.",))
+    return Panels(tuple(charts), (f"Lines are means of up to {EPISODES} episodes.",))

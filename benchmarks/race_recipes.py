@@ -1,7 +1,8 @@
 """The two set-ups of the article on distributed PPO and SAC, for any number of learners.
 
-Each recipe exists exactly as for one learner, and with the batch and the learning rate multiplied
-by the number of learners, as in the article.
+Each set-up has an exact recipe, which is equal for all numbers of learners, and a scaled recipe. As
+in the article, the scaled recipe multiplies the batch and the learning rate by the number of
+learners.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from rlflame.config.recipe import LearningSettings, RunConfig
 from rlflame.config.resolve import scale_config
 from rlflame.experiment import components
 
-SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
+SOURCE = "the article on distributed PPO and SAC with Horovod on Spark"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSetup:
-    """The settings of the article's single process; the rest is as in stable-baselines3.
+    """The settings of the article's single process; all others are those of stable-baselines3.
 
-    Eight environments collect what one collects there, so that eight workers have work.
+    Eight environments collect as many steps as one does in the article, to occupy eight workers.
     """
 
     environment: str
@@ -78,7 +79,7 @@ SETUPS = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One recipe by one number of learners."""
+    """A recipe with a number of learners."""
 
     kind: str
     case: Case
@@ -98,7 +99,7 @@ def make_variants(
     steps: int | None = None,
     sets: Sequence[str] = (),
 ) -> list[Variant]:
-    """The exact recipe by every number of learners, and the scaled one by each above 1."""
+    """Make the exact recipe for each number of learners, and the scaled one for each above 1."""
     result = []
     shards = f"learning.gradient_shards={find_shard_count(counts, 8)}"
     for kind in ("exact", "scaled"):
@@ -128,7 +129,7 @@ def _make_case(kind: str, config: RunConfig) -> Case:
 
 
 def make_sb3_request(learning: LearningSettings) -> dict[str, Any]:
-    """The arguments of stable-baselines3 for the same recipe with one environment."""
+    """Make the arguments of stable-baselines3 for the same recipe with one environment."""
     hidden, environment = list(learning.network.hidden), learning.environment
     common = {"policy_kwargs": {"net_arch": hidden}, "seed": learning.seed}
     if learning.ppo is not None:

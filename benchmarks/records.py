@@ -1,4 +1,4 @@
-"""Reads the records in docs/results and formats their numbers as Markdown."""
+"""Read the records in docs/results and format their numbers as Markdown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlflame.statistics import FEWEST_SEEDS, MeanStd, compute_iqm_interval
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-#: Returns below this have one decimal.
+#: Smaller returns are printed with one decimal.
 SMALL = 100
-#: From this on a time has whole minutes, and below `SHORT_S` hundredths.
+#: Times from LONG_S on are printed in whole minutes, times below SHORT_S in hundredths.
 LONG_S, SHORT_S = 20 * 60, 30
 
-#: One row of a CSV file.
+#: A row of a CSV file.
 Row = dict[str, str]
-#: The steps and the returns of one seed.
+#: The steps and the returns of a seed.
 Curve = tuple[Any, Any]
 
 
@@ -31,7 +31,7 @@ def read_records(name: str) -> list[Row]:
 
 
 def group_curves(rows: Iterable[Row]) -> list[Curve]:
-    """One curve for each seed, in the order of the seeds."""
+    """Make one curve for each seed, sorted by seed."""
     seeds: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
         point = (int(row["step"]), float(row["return_mean"]))
@@ -43,14 +43,14 @@ def group_curves(rows: Iterable[Row]) -> list[Curve]:
 
 
 def read_study(record: str, study: str) -> tuple[list[Curve], dict[int, float]]:
-    """The evaluations of each seed during training, and the final return of each seed."""
+    """Return the evaluations of each seed during training, and the final return of each seed."""
     rows = [row for row in read_records(record) if row["study"] == study]
     ends = {int(row["seed"]): float(row["return_mean"]) for row in rows if row["final"] == "1"}
     return group_curves(row for row in rows if row["final"] == "0"), dict(sorted(ends.items()))
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table. Columns of numbers are aligned to the right."""
+    """Format a Markdown table, in which columns of numbers are aligned to the right."""
     body = [*rows]
     marks = ["---"]
     for place in range(1, len(head)):
@@ -61,9 +61,9 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def format_return(value: float, beside: float | None = None) -> str:
-    """A return, with one decimal if it (or the mean `beside`) is small."""
+    """Format a return, with one decimal if it (or the mean `beside`) is small."""
     places = 1 if abs(value if beside is None else beside) < SMALL else 0
-    return f"{value:z,.{places}f}"  # -0.0 is shown as 0.0
+    return f"{value:z,.{places}f}"  # prints -0.0 as 0.0
 
 
 def format_mean(result: MeanStd) -> str:
@@ -71,14 +71,14 @@ def format_mean(result: MeanStd) -> str:
 
 
 def format_iqm(values: np.ndarray) -> str:
-    """The interquartile mean, with its interval if there are enough seeds."""
+    """Format the interquartile mean, with its interval if there are enough seeds."""
     result = compute_iqm_interval([values])
     interval = f" [{format_return(result.low)}, {format_return(result.high)}]"
     return format_return(result.value) + interval * (len(values) >= FEWEST_SEEDS)
 
 
 def format_range(values: Sequence[float], places: int) -> str:
-    """The median with the lowest and the highest value."""
+    """Format the median with the lowest and the highest value."""
     middle = f"{np.median(values):.{places}f}"
     if len(values) == 1:
         return middle
@@ -91,5 +91,5 @@ def format_minutes(seconds: float) -> str:
 
 
 def format_list(names: list[str]) -> str:
-    """Names in a sentence."""
+    """Join names in a sentence."""
     return ", ".join(names[:-1]) + " and " + names[-1] if names[1:] else names[0]

@@ -41,7 +41,7 @@ def _make_settings_table(settings: Iterator[dict[str, Any]]) -> str:
         )
         for setting in settings
     ]
-    return format_table(("setting", "default", "values", "meaning"), rows)
+    return format_table(("setting", "default", "values", "description"), rows)
 
 
 def make_commands() -> str:
@@ -75,7 +75,7 @@ def _make_command(name: str, command: Any) -> str:
         if record is not None and not {*COMMON_OPTIONS} & {*parameter.opts}
         for names, meaning in [record]
     ]
-    table = format_table(("option", "meaning"), rows) if rows else ""
+    table = format_table(("option", "description"), rows) if rows else ""
     return f"### `{name}`\n\n`{usage}`\n\n{summary}\n\n{table}".rstrip()
 
 

@@ -1,14 +1,16 @@
-"""REINFORCE on Hopper beside Flame's own example with --local, in turn, on this machine.
+"""Time REINFORCE on Hopper, and compare it with Flame's own example with --local.
 
     python benchmarks/reinforce_vs_flame.py --example DIR --repeat 5 \
         --csv docs/results/reinforce_vs_flame.csv
 
-DIR is the folder of Flame's example (`main.py`, `model.py`), which is run as it is; its
-environments are wrapped, so that their steps can be counted. With --csv a round is written as soon
-as it is there, and rounds that the file has are not run again. Of both sides the iterations after
-the first count: 50 episodes each, learning included. Ours runs with the default recipe and with
-what the example learns with (`reinforce-classic`); policies that have learned more have longer
-episodes, so episodes and steps a second are both told.
+DIR is the folder of Flame's example (`main.py`, `model.py`). The script runs the example unchanged,
+and wraps its environments to count their steps. All sides run in turn on this machine. rlflame runs
+with its default preset and with `reinforce-classic`, which has the hyperparameters of the example.
+Each iteration has 50 episodes and includes learning. The first iteration is not timed. A policy
+that has learned more has longer episodes, so the script prints episodes and steps per second.
+
+With --csv, the script writes each round when it ends and does not repeat rounds that the file
+contains.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from script import ended, positive, table
 EPISODES = 50
 PRESETS = ("default-reinforce", "reinforce-classic")
 EXAMPLE = "example --local"
-#: Runs the example in a process of its own and tells when it spoke, and after how many steps.
+#: Runs the example and prints the time and the number of steps at its first and last line.
 _WATCHED = """
 import json, runpy, sys, time
 import gymnasium
@@ -68,7 +70,7 @@ print(json.dumps([heard[0], heard[-1]]))
 
 
 class Row(NamedTuple):
-    """What one side did in one round."""
+    """The rates of one side in one round."""
 
     round: int
     processor: str
@@ -86,16 +88,14 @@ def main() -> None:
         "--iterations", type=positive, default=101, help="one more than a multiple of 10"
     )
     parser.add_argument(
-        "--repeat", type=positive, default=5, help="rounds, those in --csv among them"
+        "--repeat", type=positive, default=5, help="number of rounds, including those in --csv"
     )
-    parser.add_argument(
-        "--csv", type=table, help="every round's rates, kept as soon as it is there"
-    )
+    parser.add_argument("--csv", type=table, help="CSV file; each round is appended when it ends")
     options = parser.parse_args()
     if options.iterations < 2:
-        parser.error("--iterations is 2 or more: the first does not count")
+        parser.error("--iterations must be 2 or more, because the first is not timed")
     if not (options.example / "main.py").is_file():
-        parser.error(f"{options.example} has no main.py: --example is the folder of Flame's")
+        parser.error(f"{options.example} has no main.py: pass the folder of Flame's example")
     episodes = (options.iterations - 1) * EPISODES
     rows = known(options.csv, episodes)
     for turn in range(rows[-1].round + 1 if rows else 0, options.repeat):
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def known(path: Path | None, episodes: int) -> list[Row]:
-    """The rounds of as many episodes that were written before."""
+    """Read the rounds with this number of episodes that are in the file."""
     if path is None or not path.exists():
         return []
     with path.open(newline="") as file:
@@ -145,7 +145,7 @@ def told(row: Row) -> str:
 
 
 def example(source: Path, iterations: int) -> tuple[float, float]:
-    """Episodes and steps a second between the first word of the example and the last."""
+    """Return the episodes and steps per second between the first and last line of the example."""
     command = [sys.executable, "-c", _WATCHED, "--local", "--env", "hopper", "--iterations",
                str(iterations), "--episodes-per-iter", str(EPISODES)]  # fmt: skip
     ended = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
@@ -154,7 +154,7 @@ def example(source: Path, iterations: int) -> tuple[float, float]:
 
 
 def own(preset: str, iterations: int) -> tuple[float, float]:
-    """The same of rlflame, by the run's own clock."""
+    """Return the episodes and steps per second of rlflame, from the run's timing.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "rlflame", "train", "--env", "hopper", "--algo",
                    "reinforce", "--preset", preset, "--local", "--iterations", str(iterations),

@@ -1,7 +1,7 @@
-"""The tables of docs/results.md and README.md: returns of the presets and of other libraries.
+"""Makes the tables of docs/results.md and README.md: returns of rlflame and of other libraries.
 
-Every number comes from a record in docs/results; nothing is trained. `write_tables.py` writes the
-tables into the pages.
+Every number comes from a record in docs/results. `write_tables.py` writes the tables into the
+pages.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ENV_IDS = {
                "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0",
                "Acrobot-v1", "Reacher-v5", "Pusher-v5", "BipedalWalker-v3")
 }  # fmt: skip
-#: Runs of stable-baselines3: the record and the name in it.
+#: The record of each stable-baselines3 control, and the name of the runs in the record.
 CONTROLS = {"ppo": ("ppo_control.csv", "ppo-sb3"), "sac": ("sac_control.csv", "sac-sb3")}
 ZOO_CONTROL = ("ppo_zoo_control.csv", "ppo-zoo-sb3")
 #: The lengths of the PPO runs that were timed.
 TIMED_STEPS = (100_000, 1_000_000)
-#: SAC learns after 10,000 steps, except here.
+#: The steps before SAC starts to learn, where they differ from 10,000.
 LEARN_AFTER = {"sac-pendulum-20k": {"rlflame": 1_000, "sb3 1 env": 100}}
 
 
@@ -54,7 +54,7 @@ class Group:
     timed: str | None = None
     #: The options of `rlflame train` in the timed runs.
     options: str = ""
-    #: Whether stable-baselines3 was run with the settings of its zoo.
+    #: Whether stable-baselines3 was also run with the settings of RL Baselines3 Zoo.
     has_zoo: bool = False
     is_peer_timed: bool = True
 
@@ -98,7 +98,7 @@ GROUPS = {
 
 
 def make_summary() -> str:
-    """PPO and SAC beside stable-baselines3, where both were run here."""
+    """Returns of PPO and SAC, compared with stable-baselines3."""
     rows = []
     for name, control in CONTROLS.items():
         group = GROUPS[name]
@@ -107,7 +107,8 @@ def make_summary() -> str:
             row = (get_env(study), f"{study.algo.upper()}, {format_steps(study)}")
             theirs = compute_control(control, study)
             rows.append((*row, format_mean_of_seeds(tails), format_mean_of_seeds(theirs)))
-    head = ("environment", "algorithm, steps", "rlflame (seeds)", "stable-baselines3 (seeds)")
+    head = ("environment", "algorithm, steps", "return, rlflame (seeds)",
+            "return, stable-baselines3 (seeds)")  # fmt: skip
     return format_table(head, rows)
 
 
@@ -127,21 +128,22 @@ def make_findings() -> str:
     ]
     higher, total = list_better_peers()
     return "\n".join((
-        f"- PPO's return after 1,000,000 steps is {min(ratios):.1f} to {max(ratios):.1f} times the "
-        "return of stable-baselines3 with its default settings.",
-        f"- PPO reaches the best mean return of stable-baselines3 after {round(min(steps), -3):,} "
-        f"to {round(max(steps), -3):,} steps, {min(sooner):.0f} to {max(sooner):.0f} times sooner.",
-        "- With SAC, every seed of rlflame ends above every seed of stable-baselines3 on "
-        f"{format_list(clear)}.",
-        f"- In {len(higher)} of {total} cases, the best published mean is higher than rlflame's: "
-        f"{format_list(higher)}.",
+        f"- **PPO:** after 1,000,000 steps, rlflame's mean return is {min(ratios):.1f} to "
+        f"{max(ratios):.1f} times the mean return of stable-baselines3.",
+        f"- **Training time:** rlflame's PPO needs {round(min(steps), -3):,} to "
+        f"{round(max(steps), -3):,} steps to reach the best mean return of stable-baselines3, and "
+        f"is {min(sooner):.0f} to {max(sooner):.0f} times faster.",
+        f"- **SAC:** on {format_list(clear)}, every seed of rlflame ends with a higher return than "
+        "every seed of stable-baselines3.",
+        f"- **Published results:** in {len(higher)} of {total} comparisons, the best published "
+        f"mean return is higher than the mean return of rlflame: {format_list(higher)}.",
     ))  # fmt: skip
 
 
 def list_better_peers() -> tuple[list[str], int]:
-    """The presets whose mean is below the best published one, and the number of comparisons.
+    """The presets whose mean is below the best published mean, and the number of comparisons.
 
-    The MuJoCo family of the untuned environments is left out.
+    The runs of `mujoco-ppo` on environments without a preset are left out.
     """
     higher, total = [], 0
     for group in GROUPS.values():
@@ -170,11 +172,18 @@ def make_readme_table() -> str:
 
 
 def make_group_table(name: str) -> str:
-    """One row for each study: returns, minutes, stable-baselines3, the best published mean."""
+    """One row for each study: returns, minutes, and the returns of other libraries."""
     group = GROUPS[name]
-    head = ["environment, steps", "preset", "IQM [95% interval]", "worst seed", "last evaluations"]
-    head += ["minutes", *["stable-baselines3, minutes"] * group.is_peer_timed]
-    head += [*["with zoo settings"] * group.has_zoo, "best published"]
+    head = [
+        "environment, steps",
+        "preset",
+        "IQM [95% interval]",
+        "worst seed",
+        "mean of last evaluations",
+    ]
+    head += ["minutes", *["minutes, stable-baselines3"] * group.is_peer_timed]
+    head += [*["stable-baselines3 with Zoo settings (seeds)"] * group.has_zoo]
+    head += ["best published result"]
     rows = []
     for study in group.studies:
         ends = read_ends(group.record, study)
@@ -196,7 +205,7 @@ def make_group_table(name: str) -> str:
 
 
 def make_untuned_table() -> str:
-    """The default recipe, and the MuJoCo family where it was the preset, on new environments."""
+    """Returns of `default-ppo`, and of `mujoco-ppo`, on environments that nothing was tuned for."""
     group = GROUPS["untuned"]
     cells: dict[str, dict[str, str]] = {}
     for study in group.studies:
@@ -206,27 +215,28 @@ def make_untuned_table() -> str:
         if peer := find_best_peer(study):
             row["peer"] = format_peer(peer)
     columns = ("default-ppo", "mujoco-ppo", "peer")
-    head = ("environment, steps", "`default-ppo` (seeds)", "`mujoco-ppo` (seeds)", "best published")
+    head = ("environment, steps", "`default-ppo` (seeds)", "`mujoco-ppo` (seeds)",
+            "best published result")  # fmt: skip
     return format_table(
         head, [(name, *(row.get(column, "") for column in columns)) for name, row in cells.items()]
     )
 
 
 def make_time_to_return_table() -> str:
-    """When PPO reaches the best mean return of stable-baselines3 and stays there."""
+    """The time until PPO reaches the best mean return of stable-baselines3, and stays above it."""
     rows = []
     for env in MUJOCO:
         peer, their_step, step, their_s, our_s, ratio = compute_time_to_return(ENV_IDS[env])
         theirs = (f"{their_step:,}", f"{their_s / 60:.1f} min")
         ours = (f"{step:,}", f"{our_s:.0f} s")
         rows.append((ENV_IDS[env], format_return(peer), *theirs, *ours, f"{ratio:.0f}"))
-    head = ("environment", "return", "stable-baselines3, step", "time", "rlflame, step", "time",
-            "times sooner")  # fmt: skip
+    head = ("environment", "return", "stable-baselines3, steps", "stable-baselines3, time",
+            "rlflame, steps", "rlflame, time", "speed-up")  # fmt: skip
     return format_table(head, rows)
 
 
 def make_classic_table() -> str:
-    """The default recipe of REINFORCE beside the classic one."""
+    """Returns of the default preset of REINFORCE, compared with `reinforce-classic`."""
     rows = read_records("reinforce.csv")
     lines = []
     for env, steps in (("cartpole", "200k"), ("hopper", "300k"), ("ant", "300k")):
@@ -240,13 +250,13 @@ def make_classic_table() -> str:
             returns = np.array([float(row["return_mean"]) for row in ends])
             cells += [format_return(exploring), format_iqm(returns)]
         lines.append(cells)
-    head = ("environment, steps", "default, exploring", "final IQM", "classic, exploring",
-            "final IQM")  # fmt: skip
+    head = ("environment, steps", "training return, default", "IQM, default",
+            "training return, `reinforce-classic`", "IQM, `reinforce-classic`")  # fmt: skip
     return format_table(head, lines)
 
 
 def compute_tails(record: str, study: Study) -> list[float]:
-    """Of each seed, the mean of its last twentieth of the evaluations."""
+    """For each seed, the mean of the last 5% of the evaluations."""
     return [compute_tail_mean(y) for _, y in read_study(record, study.name)[0]]
 
 
@@ -256,7 +266,7 @@ def read_ends(record: str, study: Study) -> list[float]:
 
 
 def read_control(control: tuple[str, str], study: Study) -> list[Curve]:
-    """The evaluations of stable-baselines3, run here."""
+    """The evaluations of stable-baselines3."""
     record, label = control
     env = get_env(study)
     rows = read_records(record)
@@ -264,20 +274,20 @@ def read_control(control: tuple[str, str], study: Study) -> list[Curve]:
 
 
 def compute_control(control: tuple[str, str], study: Study) -> list[float]:
-    """Of each seed of stable-baselines3, the mean of the evaluations after 95% of the steps."""
+    """For each seed of stable-baselines3, the mean of the evaluations after 95% of the steps."""
     curves = read_control(control, study)
     return [float(y[x > 0.95 * study.steps].mean()) for x, y in curves]
 
 
 def format_mean_of_seeds(values: list[float]) -> str:
-    """Mean and standard deviation over seeds, and their number."""
+    """Mean and standard deviation over seeds, and the number of seeds."""
     return f"{format_mean(compute_mean_std(np.array(values)))} ({len(values)})"
 
 
 def compute_time_to_return(env: str) -> tuple[float, int, int, float, float, float]:
-    """The best mean return of stable-baselines3, and the steps and seconds that both sides need.
+    """The best mean return of stable-baselines3, and the steps and seconds to reach it.
 
-    rlflame has reached it from the evaluation on after which its mean is never below it.
+    rlflame reaches this return at the first evaluation from which its mean is never lower.
     """
     name = env.partition("-")[0].lower()
     study = GROUPS["ppo"].studies[MUJOCO.index(name)]
@@ -294,7 +304,7 @@ def compute_time_to_return(env: str) -> tuple[float, int, int, float, float, flo
 
 
 def find_lasting_step(curves: list[Curve], level: float) -> int:
-    """The first step from which on the mean over seeds is never below the level."""
+    """The first step from which the mean over seeds is never below the level."""
     steps, _ = curves[0]
     if any(not np.array_equal(x, steps) for x, _ in curves):
         raise ValueError("the seeds of one study were evaluated at different steps")
@@ -315,7 +325,7 @@ def measure_pairs(env: str, side: str) -> list[float]:
 
 
 def interpolate(seconds: list[float], steps: int) -> float:
-    """The seconds of a number of steps, on the line through those of `TIMED_STEPS`."""
+    """The seconds of a number of steps, on the line through the times of `TIMED_STEPS`."""
     (x0, x1), (y0, y1) = TIMED_STEPS, seconds
     return y0 + (y1 - y0) * (steps - x0) / (x1 - x0)
 
@@ -335,7 +345,7 @@ def measure_minutes(group: Group, study: Study, preset: str) -> list[str]:
 
 
 def measure_pace(rows: list[Row], study: Study, side: str) -> str:
-    """Minutes of the steps that this side learns from, at its median rate."""
+    """Minutes of the steps in which this side learns, at its median rate."""
     steps = study.steps - LEARN_AFTER.get(study.name, {}).get(side, 10_000)
     rate = median(float(row["steps_per_s"]) for row in rows if row["side"] == side)
     return format_minutes(steps / rate)
@@ -344,7 +354,7 @@ def measure_pace(rows: list[Row], study: Study, side: str) -> str:
 def extend_minutes(rows: list[Row], side: str, steps: int) -> str:
     """Minutes of a number of steps, on the line through the shortest and the longest runs.
 
-    Runs of one length are extended in proportion.
+    If all runs have the same length, the minutes are proportional to the steps.
     """
     times: dict[int, list[float]] = {}
     for row in rows:
@@ -362,7 +372,7 @@ def extend_minutes(rows: list[Row], side: str, steps: int) -> str:
 
 
 def find_best_peer(study: Study) -> Row | None:
-    """The published result with the highest mean; `peers.csv` has all of them."""
+    """The published result with the highest mean. `peers.csv` lists all published results."""
     rows = [row for row in read_records("peers.csv") if row["study"] == study.name]
     return max(rows, key=lambda row: float(row["mean"]), default=None)
 
@@ -372,7 +382,7 @@ def format_peer(row: Row) -> str:
     is_small = abs(float(row["mean"])) < SMALL
     values = [row["mean"], row["deviation"]]
     numbers = [value if is_small else round_half_up(value) for value in values if value]
-    seeds = {"": "", "1": ", 1 run"}.get(row["seeds"], f", {row['seeds']} seeds")
+    seeds = {"": "", "1": ", 1 seed"}.get(row["seeds"], f", {row['seeds']} seeds")
     _, _, version = row["environment"].partition("-")
     return f"{row['project']} {' ± '.join(numbers)} ({version}{seeds})"
 

@@ -1,11 +1,11 @@
-"""Train SAC for a long time and watch the memory of the process and its workers.
+"""Train SAC for a long time and check the memory of the process and its workers for leaks.
 
     python benchmarks/sac_soak.py                       # 100,000 steps of Hopper
     python benchmarks/sac_soak.py --steps 5000 --every 1000
 
-Prints resident megabytes over the steps. The replay is full after a tenth of the run, so that what
-grows from there on is a leak; exits with 1 where the second half's median is more than `--allow`
-above the first one's, counted from that tenth.
+The script prints resident megabytes during the run. The replay buffer is full after a tenth of the
+run, so later growth is a leak. The script compares the median of the first and of the second half
+of the rest, and exits with 1 if the second is more than `--allow` larger than the first.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper")
     parser.add_argument("--steps", type=positive, default=100_000)
-    parser.add_argument("--every", type=int, default=2_000, help="steps between two looks")
+    parser.add_argument("--every", type=int, default=2_000, help="steps between two readings")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--updates", type=float, default=0.25, help="for each step")
-    parser.add_argument("--allow", type=float, default=0.02, help="share that may be added")
+    parser.add_argument("--updates", type=float, default=0.25, help="updates per step")
+    parser.add_argument("--allow", type=float, default=0.02, help="allowed growth, as a share")
     options = parser.parse_args()
     full = options.steps // 10
     with tempfile.TemporaryDirectory() as folder:
         looks = watched(options, full, Path(folder) / "run")
     settled = [megabytes for steps, megabytes in looks if steps >= full]
     if len(settled) < 4:
-        print("too few looks: a smaller --every, or more --steps")
+        print("too few readings: decrease --every or increase --steps")
         return 1
     middle = len(settled) // 2
     first, second = statistics.median(settled[:middle]), statistics.median(settled[middle:])
@@ -44,14 +44,14 @@ def main() -> int:
 
 
 def watched(options: argparse.Namespace, full: int, out: Path) -> list[tuple[int, float]]:
-    """Steps and resident megabytes, a few times during a run."""
+    """Run the training and return (steps, resident megabytes) at regular intervals."""
     command = [sys.executable, "-m", "rlflame", "train", "--local", "--env", options.env,
                "--algo", "sac", "--steps", str(options.steps), "--out", str(out), "--json",
                "--workers", str(options.workers),
                "--set", f"sac.buffer_size={full}", "--set", f"sac.learning_starts={full // 2}",
                "--set", f"sac.updates_per_step={options.updates}",
                "--set", f"runtime.checkpoint_every_steps={max(1, full)}",
-               # The first evaluation makes environments of its own, which stay.
+               # Evaluate before the memory is compared: evaluation environments stay in memory.
                "--set", f"evaluation.every_steps={max(1, full // 2)}"]  # fmt: skip
     looks: list[tuple[int, float]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -68,7 +68,7 @@ def watched(options: argparse.Namespace, full: int, out: Path) -> list[tuple[int
 
 
 def megabytes(root: int) -> float:
-    """Of a process and all its descendants."""
+    """Return the resident megabytes of a process and all its descendants."""
     listed = subprocess.run(
         ["ps", "-axo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True
     ).stdout

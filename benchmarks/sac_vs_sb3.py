@@ -1,14 +1,14 @@
-"""SAC beside stable-baselines3's at equal updates per step: steps per second once both learn.
+"""Compare the speed of SAC in rlflame and in stable-baselines3.
 
     python benchmarks/sac_vs_sb3.py --sb3-python OTHER/bin/python --env Hopper-v5 --threads 1,2
     python benchmarks/sac_vs_sb3.py --sb3-python OTHER/bin/python --own --env Hopper-v5,Ant-v5
 
-Both train 256x256 networks on batches of 256, one update a step, and are timed from the end of
-their random warm-up to the end of training, start-up and evaluation left out. Every way of running
-stable-baselines3 that is known to help (one environment, or eight with as many updates a round) is
-measured, and the ratio is to its best. The limit is what the sixteen 256x256x256 products of one
-update would take with numpy's BLAS and nothing else. With `--own` rlflame has the preset that it
-takes by itself for an environment, and only their one environment is beside it.
+Both libraries train networks of 256x256 units on batches of 256, with one update per step. The
+measured time is from the end of the random steps to the end of training, without start-up and
+evaluation. stable-baselines3 is measured with one environment and with eight, and the ratio is
+relative to the faster of the two. The limit is the time of the sixteen 256x256x256 products of one
+update with numpy's BLAS. With `--own`, rlflame uses its preset for the environment, and
+stable-baselines3 uses one environment.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PRODUCTS = 16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sb3-python", default=sys.executable)
-    parser.add_argument("--env", default="Hopper-v5", help="several with commas between")
-    parser.add_argument("--own", action="store_true", help="rlflame's preset is the environment's")
-    parser.add_argument("--steps", type=positive, default=5_000, help="after the warm-up")
+    parser.add_argument("--env", default="Hopper-v5", help="environments, separated by commas")
+    parser.add_argument("--own", action="store_true", help="use the environment's preset")
+    parser.add_argument("--steps", type=positive, default=5_000, help="after the random steps")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--repeat", type=positive, default=3)
     parser.add_argument("--csv", type=table)
@@ -49,7 +49,7 @@ def main() -> None:
     if options.side == "limit":
         print(json.dumps(product_rate()))
         return
-    # Their side of this file runs where rlflame need not be.
+    # The stable-baselines3 side of this script runs without rlflame.
     from idle import others
 
     others()
@@ -67,9 +67,9 @@ def main() -> None:
 def measure(
     options: argparse.Namespace, env: str, threads: int, results: list[dict[str, object]]
 ) -> None:
-    """All sides in turn, so many times; the medians and what they amount to."""
+    """Run all sides in turn, --repeat times, and print the medians and the ratio."""
     of_theirs = {"sb3 1 env": 1} if options.own else {"sb3 1 env": 1, "sb3 8 envs": 8}
-    # With the family's preset a step is an update, as it is of theirs.
+    # With the MuJoCo family's preset, rlflame makes one update per step, as stable-baselines3 does.
     what, preset = ("steps_per_s", None) if options.own else ("updates_per_s", "mujoco-sac")
     rates: dict[str, list[float]] = {}
     for turn in range(options.repeat):
@@ -96,7 +96,7 @@ def measure(
 def ours(
     env: str, preset: str | None, steps: int, threads: int, seed: int, sets: list[str]
 ) -> float:
-    """Of the command line's own timing file: from the end of the warm-up to the end of training."""
+    """Return the steps per second of rlflame after the random steps, from timing.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/run"
         settings = [f"sac.learning_starts={WARM_UP}", f"learning.threads={threads}", *sets,
@@ -117,7 +117,7 @@ def ours(
             else:
                 taken = lap["steps"]
         if not seconds:
-            raise SystemExit(f"{steps} steps end before they count: more --steps")
+            raise SystemExit(f"{steps} steps are too few to measure: increase --steps")
         return (lap["steps"] - taken) / seconds
 
 
@@ -141,7 +141,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def train_sb3(env: str, steps: int, threads: int, envs: int) -> None:
-    """Their defaults but for a shorter warm-up; prints steps per second after it."""
+    """Train with the defaults but fewer random steps, and print the steps per second after them."""
     import stable_baselines3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -168,7 +168,7 @@ def train_sb3(env: str, steps: int, threads: int, envs: int) -> None:
 
 
 def product_rate() -> float:
-    """256x256x256 products per second."""
+    """Return the number of 256x256x256 products per second."""
     import numpy as np
 
     generator = np.random.default_rng(0)

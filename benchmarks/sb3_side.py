@@ -1,7 +1,7 @@
-"""A process that trains with stable-baselines3 and does nothing else, for a race.
+"""Train with stable-baselines3 in a separate process, for race.py.
 
-It prints one line of JSON: the seconds, the steps, and the end and return of each episode; or
-`absent` where stable-baselines3 is not installed.
+The script prints one line of JSON with the seconds, the steps, and the end and return of each
+episode. It prints `absent` if stable-baselines3 is not installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlflame.rollout.process.parent_channel import die_with_parent, read_parent_
 
 
 def train(request: dict[str, Any]) -> dict[str, Any] | None:
-    """One training on the processor; None where stable-baselines3 is not installed."""
+    """Train on the CPU. Return None if stable-baselines3 is not installed."""
     try:
         import stable_baselines3
     except ImportError:

@@ -1,7 +1,7 @@
-"""Arguments, errors and marked blocks of the scripts in this folder.
+"""Arguments, errors and marked blocks for the scripts in this folder.
 
-Unusable arguments are refused before anything is measured. Imports only the standard library, for
-sides of a comparison that run without rlflame.
+This module imports only the standard library, because some scripts run in environments without
+rlflame.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def ended(main: Callable[[], int | None]) -> None:
     except Exception as error:
         if not hasattr(error, "hint"):
             raise
-        # One of rlflame's: a sentence, and what to type next.
+        # An error of rlflame has a message and a hint.
         print(f"{error}\n  hint: {error.hint}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on, as an argument."""
+    """Parse a positive integer."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
 
 
 def table(text: str) -> Path:
-    """A file that rows can be written to, as an argument."""
+    """Parse the path of a file that can be written."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
@@ -42,7 +42,7 @@ def table(text: str) -> Path:
 
 
 def read_block(page: Path, name: str) -> str:
-    """The text between the markers of this name in a page."""
+    """Return the text between the markers of this name in a page."""
     return _split_block(page, name)[1]
 
 

@@ -1,11 +1,10 @@
-"""How much of what learns has fallen silent: the weights that no gradient has reached for long.
+"""Print the share of weights that have not received a gradient for a long time.
 
     rlflame train --env hopper --algo sac --steps 13000 --out run
     python benchmarks/silent.py run/latest.safetensors
 
-Adam's first moment of a weight without gradients is set to zero after some 600 updates. Behind a
-rectifier that is every weight into a unit that no observation excites any more, and every one
-out of it.
+rlflame sets Adam's first moment to zero after about 600 updates without a gradient. This happens to
+all input and output weights of a ReLU unit that no observation activates any more.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ def main() -> None:
     paths = parser.parse_args().checkpoint
     for path in paths:
         if not path.is_file():
-            parser.error(f"{path} is not there")
+            parser.error(f"{path} does not exist")
         for name, share in silent(path).items():
             print(f"{path}: {name} {share:.1%}")
 
 
 def silent(path: Path) -> dict[str, float]:
-    """By optimiser, the share of its moments that are zero."""
+    """Return the share of zeros in the first moments of each optimizer."""
     with safe_open(path, framework="numpy") as file:
         moments = {name: file.get_tensor(name) for name in file.keys()  # noqa: SIM118
                    if name.endswith("adam.first")}  # fmt: skip

@@ -1,4 +1,4 @@
-"""An environment that costs exactly what it is told to: for measuring everything around it."""
+"""An environment with a configurable cost, for measurements of everything else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 
 class Sleeper(gymnasium.Env[Any, Any]):
-    """Sleeps in its first step of every `every`, and shows `size` numbers."""
+    """Sleeps in the first of every `every` steps, and returns observations of `size` numbers."""
 
     def __init__(self, seconds: float = 0.0, every: int = 100, size: int = 250) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (size,), np.float32)

@@ -1,4 +1,4 @@
-"""Counts files and lines of each package, for the tables of docs/architecture.md."""
+"""Count the files and lines of each package for the tables in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from records import ROOT
 
 SOURCE = ROOT / "src" / "rlflame"
 
-#: Before the restructuring: files and lines of each package, and the packages that hold its parts.
+#: Files and lines of each package before the restructuring, and where its code is now.
 OLD_PACKAGES = {
     "(root)": (38, 6262, "config, experiment, rollout, storage, training"),
     "bench": (31, 3995, "bench; races with other libraries in benchmarks/"),
@@ -33,7 +33,7 @@ OLD_PACKAGES = {
 
 
 def make_table() -> str:
-    """One row for each package, and one for the modules of the root."""
+    """Make a table with one row for each package and one for the modules outside packages."""
     rows = []
     modules = sorted(SOURCE.glob("*.py"))
     names = ", ".join(path.stem for path in modules if not path.stem.startswith("__"))

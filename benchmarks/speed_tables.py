@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, and the table of GPU times in docs/guides/learners.md.
+"""Makes the tables of docs/benchmarks.md, and the table of GPU times in docs/guides/learners.md.
 
 Every number comes from a record in docs/results. `write_tables.py` writes the tables into the
 pages.
@@ -31,7 +31,7 @@ SCALING_WORKERS = (1, 2, 4, 8)
 
 
 def make_summary() -> str:
-    """One row for each comparison: rlflame, the other side, and how many times as fast."""
+    """One row for each comparison: rlflame, the other program and the speed-up."""
     rows = []
     for env in MUJOCO:
         ours, theirs, ratios = read_pairs(env, 1_000_000)
@@ -39,13 +39,14 @@ def make_summary() -> str:
         rows.append((name, f"{median(ours):.1f} s", peer, format_range(ratios, 1)))
     for env in ("hopper", "halfcheetah"):
         id, rate, peer_rate, _ = read_sac_rates(env, "2")
-        rates = (f"{rate:.0f} updates/s", f"stable-baselines3: {peer_rate:.0f}")
+        rates = (f"{rate:.0f} updates/s", f"stable-baselines3: {peer_rate:.0f} updates/s")
         rows.append((f"SAC on {id}, 2 threads", *rates, f"{rate / peer_rate:.1f}"))
     classic, example = (read_reinforce_rates(side)[0] for side in ("reinforce-classic", EXAMPLE))
     ratios = [ours / theirs for ours, theirs in zip(classic, example, strict=True)]
     rows.append(("REINFORCE on Hopper-v5", f"{median(classic):.0f} episodes/s",
-                 f"Flame's example: {median(example):.1f}", format_range(ratios, 1)))  # fmt: skip
-    return format_table(("benchmark", "rlflame", "compared with", "times as fast"), rows)
+                 f"Flame's example: {median(example):.1f} episodes/s",
+                 format_range(ratios, 1)))  # fmt: skip
+    return format_table(("benchmark", "rlflame", "other program", "speed-up"), rows)
 
 
 def make_findings() -> str:
@@ -58,31 +59,33 @@ def make_findings() -> str:
         for env in MUJOCO
     ]
     return "\n".join((
-        f"- The first rollout of `rlflame train --env hopper` starts after "
+        f"- **Start:** `rlflame train --env hopper` starts its first rollout after "
         f"{format_range(starts, 2)} s.",
-        f"- Both cores work at the same time for {min(busy):.0%} to {max(busy):.0%} of a PPO run "
-        "on MuJoCo.",
-        f"- Two rollout processes reach {format_shares('inline', ROLLOUT_ENVS[:4])} of the speed "
-        "of bare `mj_step`. With the driver on the same two cores, they reach "
-        f"{format_shares('local', ROLLOUT_ENVS[:4])}.",
-        "- On Box2D environments, two workers reach "
-        f"{format_shares('local', ROLLOUT_ENVS[4:])} of the speed of bare Gymnasium.",
-        f"- Learning with two learners is {gain['value']:.2f} [{gain['low']:.2f}, "
-        f"{gain['high']:.2f}] times as fast as with one, for 256x256 networks and 8,192 samples "
-        "an update.",
-        "- On one machine, Flame is slower than local workers in every case measured.",
+        f"- **CPU usage:** during a PPO run on MuJoCo, both cores are busy at the same time for "
+        f"{min(busy):.0%} to {max(busy):.0%} of the run.",
+        "- **MuJoCo rollouts:** two processes that only run rollouts reach "
+        f"{format_shares('inline', ROLLOUT_ENVS[:4])} times the speed of bare `mj_step` calls. If "
+        "the driver, the process that collects the results, runs on the same two cores, two "
+        f"workers reach {format_shares('local', ROLLOUT_ENVS[:4])} times this speed.",
+        "- **Box2D rollouts:** two workers reach "
+        f"{format_shares('local', ROLLOUT_ENVS[4:])} times the speed of bare Gymnasium.",
+        "- **Learners:** two processes compute PPO's gradients "
+        f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}] times as fast as one "
+        "process, for 256x256 networks and minibatches of 8,192 samples.",
+        "- **Flame:** on a single machine, Flame is slower than local workers in every measured "
+        "case.",
     ))  # fmt: skip
 
 
 def format_shares(fleet: str, envs: Sequence[str]) -> str:
-    """The lowest and the highest share of the limit that two workers reach."""
+    """The lowest and the highest speed of two workers, relative to bare stepping."""
     shares = [read_rollouts(fleet, env)[1]["shares"] for env in envs]
     limits = [median(share.get("mj_step", share["gymnasium"])) for share in shares]
     return f"{min(limits):.2f} to {max(limits):.2f}"
 
 
 def make_ppo_table() -> str:
-    """PPO and stable-baselines3 in pairs of runs."""
+    """Pairs of PPO runs of rlflame and stable-baselines3."""
     rows = []
     for steps in (1_000_000, 100_000):
         for env in MUJOCO:
@@ -98,8 +101,8 @@ def make_ppo_table() -> str:
                 *(f"{median(float(row[f'{side}_return']) for row in pairs):,.0f}"
                   for side in ("rlflame", "sb3")),
             ))  # fmt: skip
-    head = ("environment, steps", "rlflame", "stable-baselines3", "times as fast",
-            "processor", "memory", "return", "its return")  # fmt: skip
+    head = ("environment, steps", "rlflame", "stable-baselines3", "speed-up", "CPU usage, rlflame",
+            "memory, rlflame", "return, rlflame", "return, stable-baselines3")  # fmt: skip
     return format_table(head, rows)
 
 
@@ -120,7 +123,7 @@ def read_pairs(env: str, steps: int) -> tuple[list[float], list[float], list[flo
 
 
 def make_sac_table() -> str:
-    """Updates per second of the family's settings, steps per second of the presets."""
+    """Updates per second with `mujoco-sac`, and steps per second with the presets."""
     rows = []
     for env in ("hopper", "halfcheetah"):
         for threads in ("1", "2"):
@@ -136,13 +139,13 @@ def make_sac_table() -> str:
         preset = resolve.choose_preset(id, "sac")
         rows.append((f"{id}, `{preset}`", "2", f"{ours:.0f} steps/s", f"{theirs:.0f}",
                      f"{ours / theirs:.2f}", ""))  # fmt: skip
-    head = ("environment, preset", "threads", "rlflame", "stable-baselines3", "times as fast",
-            "of the bare products")  # fmt: skip
+    head = ("environment, preset", "threads", "rlflame", "stable-baselines3", "speed-up",
+            "share of the upper limit")  # fmt: skip
     return format_table(head, rows)
 
 
 def read_sac_rates(env: str, threads: str) -> tuple[str, float, float, float]:
-    """The environment, and updates per second: rlflame, the best stable-baselines3, the limit."""
+    """The environment, and the updates per second of rlflame, stable-baselines3 and the limit."""
     records = read_records(f"sac_vs_sb3_{env}.csv")
     rates: dict[str, list[float]] = {}
     for row in records:
@@ -153,7 +156,7 @@ def read_sac_rates(env: str, threads: str) -> tuple[str, float, float, float]:
 
 
 def make_reinforce_table() -> str:
-    """REINFORCE beside Flame's example."""
+    """REINFORCE, compared with Flame's example."""
     example = read_reinforce_rates(EXAMPLE)
     rows = []
     for side, name in REINFORCE_SIDES.items():
@@ -163,13 +166,13 @@ def make_reinforce_table() -> str:
             cells += [f"{median(rates):,.{places}f}",
                       "" if side == EXAMPLE else format_range(ratios, 1)]  # fmt: skip
         rows.append(cells)
-    head = ("5,000 episodes of Hopper", "episodes/s", "times the example", "steps/s",
-            "times the example")  # fmt: skip
+    head = ("program or preset", "episodes/s", "speed-up, episodes", "steps/s",
+            "speed-up, steps")  # fmt: skip
     return format_table(head, rows)
 
 
 def read_reinforce_rates(side: str) -> tuple[list[float], list[float]]:
-    """Episodes and steps per second, of each round."""
+    """Episodes per second and steps per second in each round."""
     rows = [row for row in read_records("reinforce_vs_flame.csv") if row["side"] == side]
     episodes, steps = (
         [float(row[name]) for row in rows] for name in ("episodes_per_s", "steps_per_s")
@@ -178,7 +181,7 @@ def read_reinforce_rates(side: str) -> tuple[list[float], list[float]]:
 
 
 def make_update_table() -> str:
-    """A PPO update in microseconds, and alternatives."""
+    """The time of a PPO update, of its matrix products alone, and of torch."""
     rows = []
     for row in read_records("ppo_update.csv"):
         update, products, autograd = (
@@ -190,13 +193,13 @@ def make_update_table() -> str:
             f"{products / update:.0%}",
             f"{autograd / update:.1f}",
         ))  # fmt: skip
-    head = ("environment, minibatch", "update, µs", "its products", "torch autograd",
-            "share of the products", "torch / rlflame")  # fmt: skip
+    head = ("environment, minibatch size", "rlflame, µs", "matrix products, µs",
+            "torch autograd, µs", "share of matrix products", "speed-up over torch")  # fmt: skip
     return format_table(head, rows)
 
 
 def make_rollouts_table() -> str:
-    """Rollouts of two workers, and of two processes without a driver."""
+    """The speed of two workers, and of two processes without a driver."""
     rows = []
     for env in ROLLOUT_ENVS:
         cells = [resolve.resolve_env_id(env)]
@@ -208,19 +211,21 @@ def make_rollouts_table() -> str:
                 for limit in ("gymnasium", "mj_step")
             ]
         rows.append(cells)
-    head = ("environment", "2 workers, steps/s", "of Gymnasium", "of `mj_step`",
-            "2 processes, steps/s", "of Gymnasium", "of `mj_step`")  # fmt: skip
+    head = ["environment"]
+    for side in ("2 workers", "2 processes"):
+        head += [f"{side}, steps/s", f"{side}, relative to Gymnasium",
+                 f"{side}, relative to `mj_step`"]  # fmt: skip
     return format_table(head, rows)
 
 
 def read_rollouts(fleet: str, env: str) -> list[dict[str, Any]]:
-    """The rates of one worker and of two."""
+    """The rates of one worker and of two workers."""
     rates: list[dict[str, Any]] = read_json(f"rollouts/{env}_{fleet}.json")["rates"]
     return rates
 
 
 def make_scaling_table() -> str:
-    """Seconds of the same work on local workers and on executors of Flame."""
+    """Seconds that the same work takes on local workers and on executors of Flame."""
     rows = []
     for case in ("1 ms", "15 ms", "50 ms", "100 ms"):
         seconds = {
@@ -238,23 +243,24 @@ def make_scaling_table() -> str:
             *(f"{seconds['local', n]:.2f}, {seconds['flame', n]:.2f}" for n in SCALING_WORKERS),
             *(f"{fastest / seconds[fleet, 8]:.2f}" for fleet in ("local", "flame")),
         ))  # fmt: skip
-    head = ("episode", "1 worker: local, Flame", "2", "4", "8", "speed-up, 8 local",
-            "8 executors")  # fmt: skip
+    head = ("episode length", "1 worker: local, Flame", "2 workers", "4 workers", "8 workers",
+            "speed-up, 8 local workers", "speed-up, 8 executors")  # fmt: skip
     return format_table(head, rows)
 
 
 def make_scaling_costs() -> str:
-    """The cost of a task and of an iteration, fitted to the record."""
+    """The overhead of a task and of an iteration, fitted to the record."""
     local, flame = fit_overheads(*read_scaling_cases())
     return (
-        f"By least squares, a task costs {1e3 * local['task_s']:.1f} ms on local workers and "
-        f"{1e3 * flame['task_s']:.1f} ms on executors. An iteration costs "
-        f"{1e3 * local['iteration_s']:.0f} ms and {1e3 * flame['iteration_s']:.0f} ms."
+        f"A least-squares fit gives an overhead of {1e3 * local['task_s']:.1f} ms per task on "
+        f"local workers and {1e3 * flame['task_s']:.1f} ms on executors. The overhead per "
+        f"iteration is {1e3 * local['iteration_s']:.0f} ms on local workers and "
+        f"{1e3 * flame['iteration_s']:.0f} ms on executors."
     )
 
 
 def read_scaling_cases() -> tuple[list[Case], list[Side]]:
-    """The record as cases and sides of the scaling benchmark."""
+    """Read the record as cases and sides of the scaling benchmark."""
     cases: dict[str, Case] = {}
     sides: dict[tuple[str, str, int], Side] = {}
     for row in read_records("scaling.csv"):
@@ -269,7 +275,7 @@ def read_scaling_cases() -> tuple[list[Case], list[Side]]:
 
 
 def make_published_table() -> str:
-    """The published runs of Flame's example, and the same runs of rlflame."""
+    """Published runs of Flame's example, and runs of rlflame with the same hyperparameters."""
     rows = []
     for name, published in COMPARISONS.items():
         result = read_json(f"published/{name}.json")
@@ -283,19 +289,20 @@ def make_published_table() -> str:
             ", ".join(f"{median(run['seconds'] for run in side):.1f}" for side in sides),
             f"{sides[0][0]['final_return']:.1f}",
         ))  # fmt: skip
-    head = ("environment, iterations x episodes", "published: local, Flame", "rewards",
-            "rlflame: local, Flame", "reward")  # fmt: skip
+    head = ("environment, iterations x episodes (source)", "published seconds: local, Flame",
+            "published return: local, Flame", "rlflame, seconds: local, Flame",
+            "rlflame, return")  # fmt: skip
     return format_table(head, rows)
 
 
 def make_text_table(record: str) -> str:
-    """A record of texts as it is."""
+    """A table of a record that contains the text of the cells."""
     rows = read_records(record)
     return format_table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def make_card_table() -> str:
-    """A PPO minibatch on the processor and on a GPU, in milliseconds."""
+    """Milliseconds of a PPO minibatch on the CPU and on a GPU."""
     records = read_records("card.csv")
     (threads,) = {row["threads"] for row in records}
     rows = []

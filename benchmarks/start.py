@@ -1,11 +1,11 @@
-"""Times the start of `rlflame train`, from Enter to the first rollout.
+"""Time the start of `rlflame train`, from Enter to the first rollout.
 
     python benchmarks/start.py --repeat 5 --csv docs/results/start.csv
 
-Each start runs the command with an environment, --local and --json, waits for the first `iteration`
-event and stops the run. A warm-up start does not count. The event comes after the update, so the
-seconds of learning, read from the run's own record, are subtracted. On Linux, the script also
-checks whether a process of the run has loaded a library of torch.
+Each start runs `rlflame train --local --json`, waits for the first `iteration` event and stops the
+run. The first start is a warm-up and is not counted. The event comes after the first update, so the
+script subtracts the time of learning, which it reads from the run's timing.jsonl. On Linux, the
+script also checks whether a process of the run has loaded a library of torch.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 from script import ended, positive, table
 
 COLUMNS = ["env", "start", "processor", "at_work", "first_rollout_s", "first_iteration_s", "torch"]
-#: For a run to save what it has and end.
+#: The time that a run has for saving its state and ending.
 END_S = 30.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="hopper", help="one or several, with commas")
+    parser.add_argument("--env", default="hopper", help="environments, separated by commas")
     parser.add_argument("--repeat", type=positive, default=5)
-    parser.add_argument("--csv", type=table, help="overwritten, at the end")
+    parser.add_argument("--csv", type=table, help="CSV file, overwritten at the end")
     options = parser.parse_args()
     from idle import others, processor
 
-    # A fresh clone compiles its modules once, not at every start.
+    # With bytecode files, modules are compiled once and not at every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rows = []
     for env in options.env.split(","):
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def started(env: str) -> dict[str, Any]:
-    """One start, stopped when its first iteration is over."""
+    """Start a run and stop it after its first iteration."""
     from ppo_vs_sb3 import family
 
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
@@ -73,7 +73,7 @@ def started(env: str) -> dict[str, Any]:
             assert process.stdout is not None
             if not any(json.loads(line)["event"] == "iteration" for line in process.stdout):
                 errors.seek(0)
-                raise SystemExit(f"{' '.join(command)} had no iteration:\n{errors.read()}")
+                raise SystemExit(f"{' '.join(command)} ran no iteration:\n{errors.read()}")
             iteration_s = time.monotonic() - begun
             loaded = {has_torch(pid) for pid in family(process.pid)}
         finally:
@@ -85,7 +85,7 @@ def started(env: str) -> dict[str, Any]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Ask it to, and after a while make it."""
+    """Interrupt the process, and kill it if it does not end."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:
@@ -96,7 +96,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def has_torch(pid: int) -> bool | None:
-    """None where that cannot be seen."""
+    """Check whether a process has loaded torch. Return None if the system does not show it."""
     try:
         return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""Writes the tables of the documentation from the records in docs/results and from the source.
+"""Write the tables of the documentation from the records in docs/results and from the source.
 
     python benchmarks/write_tables.py                      # print all tables
     python benchmarks/write_tables.py results-ppo          # print one table
     python benchmarks/write_tables.py --write              # write all tables into the pages
 
-A page has each table between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+In a page, each table is between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REFERENCE = ROOT / "docs" / "reference"
 LEARNERS = ROOT / "docs" / "guides" / "learners.md"
 
-#: The page and the text of each block.
+#: The page of each block, and the function that makes its text.
 BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "readme-table": (README, result_tables.make_readme_table),
     "results-summary": (RESULTS, result_tables.make_summary),
@@ -70,7 +70,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="blocks, by default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of blocks (default: all)")
     parser.add_argument("--write", action="store_true", help="write the blocks into the pages")
     options = parser.parse_args()
     if unknown := {*options.names} - {*BLOCKS}:

@@ -1,4 +1,4 @@
-"""Networks, minibatches and batches for the learner's tests, drawn at random."""
+"""Random networks, minibatches and batches for tests of learners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def policy_spec(
     activation: str = "tanh",
     normalise: bool = False,
 ) -> PolicySpec:
-    """Of continuous or discrete actions; `gsde` is continuous with state-dependent noise."""
+    """A spec for `continuous`, `discrete` or `gsde` (continuous with state-dependent noise)."""
     return PolicySpec(
         action_kind="discrete" if kind == "discrete" else "continuous",
         observation_size=observations,
@@ -39,7 +39,7 @@ def policy_spec(
 def random_network(
     rng: np.random.Generator, spec: PolicySpec, critic: bool = True
 ) -> tuple[PolicySpec, FlatVector]:
-    """A network whose every weight, bias and deviation matters."""
+    """A network in which each weight, bias and deviation has an effect."""
     parameters = build_network(spec, NetworkSettings(), 0, critic=critic)
     for name in parameters.shapes:
         view = parameters[name]
@@ -66,7 +66,7 @@ def random_batch(
     columns: int = 8,
     ends: float = 0.1,
 ) -> Batch:
-    """Steps of an imaginary environment, acted by the given weights; both kinds of ends occur."""
+    """Steps of a simulated environment, with the given weights and both kinds of ends."""
     policy = Policy(spec, arrays)
     observations = 2.0 * floats(rng, steps, columns, spec.observation_size) + 0.5
     full = np.zeros((spec.width, spec.observation_size), np.float32)

@@ -1,4 +1,4 @@
-"""Commands as a user types them: inside this process, or as a process of their own."""
+"""Commands as a user types them, in this process or in a new one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from rlflame.cli.app import app
 from rlflame.fleet.prestart import PrestartPool
 
-#: CartPole in batches of 64 steps: an iteration takes a few milliseconds.
+#: Settings of PPO on CartPole with iterations of 64 steps, which take a few milliseconds.
 TINY = tuple(
     word
     for setting in (
@@ -35,7 +35,7 @@ TINY = tuple(
     )
     for word in ("--set", setting)
 )
-#: The same for REINFORCE: four episodes of at most 16 steps.
+#: The same for REINFORCE, with four episodes of at most 16 steps per iteration.
 TINY_REINFORCE = tuple(
     word
     for setting in (
@@ -48,7 +48,8 @@ TINY_REINFORCE = tuple(
     )
     for word in ("--set", setting)
 )
-#: The same for SAC on Pendulum: fifteen iterations of 16 steps, the first three at random.
+#: The same for SAC on Pendulum: fifteen iterations of 16 steps, the first three with random
+#: actions.
 TINY_SAC = tuple(
     word
     for setting in (
@@ -71,7 +72,7 @@ TINY_SAC = tuple(
 
 @dataclass(frozen=True)
 class Spoken:
-    """How a command ended and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -89,8 +90,8 @@ class Spoken:
 
 
 def rlflame(*words: str | Path, early: PrestartPool | None = None) -> Spoken:
-    """Run a command inside this process; with workers that began before it, if there are any."""
-    # Commands limit the threads of the process that they expect to be their own.
+    """Run a command in this process, with the workers of `early` if there are any."""
+    # A command sets variables that limit the threads of its process; restore them.
     with patch.dict(os.environ):
         result = CliRunner().invoke(app, [str(word) for word in words], obj=early)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -99,7 +100,7 @@ def rlflame(*words: str | Path, early: PrestartPool | None = None) -> Spoken:
 
 
 def process(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
-    """Start a command as a process of its own; what it says comes over pipes."""
+    """Start a command in a new process with its output in pipes."""
     environment = {**os.environ, **options.pop("environment", {})}
     command = [sys.executable, "-m", "rlflame", *map(str, words)]
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
@@ -123,14 +124,14 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
-    """Wait for a condition, as long as it may take on a slow machine."""
+    """Wait for a condition, with a time limit for slow machines."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "the condition never became true"
         time.sleep(0.02)
 
 
-#: Minibatches in four shards: up to eight learners can share PPO, up to four the others.
+#: Minibatches in four shards, so that eight learners can share PPO, and four the others.
 SHARDS = ("--set", "learning.gradient_shards=4")
 SHARDED_RUNS = {
     "ppo": (*TINY, *SHARDS, "--steps", "256"),

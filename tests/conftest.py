@@ -17,7 +17,7 @@ import pytest
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # In the background of a shell, SIGINT is ignored, and child processes inherit that.
+    # A shell ignores SIGINT for background jobs, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = str(Path(__file__).parent)
@@ -37,7 +37,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([TESTS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
 
-# Only tests that ask for a real cluster use it: `auto` must not find it in other tests.
+# Only tests that ask for a real cluster use it. `auto` must not find it in other tests.
 for variable in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE"):
     if variable in os.environ:
         os.environ[f"RLFLAME_TEST_{variable}"] = os.environ.pop(variable)

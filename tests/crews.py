@@ -1,4 +1,4 @@
-"""Several learners inside this process: a thread each, meeting at a barrier."""
+"""Several learners as threads of this process, synchronised by a barrier."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 class Table:
-    """Where they meet."""
+    """The state that the learners share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=60)
         self.places: list[Any] = [None] * size
         self.shared = b""
-        #: How often each has given a part of a gradient or of values.
+        #: The number of gathers of each learner.
         self.gathers = [0] * size
 
 
 class Seat:
-    """One learner's place at the table; a Group."""
+    """A learner's place in the group. It implements ProcessGroup."""
 
     def __init__(self, table: Table, rank: int) -> None:
         self.rank = rank
@@ -58,7 +58,7 @@ class Seat:
 
 
 def together(size: int, work: Callable[[Seat], T]) -> list[T]:
-    """What `work` returns at every place; the first error that it meets anywhere."""
+    """Run `work` for each learner and return the results, or raise the first error."""
     table = Table(size)
     found: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -82,13 +82,13 @@ def together(size: int, work: Callable[[Seat], T]) -> list[T]:
 
 
 def learned_by(learners: int, data: dict[str, Any], compare_every: int | None = None) -> Run:
-    """A tiny run by so many learners, as rank 0 has it."""
+    """Train a tiny run with `learners` learners, and return the run of rank 0."""
 
     return _turn(learners, data, compare_every)
 
 
 def resumed_by(data: dict[str, Any], turns: list[tuple[int, int]]) -> Run:
-    """The same recipe by one group of learners after the other, each for so many iterations."""
+    """Train one recipe with several groups in turn, given as (learners, iterations)."""
     saved, stood = None, 0
     for learners, iterations in turns:
         stood += iterations

@@ -1,6 +1,6 @@
-"""The ways in which a text file of a run can be damaged, one after the other, always the same.
+"""Yields all damaged variants of a text file of a run, always the same ones.
 
-Knows nothing of pytest, nor of what the files mean.
+This module does not use pytest and does not know the meaning of the files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-#: In the place of any value: another type, too large, no number, empty, deep.
+#: Replacements for a value: another type, too large, not a number, empty, deeply nested.
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 0.5, 10**30, 10**400, 1e308, float("nan"), float("inf"), -float("inf"),
     "", "x", "1", "\x00\ud800", [], [1, "x"], {}, {"x": None}, [[[[]]]],
@@ -22,7 +22,7 @@ JUNK = (
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to everything in a JSON value, itself included."""
+    """The paths to all parts of a JSON value, and to the value itself."""
     yield at
     inner = (
         value.items()
@@ -56,7 +56,7 @@ def without(value: Any, at: tuple[Any, ...]) -> Any:
 
 
 def of_json(value: Any) -> Iterator[tuple[str, Any]]:
-    """The value with one thing in it changed or absent, and what was done."""
+    """Change or remove one part of the value. Yields a description and the result."""
     for at in places(value):
         for new in ODD:
             yield f"{list(at)} = {new!r:.20}", changed(value, at, new)
@@ -71,7 +71,7 @@ def of_json_file(text: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def of_json_lines(text: bytes) -> Iterator[tuple[str, bytes]]:
-    """One of the lines is changed: the first of each kind, by the names in it."""
+    """Change one line of each kind. The names in a line determine its kind."""
     lines = text.splitlines(keepends=True)
     kinds: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(lines):
@@ -84,7 +84,7 @@ def of_json_lines(text: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def of_table(text: bytes) -> Iterator[tuple[str, bytes]]:
-    """A cell of the first line or of the header is changed, or absent."""
+    """Change or remove a cell of the header or of the first line."""
     lines = text.splitlines(keepends=True)
     odd = ("", "x", "nan", "inf", "-inf", "1e400", "9" * 400, "-1", "0x10", '"', "\x00", "é")
     for number in (0, 1):
@@ -101,7 +101,7 @@ def of_table(text: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def of_toml(text: bytes) -> Iterator[tuple[str, bytes]]:
-    """The value of each line is another, or the line or a heading is absent."""
+    """Change the value of each line, or remove the line or heading."""
     lines = text.splitlines(keepends=True)
     odd = (
         "true", "-1", "0", "0.5", "1" + "0" * 30, "1" + "0" * 5000, "nan", "inf", '""', '"x"',
@@ -121,7 +121,7 @@ def of_toml(text: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def of_bytes(text: bytes) -> Iterator[tuple[str, bytes]]:
-    """Cut off, doubled, in another order, or something else altogether."""
+    """Truncate, repeat, reorder or replace the text."""
     for share in (1, 25, 50, 75, 99):
         yield f"{share}% of it", text[: len(text) * share // 100]
     lines = text.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Jobs and policy files for the tests of drawing."""
+"""Render jobs and policy files for tests of rendering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlflame.training.evaluation import EvaluationPlan, evaluate
 def begun(
     env: str = "easels:Easel-v0", seed: int = 0, algorithm: str = "ppo", **kwargs: Any
 ) -> Checkpoint:
-    """A policy of a recipe's beginning, of full width, with weights that do something."""
+    """An initial policy of full width whose weights have an effect."""
     recipe = failpoints.config(
         env,
         learning={
@@ -39,7 +39,7 @@ OPTIONS = {field.name for field in dataclasses.fields(RenderOptions)}
 
 
 def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> RenderJob:
-    """One drawing; the others play on the left of the source."""
+    """A render job. The other policies play to the left of the source."""
     options = {"kind": "gif", "best_of": changes.get("episodes", 1)}
     options |= {name: changes.pop(name) for name in OPTIONS & changes.keys()}
     given: dict[str, Any] = {
@@ -55,7 +55,7 @@ def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> RenderJob:
 
 
 def scored(source: Checkpoint, episodes: int, seed: int = 0, most: int = 10_000) -> list[Any]:
-    """Return and length of each episode, as an evaluation has them."""
+    """The return and length of each episode, as in an evaluation."""
     plan = EvaluationPlan(episodes, seed, max_episode_steps=most)
     with InlineFleet() as fleet:
         found = evaluate(fleet, source.env, source.policy_spec, source.policy, plan)

@@ -1,6 +1,6 @@
-"""An environment that draws itself, well or badly: `easels:Easel-v0`.
+"""An environment that renders images, with optional faults: `easels:Easel-v0`.
 
-Its picture is grey as the step is high, so that a picture tells after which step it was taken.
+The shade of grey of an image shows the number of steps before it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-#: Of a picture before any sizing.
+#: The size of an image before any scaling.
 WIDTH, HEIGHT = 60, 40
 SHADE_PER_STEP = 8
 
 
 class Easel(gymnasium.Env):
-    """Episodes of 4 to 30 steps, by the seed; the reward of a step is the seed's too."""
+    """Episodes of 4 to 30 steps. The seed determines the length and the reward of each step."""
 
     metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 10}  # noqa: RUF012
 

@@ -1,8 +1,8 @@
 """Tiny runs that die, or find the disk full, at a chosen call to the file system.
 
-`python failpoints.py` reads a plan as JSON from standard input, makes an untouched run, then for
-each chosen call a run that fails there and is resumed, and prints as JSON what was not equal. Each
-attempt is a forked process, because it is to be killed for good. Knows nothing of pytest.
+`python failpoints.py` reads a plan as JSON from standard input and makes an undisturbed run. For
+each chosen call, it makes a run that fails there, resumes it, and prints the differences as JSON.
+Each attempt is a forked process, because it may be killed. This module does not use pytest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EQUAL_BYTES = ("metrics.jsonl", "episodes.csv", "result.json")
 
 
 def config(env: str = "CartPole-v1", out: Path | None = None, **sections: Any) -> RunConfig:
-    """A run of three iterations that saves and evaluates after each; sections are merged in."""
+    """A run of three iterations that saves and evaluates after each. `sections` are merged in."""
     plain: dict[str, Any] = {
         "stop_at_steps": 96,
         "learning": {
@@ -81,7 +81,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def begin_or_resume(wanted: RunConfig) -> None:
-    """What a user would type next: the one place that knows how runs are started and resumed."""
+    """Start or resume a run, as a user would."""
     folder = Path(str(wanted.runtime.out))
     if (folder / "latest.safetensors").exists() or list(folder.glob("checkpoints/step-*")):
         api.resume(folder, wanted.runtime)
@@ -91,10 +91,10 @@ def begin_or_resume(wanted: RunConfig) -> None:
 
 
 class Disk:
-    """Counts the calls that change a folder, and at one of them dies or fails from then on.
+    """Counts the calls that change a folder, and dies or fails from one of them on.
 
-    A killed process loses nothing that it had written, so `fsync` is only counted. With `power`,
-    whatever was written but not flushed to disk by then is lost too.
+    A killed process loses nothing that it has written, so `fsync` is only counted. With `power`,
+    data that was written but not flushed is lost too.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Disk:
         self._power = power
 
     def reached(self, kind: str, path: Any, torn: Callable[[], object] = lambda: None) -> None:
-        """One call; `torn` is what a death in its middle leaves behind."""
+        """Count a call. `torn` does the first half of the call if the process dies in it."""
         name = Path(os.fsdecode(path)).name if isinstance(path, str | os.PathLike) else "folder"
         name = re.sub(r"^\.(.+?)(\.[0-9a-f]{8})?\.tmp$", r"\1 (temporary)", name)
         name = re.sub(r"(step|segment)-[0-9]+(-[0-9a-f]{16})?", r"\1", name)
@@ -127,15 +127,15 @@ class Disk:
             os.kill(os.getpid(), signal.SIGKILL)
         if len(self.calls) == self._at + 1:
             torn()
-        # A full disk stays full, but still lets files be removed.
+        # On a full disk, all later calls fail, except removing files.
         if kind != "unlink":
             raise OSError(self._error, os.strerror(self._error), os.fspath(self._folder))
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Disk]:
-        """In force for this process: Python's `open` and the calls of `os` that change folders.
+        """Patch Python's `open` and the functions of `os` that change folders in this process.
 
-        A file that `os.open` opens to append to is one too, once Python's `open` has it.
+        A descriptor that `os.open` opens for appending is counted once Python's `open` wraps it.
         """
         saved = {
             name: getattr(os, name) for name in ("fsync", "replace", "link", "unlink", "mkdir")
@@ -195,7 +195,7 @@ class Disk:
 
 
 class _Counted(io.FileIO):
-    """An open file whose writes are calls that can fail, and are safe only once flushed."""
+    """An open file whose writes can fail, and whose data is safe only after a flush."""
 
     def __init__(self, file: Any, mode: str, disk: Disk, path: Any) -> None:
         super().__init__(file, mode)
@@ -225,7 +225,7 @@ class _Counted(io.FileIO):
 
 
 def attempt(wanted: RunConfig, disk: Disk) -> dict[str, Any]:
-    """Begin or resume the run in a process of its own; how that went."""
+    """Start or resume the run in a forked process, and return the outcome."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -250,7 +250,7 @@ def attempt(wanted: RunConfig, disk: Disk) -> dict[str, Any]:
 
 
 def left_behind(folder: Path) -> dict[str, Any]:
-    """What two runs of one recipe must have in common, whatever happened to them."""
+    """The files and values that must be equal in two runs of a recipe, with or without failures."""
     newest, best = checkpoint.load(folder / "latest.safetensors"), folder / "best.safetensors"
     found: dict[str, Any] = {name: (folder / name).read_text() for name in EQUAL_BYTES}
     found["digest"] = newest.digest
@@ -264,7 +264,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
 
 
 def broken_now(folder: Path) -> list[str]:
-    """Whatever of the names that promise a valid file does not keep it at this moment."""
+    """List the errors of files that must always be valid."""
     wrong = []
     names = [folder / "latest.safetensors", folder / "best.safetensors"]
     for file in [*filter(Path.exists, names), *folder.glob("checkpoints/step-*")]:
@@ -280,7 +280,7 @@ def broken_now(folder: Path) -> list[str]:
 def one(
     wanted: RunConfig, failures: list[int], error: int | None, power: bool, untouched: Any
 ) -> list[str]:
-    """A run that fails at each of these calls in turn, and is then let go on to its end."""
+    """Make a run fail at each of these calls in turn, then let it finish. Return what is wrong."""
     folder = Path(str(wanted.runtime.out))
     shutil.rmtree(folder, ignore_errors=True)
     complaints: list[str] = []
@@ -304,12 +304,12 @@ def one(
 
 
 def sweep(plan: dict[str, Any]) -> dict[str, Any]:
-    """See `failing_runs`."""
+    """Carry out a plan of `failing_runs` in this process."""
     wanted = RunConfig.model_validate(plan["config"])
     if plan["replay"]:
         replays.small_segments().start()
     folder = Path(str(wanted.runtime.out))
-    begin_or_resume(wanted)  # what is imported now is not imported again by every attempt
+    begin_or_resume(wanted)  # load the modules once for all attempts
     shutil.rmtree(folder)
     gc.freeze()
     error = getattr(errno, plan["error"]) if plan["error"] else None
@@ -330,7 +330,7 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(names: list[str], of_each: int) -> list[int]:
-    """So many calls of each name, spread over the run: its first, its last, some between."""
+    """Choose up to `of_each` calls of each name, spread over the run from the first to the last."""
     places: dict[str, list[int]] = {}
     for at, name in enumerate(names):
         places.setdefault(name, []).append(at)
@@ -351,14 +351,15 @@ def failing_runs(
     chains: Sequence[list[int]] = (),
     replay: bool = False,
 ) -> dict[str, Any]:
-    """Fail at chains of calls, or at so many of each name; resume; what was not equal.
+    """Make runs fail, resume them, and return the differences from an undisturbed run.
 
-    With `about`, at both; then of the names that have this word alone.
+    A run fails at each of the `chains`, or, without chains, at `of_each` calls of each name.
+    With `about`, it fails at both, but only at names that contain this word.
 
-    Without an error's name the process is killed, in the middle of the call where that leaves
-    something behind, or with `power` the whole machine. The names of the calls at which a run first
-    failed come back too, so that a test can see that the kinds it cares about were among them. With
-    `replay` the segments of one are small.
+    `error` is the name of an errno. Without it, the process is killed, in the middle of the call if
+    that leaves something behind. With `power`, the whole machine fails. The result also contains
+    the names of the calls at which a run first failed, so that a test can check them. With
+    `replay`, the segments of the replay buffer are small.
     """
     plan = {
         "config": json.loads(wanted.model_dump_json()),

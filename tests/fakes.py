@@ -1,8 +1,8 @@
-"""Environments that misbehave on demand, for tests: `fakes:Fake-v0` and a few relatives.
+"""Environments with faults on demand, for tests: `fakes:Fake-v0` and some others.
 
-A Fake is a small deterministic world until its fault is due: `fault` says which one, `where`
-whether in `init`, `reset` or `step`, `at` in which step of an episode (counted from 1), and
-`seed` restricts it to the episode that was reset with that seed.
+A Fake is a small deterministic environment with a fault. `fault` selects the fault, `where` selects
+`init`, `reset` or `step`, and `at` selects the step of an episode (counted from 1). `seed` limits
+the fault to the episode that was reset with this seed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gymnasium import spaces
 
 
 class Surrender(BaseException):
-    """What an environment raises that does not want to be caught."""
+    """An exception that `except Exception` does not catch."""
 
 
 class Fake(gymnasium.Env):
-    """Three numbers that drift with the action; ends by itself after `length` steps."""
+    """Three numbers that change with the action. An episode terminates after `length` steps."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Fake(gymnasium.Env):
                 reward = float("nan")
             if self._fault == "no_reward":
                 reward = None  # type: ignore[assignment]
-            if self._fault == "four":  # as before there was a truncation
+            if self._fault == "four":  # the old interface, without `truncated`
                 return shown, reward, False, {}
         if self._fault == "rich":
             reward = 1e308
@@ -85,7 +85,7 @@ class Fake(gymnasium.Env):
         return getattr(self, f"_{self._fault or 'nothing'}")(shown)
 
     def _first_time(self) -> bool:
-        """Whether nobody has been here before, in any process; whoever asks has been."""
+        """Whether this is the first call in any process. The call creates the marker file."""
         try:
             self._marker.touch(exist_ok=False)
         except FileExistsError:
@@ -163,7 +163,7 @@ class Fake(gymnasium.Env):
     def _hang_in_c(self, shown: Any) -> Any:
         if self._marker.name:
             self._marker.with_suffix(".here").touch()
-        ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter's lock, as bad extensions do
+        ctypes.PyDLL(None).sleep(3600)  # holds the GIL, as bad extensions do
 
     def _kill(self, shown: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -174,7 +174,7 @@ class Fake(gymnasium.Env):
         return shown
 
     def _abandon_pipe(self, shown: Any) -> Any:
-        """Die, leaving behind a process that still holds the pipe to the parent."""
+        """Die and leave a process behind that holds the pipe to the parent open."""
         if self._first_time():
             if os.fork() == 0:
                 time.sleep(600)
@@ -183,18 +183,18 @@ class Fake(gymnasium.Env):
         return shown
 
     def _doze(self, shown: Any) -> Any:
-        """Longer than a parent waits for a word before it looks around."""
+        """Sleep for longer than a parent waits for a message before it checks other things."""
         time.sleep(0.5)
         return shown
 
     def _start_program(self, shown: Any) -> Any:
-        """Start a simulator, as robots do, and write down its process id."""
+        """Start a program, as a simulator would, and write its process id into the marker file."""
         program = subprocess.Popen(["sleep", "600"])
         self._marker.write_text(str(program.pid))
         return shown
 
     def _fork_program(self, shown: Any) -> Any:
-        """The same by a fork, which inherits what the worker has open."""
+        """Fork a process, which inherits the open files of the worker."""
         program = os.fork()
         if program == 0:
             time.sleep(600)
@@ -203,7 +203,7 @@ class Fake(gymnasium.Env):
         return shown
 
     def _wait(self, shown: Any) -> Any:
-        """Not before the marker exists; `marker.here` says that somebody is waiting."""
+        """Wait until the marker file exists. `marker.here` shows that the wait has begun."""
         self._marker.with_suffix(".here").touch()
         for _ in range(60_000):
             if self._marker.exists():
@@ -212,12 +212,12 @@ class Fake(gymnasium.Env):
         return shown
 
     def _garble(self, shown: Any) -> Any:
-        """Write into the descriptor that carries the worker's answers."""
+        """Write into the pipe that carries the worker's answers."""
         os.write(int(sys.argv[1]), b"\xff" * 64)
         return shown
 
     def _damage(self, shown: Any) -> Any:
-        """From now on, a bit of what this process sends is wrong."""
+        """Damage a byte of each message that this process sends from now on."""
         from rlflame.rollout import wire
 
         right = wire.encode
@@ -225,7 +225,7 @@ class Fake(gymnasium.Env):
         return shown
 
     def _lie(self, shown: Any) -> Any:
-        """From now on, this process answers with fragments that are one row short."""
+        """Send fragments that are one row short from now on."""
         import dataclasses
 
         from rlflame.rollout import wire
@@ -243,14 +243,14 @@ class Fake(gymnasium.Env):
 
 
 class Shifted(gymnasium.ObservationWrapper):
-    """A wrapper that rlflame has never heard of."""
+    """A wrapper that rlflame does not know."""
 
     def observation(self, observation: Any) -> Any:
         return observation + 1.0
 
 
 class Unstable(gymnasium.Wrapper):
-    """A MuJoCo world that flies apart in its third step."""
+    """A MuJoCo environment whose simulation diverges in its third step."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -277,7 +277,7 @@ _SPACES = {
 
 
 class Odd(gymnasium.Env):
-    """Spaces to be described, and nothing else."""
+    """An environment with unusual spaces, which is never stepped."""
 
     def __init__(self, observes: str = "matrix", acts: str = "shifted", says: str = "") -> None:
         if says:
@@ -310,7 +310,7 @@ def unstable_hopper(**kwargs: Any) -> gymnasium.Env:
 
 
 class Loud(gymnasium.Env):
-    """Says a lot at each step, in one way or another; or does not come back, or ends it all."""
+    """Prints a lot in each step in one of several ways, hangs, or ends the process."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)

@@ -1,6 +1,6 @@
-"""Learners as processes that meet over torch.distributed, without the seconds that loading takes.
+"""Learner processes that communicate with torch.distributed and start quickly.
 
-One server loads torch, and forks itself for every learner; a learner takes one run after the other.
+A server process loads torch once and forks each learner. A learner takes one run after another.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _learn(rank: int, size: int, port: int) -> None:
 
     store = TcpRendezvous(HERE, port).open_store(JOINING_S)
     group = TorchProcessGroup(rank, size, **PATIENCE, store=store)
-    with contextlib.suppress(LearnerFailure):  # the first has gone
+    with contextlib.suppress(LearnerFailure):  # until the first learner ends
         while True:
             replica_main.learn(group)
 
 
 @contextlib.contextmanager
 def gathered(size: int) -> Iterator[ProcessGroup]:
-    """So many learners, this process the first of them. Release them after each run."""
+    """A group of `size` learners. This process is the first. Release the others after each run."""
     if size == 1:
         yield SingleProcessGroup()
         return

@@ -1,4 +1,4 @@
-"""PPO for the tests of several learners: a learner, batches for it, and a comparison of states."""
+"""PPO for tests of several learners: a learner, its batches, and a comparison of states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlflame.learning.factory import make_algorithm
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.rollout.task import PolicySpec
 
-#: 96 samples an iteration, and 2 epochs of 4 minibatches.
+#: 96 samples per iteration, 2 epochs of 4 minibatches.
 SETTINGS = {
     "environment": {"id": "CartPole-v1"},
     "rollout": {"num_slots": 1, "envs_per_slot": 8, "steps": 12},
@@ -35,11 +35,11 @@ def spec_of(kind: str = "continuous") -> PolicySpec:
 
 
 def batches(spec: PolicySpec, learning: LearningSettings, count: int, **shape: int) -> list[Batch]:
-    """As the same weights would always have acted: halves are compared, not learning."""
+    """Batches that are all collected with the initial weights."""
     arrays = learner(learning, spec).get_policy()
     found = [random_batch(np.random.default_rng(n), spec, arrays, **shape) for n in range(count)]
     for number, batch in enumerate(found):
-        batch.valid[9:, number] = False  # an idle place
+        batch.valid[9:, number] = False  # idle steps
     return found
 
 

@@ -1,4 +1,4 @@
-"""Places where learners meet inside the tests: a port as torchrun has it, or a file."""
+"""Rendezvous points for learners in tests: a port, as with torchrun, or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = "127.0.0.1"
 
 
 def hosted(listening: socket.socket) -> tuple[TcpRendezvous, Store]:
-    """A meeting where this process listens, open as long as the store is held."""
+    """A rendezvous that this process hosts, for as long as the store exists."""
     meeting = TcpRendezvous(*listening.getsockname())
     store = TCPStore(
         meeting.host,

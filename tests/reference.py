@@ -1,7 +1,7 @@
-"""PPO by torch's own modules in float64: what the learner is compared with.
+"""A reference implementation of PPO with torch's modules in float64.
 
-Written from the papers' formulas with torch.nn.functional, torch.distributions and torch.optim,
-sharing no code with the learner but the order of shuffled samples.
+It follows the formulas of the papers and uses torch.nn.functional, torch.distributions and
+torch.optim. It shares only the order of shuffled samples with the learner.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlflame.rollout.seeding import Role, make_stream
 
 
 def tensors(parameters, dtype=torch.float64) -> dict[str, torch.Tensor]:
-    """Leaf tensors with the values of a flat vector's views."""
+    """Copy the arrays of a flat vector into leaf tensors."""
     return {
         name: torch.tensor(parameters[name].copy(), dtype=dtype, requires_grad=True)
         for name in parameters.shapes
@@ -24,7 +24,7 @@ def tensors(parameters, dtype=torch.float64) -> dict[str, torch.Tensor]:
 
 
 def flat(values: dict[str, torch.Tensor], gradients: bool = False) -> np.ndarray:
-    """In the order of the flat vector."""
+    """Concatenate tensors in the order of the flat vector."""
     chosen = [v.grad if gradients else v for v in values.values()]
     return torch.cat([v.detach().reshape(-1) for v in chosen]).numpy()
 
@@ -32,7 +32,7 @@ def flat(values: dict[str, torch.Tensor], gradients: bool = False) -> np.ndarray
 def outputs(
     weights: dict[str, torch.Tensor], prefix: str, x, tanh: bool, last: bool = True
 ) -> torch.Tensor:
-    """Of the last layer, or of the one below it."""
+    """The outputs of the last layer, or of the last hidden layer."""
     layers = sum(name.startswith(f"{prefix}.") and name.endswith(".weight") for name in weights)
     x = torch.as_tensor(np.array(x), dtype=weights[f"{prefix}.0.weight"].dtype)
     for layer in range(layers if last else layers - 1):
@@ -46,7 +46,7 @@ def outputs(
 def distribution(weights: dict[str, torch.Tensor], x, tanh: bool):
     out = outputs(weights, "actor", x, tanh)
     if "actor.log_std" in weights and weights["actor.log_std"].dim() == 2:
-        # Each action is left by a sum over units h of h * N(0, std^2): the variances add up.
+        # The noise of an action is a sum over units h of h * N(0, std^2), so the variances add up.
         units = outputs(weights, "actor", x, tanh, last=False).detach()
         parts = units[:, :, None] * weights["actor.log_std"].exp()
         deviation = torch.linalg.vector_norm(parts, dim=1).square().add(1e-6).sqrt()
@@ -57,7 +57,7 @@ def distribution(weights: dict[str, torch.Tensor], x, tanh: bool):
 
 
 def ppo_losses(weights: dict[str, torch.Tensor], batch, tanh: bool) -> dict[str, torch.Tensor]:
-    """Per sample: surrogate objective, squared value error, entropy, ratio."""
+    """The surrogate objective, squared value error, entropy and ratio of each sample."""
     dtype = weights["actor.0.weight"].dtype
 
     def wide(array):
@@ -90,9 +90,9 @@ def ppo_loss(losses: dict[str, torch.Tensor], batch) -> torch.Tensor:
 
 
 class ReferencePpo:
-    """All of PPO's update, sample by sample and in float64, with torch.optim's Adam.
+    """All of PPO's update, sample by sample in float64, with Adam from torch.optim.
 
-    Takes from rlflame nothing but its settings, the order of shuffled samples and the batch.
+    It takes only the settings, the order of shuffled samples and the batch from rlflame.
     """
 
     def __init__(self, ppo, spec, parameters, *, seed: int, columns: int) -> None:
@@ -193,7 +193,7 @@ class ReferencePpo:
         return 1.0 / np.std(self.returns_seen)
 
     def seen(self, batch, observation: np.ndarray) -> np.ndarray:
-        """An observation as the policy that acted saw it."""
+        """Normalise an observation as the policy that acted did."""
         if not self.spec.normalise:
             return observation
         mean, scale = (batch.behaviour[f"normaliser.{name}"] for name in ("mean", "scale"))
@@ -201,7 +201,7 @@ class ReferencePpo:
         return np.clip((observation - mean) * scale, -limit, limit)
 
     def estimate(self, batch, rewards) -> tuple[np.ndarray, np.ndarray]:
-        """Values and advantages at every place, one column after another."""
+        """The values and advantages of all steps, computed column by column."""
 
         def value(observation) -> float:
             seen = self.seen(batch, observation)[None]

@@ -1,7 +1,7 @@
-"""An imaginary world for replay tests, and a replay as a plain list of what happened in it.
+"""A simulated world for replay buffer tests, and a list of all its transitions.
 
-Every observation is a number that occurs once, so that a sample says where it came from. And the
-recipe of small runs that learn from a replay, to put in place of another's `learning`.
+Each observation is a unique number, so that a test can identify each sample. This module also has
+`LEARNING`, the settings of small runs that learn from a replay buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlflame.learning.buffers import replay_buffer
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.rollout.task import Fragment
 
-#: Forty transitions in rows of four; a time limit ends every episode and hides what was seen last.
+#: Forty transitions in rows of four. Time limits end all episodes and hide the last observations.
 LEARNING = {
     "algorithm": "sac",
     "environment": {
@@ -35,7 +35,7 @@ LEARNING = {
 
 
 def small_segments(transitions=12):
-    """While this is entered, or once it is started: segments of a few rows, and many of them."""
+    """Make the segments of replay buffers a few rows long, as a context or from `start()` on."""
     return mock.patch.object(replay_buffer, "SEGMENT_TRANSITIONS", transitions)
 
 
@@ -46,13 +46,13 @@ class Step:
     reward: float
     terminated: bool
     truncated: bool
-    #: What the environment really returned, whatever a reset put in its place.
+    #: What the environment returned, even if a reset replaced it.
     seen_next: float
 
 
 @dataclass
 class World:
-    """Columns that step side by side; `history[column]` is all that ever happened in one."""
+    """Columns that step side by side. `history[column]` contains all steps of a column."""
 
     slots: int
     rows: int
@@ -78,7 +78,7 @@ class World:
 
     def step(self, column):
         chance = self.rng.random()
-        # Some at the very step at which they would have been cut.
+        # Some steps are terminated and truncated at the same time.
         terminated, truncated = chance < self.ends / 2, self.ends / 3 <= chance < self.ends
         seen = self.new()
         action, reward = self.new(), float(np.float32(self.rng.standard_normal()))
@@ -88,7 +88,7 @@ class World:
         return step
 
     def iteration(self, steps):
-        """The fragments of so many steps in every column, in slot order."""
+        """The fragments of `steps` steps in each column, sorted by slot."""
         return [self.fragment(slot, steps) for slot in range(self.slots)]
 
     def fragment(self, slot, steps):
@@ -124,7 +124,7 @@ class World:
         )
 
     def transitions(self, newest_rows, n_step, discount):
-        """What may be sampled, by first observation: (action, reward, next, bootstrap)."""
+        """The transitions that may be sampled: {observation: (action, reward, next, bootstrap)}."""
         found = {}
         for steps in self.history:
             for t in range(max(0, len(steps) - newest_rows), len(steps)):
@@ -155,5 +155,5 @@ def buffer_for(world, capacity, **changes):
 
 
 def copied(drawn):
-    """Sampled arrays that stay, by name."""
+    """Copies of sampled arrays, by name."""
     return {name: getattr(drawn, name).copy() for name in drawn.__slots__}

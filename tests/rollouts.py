@@ -1,4 +1,4 @@
-"""Small tasks, policies and fragments, built in one line, for tests of rollouts and fleets."""
+"""Small tasks, policies and fragments for tests of rollouts and fleets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
 
 
 def fake(**kwargs: Any) -> EnvSpec:
-    """A misbehaving environment; described while it still behaves."""
+    """A misbehaving environment, whose spaces are read without the fault."""
     harmless = {key: value for key, value in kwargs.items() if key in ("continuous", "length")}
     return dataclasses.replace(
         read_env_spec("fakes:Fake-v0", harmless, None, ("fakes",)), kwargs=kwargs
@@ -72,7 +72,7 @@ def fake(**kwargs: Any) -> EnvSpec:
 
 
 def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:
-    """The first task of a slot, `steps` long unless it is told otherwise."""
+    """The first task of a slot, with `steps` steps by default."""
     seed, rows = changes.get("seed", 0), changes.get("rows", 2)
     whole = changes.get("unit", "steps") == "episodes"
     default = RolloutTask(
@@ -101,7 +101,7 @@ def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:
 
 
 def following(before: RolloutTask, fragment: Any, **changes: Any) -> RolloutTask:
-    """The same slot's task of the next iteration."""
+    """The task of the same slot in the next iteration."""
     return dataclasses.replace(
         before, iteration=before.iteration + 1, states=fragment.states, **changes
     )
@@ -112,7 +112,7 @@ def run(task: RolloutTask, worker: RolloutWorker | None = None, seed: int = 0) -
 
 
 def recorded_processes(monkeypatch, module):
-    """All that this module begins from now on."""
+    """A list of all worker processes that a module starts from now on."""
     begun = []
 
     class Recorded(WorkerProcess):

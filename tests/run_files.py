@@ -1,4 +1,4 @@
-"""Run folders made by hand, for those who only read them."""
+"""Small run folders for tests of code that reads runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ def make(
     capacity: int = 2,
     stop: int = 1000,
 ) -> Path:
-    """`seconds` are wall seconds; the driver spends half of them, the workers as much again."""
+    """Write a run folder.
+
+    `seconds` are wall-clock seconds. The driver's processor time is half of them, and the processor
+    time of the workers is equal to them.
+    """
     folder.mkdir(parents=True)
     config = CONFIG.format(
         stop=stop, algorithm=algorithm, seed=seed, environment=environment, clip=clip

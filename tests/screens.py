@@ -1,4 +1,4 @@
-"""Runs and sweeps as a display meets them, with times made up."""
+"""Runs and sweeps with artificial times, for tests of displays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlflame.storage.sweep_folder import SeedOutcome, SeedResult, SweepSummary
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import Progress
 
-#: Presets may change; the screens that show them do not.
+#: The shape of the runs. The expected screens must not depend on presets.
 SHAPE = {
     "learning.rollout.num_slots": 8,
     "learning.rollout.envs_per_slot": 8,
@@ -37,7 +37,7 @@ class Clock:
 
 
 def make_checkpoint(environment=None, algorithm=None, preset=None, flags=None):
-    """The first checkpoint of a run, and the name of its preset."""
+    """The first checkpoint of a run and the name of its preset."""
     settings = dict(flags or {})
     if preset != "reinforce-classic":
         settings = {"stop_at_steps": 1_000_000, **SHAPE, **settings}
@@ -92,7 +92,7 @@ def make_event(iteration: int, steps: int) -> dict:
 
 
 def make_sweep_start(**changes) -> RunStart:
-    """Four seeds, of which an earlier process has finished seed 2 with a mean return of 30."""
+    """Four seeds. An earlier process has finished seed 2 with a mean return of 30."""
     recipe = Recipe(stop_at_steps=1000)
     env = components.make_env_spec(recipe.learning.environment)
     first = components.make_initial_checkpoint(recipe, env)
@@ -111,7 +111,7 @@ def make_sweep_start(**changes) -> RunStart:
 
 
 def play_seeds(display, clock: Clock) -> None:
-    """Seed 0 is at half of 1,000 steps after 5 s, seed 1 has failed, seed 3 waits."""
+    """Play events: seed 0 is at half of 1,000 steps after 5 s, seed 1 has failed, seed 3 waits."""
     display.show_seed_event(0, {"event": "start", "steps": 0})
     evaluation = {"event": "evaluation", "steps": 250, "best": True, **make_record(10.0).as_dict()}
     display.show_seed_event(0, evaluation)

@@ -1,4 +1,4 @@
-"""rlflame from Python: the same parts, the same results, and policies that act by themselves."""
+"""The Python interface: the same results as the command line, and policies that act alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tiny(*more: str, env="cartpole", algo=None, **settings):
 
 
 def by_hand(found, observation):
-    """The policy's answer in plain Python numbers, one unit at a time."""
+    """The policy's action in plain Python numbers, unit by unit."""
     weights = {name: array.astype(np.float64).tolist() for name, array in found.policy.items()}
     values = [float(x) for x in np.asarray(observation, np.float32).ravel()]
     if "normaliser.mean" in weights:
@@ -90,7 +90,7 @@ def test_a_loaded_policy_of_a_gaussian_takes_its_mean_within_the_bounds():
     held = policy(observation)
     before = held.copy()
     policy(-observation)
-    assert np.array_equal(held, before)  # what was returned is the caller's own
+    assert np.array_equal(held, before)  # the returned array belongs to the caller
 
 
 def test_observations_are_flattened_and_actions_begin_where_the_space_does():
@@ -195,13 +195,13 @@ def test_whoever_shows_a_run_hears_of_it_in_order():
         "iteration 128",
         "evaluation 128",
         "saved 128",
-        "saved 128",  # once more, with the final evaluation in it
+        "saved 128",  # saved again, with the final evaluation
     ]
     assert show.notes == []
 
 
 class After:
-    """Asks for a stop once so many iterations have been heard of."""
+    """Requests a stop after a number of iterations."""
 
     def __init__(self, iterations: int) -> None:
         self.left = iterations
@@ -238,7 +238,7 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
     again = api.resume(done.folder, INLINE)
     assert (again.has_trained, again.complete, again.digest) == (False, True, done.digest)
     assert again.evaluation == done.evaluation
-    # As if the process had been killed between the last checkpoint and the final score.
+    # As if the process had been killed between the last checkpoint and the final evaluation.
     (done.folder / "result.json").unlink()
     scored = api.resume(done.folder, INLINE)
     assert (scored.has_trained, scored.digest) == (True, done.digest)

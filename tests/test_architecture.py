@@ -1,6 +1,6 @@
-"""The layers of the packages, the places of third parties, and words that are not used.
+"""Rules for the source: layers of packages, places of third-party libraries, forbidden words.
 
-Every import statement in the source is parsed, wherever it stands.
+The tests parse each import statement of the source, including imports inside functions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import rlflame
 
 SOURCE = Path(rlflame.__file__).parent
 
-#: The ten layers, from the ground up. A module imports from the layers below and from its own
-#: group: the packages and modules in one string.
+#: The ten layers, from the lowest to the highest. Each string is a group of packages and modules. A
+#: module may import from lower layers and from its own group.
 LAYERS = [
     ["errors terminal_text"],
     ["rollout"],
@@ -35,7 +35,7 @@ LAYERS = [
     ["api cli __main__"],
 ]
 
-#: Third parties, and the only places that know them.
+#: Third-party libraries, and the only modules that may import them.
 GUESTS = {
     "torch": {
         "learning.torch_gradients",
@@ -83,7 +83,7 @@ GUESTS = {
     "numpy": {"*"},
 }
 
-#: What a room must not know, from its own docstring.
+#: Modules that each module must not import.
 BLIND = {
     "rollout.*": ["rlflame.errors", "logging", "time"],
     "rollout.worker": ["subprocess", "multiprocessing", "random", "datetime"],
@@ -134,7 +134,7 @@ BLIND = {
 }
 
 
-#: Concrete fleets and algorithms, and the only modules that import them.
+#: Concrete fleets and algorithms, and the only modules that may import them.
 CONCRETE = {
     "rlflame.fleet.local": {"fleet.factory"},
     "rlflame.fleet.inline": {"fleet.factory"},
@@ -152,22 +152,22 @@ CONCRETE = {
     "rlflame.learning.sac.loss_torch": {"learning.factory"},
 }
 
-#: The module that makes random generators, the one that seeds none of torch's, and the one that
-#: packs calls for Flame.
+#: The module that makes random generators, the module that imports torch but never seeds it, and
+#: the module that pickles calls for Flame.
 SEEDING, TORCH_NETWORKS, PARCEL = (
     "rollout.seeding",
     "learning.torch_gradients",
     "fleet.flame.bundle",
 )
 
-#: What a worker runs, and the package that all of it lies in.
+#: The modules that a worker runs, and the package that must contain all of their imports.
 WORKER = ["rlflame.rollout.worker", "rlflame.rollout.process.worker_main"]
 WORKER_PACKAGE = "rollout"
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module without its `rlflame.`, parsed."""
+    """All modules, parsed, by name without `rlflame.`."""
     return {
         ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): (
             ast.parse(path.read_text())
@@ -182,7 +182,7 @@ def is_package(name: str) -> bool:
 
 
 def statements(node: ast.AST, at_load: bool) -> Iterator[ast.AST]:
-    """Every node below; or those that run when the module is loaded."""
+    """All nodes below a node, or only those that run when the module is imported."""
     for inner in ast.iter_child_nodes(node):
         late = isinstance(inner, ast.FunctionDef) or (
             isinstance(inner, ast.If) and ast.unparse(inner.test) == "TYPE_CHECKING"
@@ -193,7 +193,7 @@ def statements(node: ast.AST, at_load: bool) -> Iterator[ast.AST]:
 
 
 def imports(name: str, *, at_load: bool = False) -> Iterator[str]:
-    """The full names of what a module imports; `from a import b` is a.b where that is a module."""
+    """The full names of a module's imports. `from a import b` is a.b if that is a module."""
     room = name if is_package(name) else name.rpartition(".")[0]
     for node in statements(modules()[name], at_load):
         if isinstance(node, ast.Import):
@@ -270,7 +270,7 @@ def test_imports_point_down() -> None:
 
 
 def words_of_the_tables() -> dict[str, set[str]]:
-    """Every name and pattern that stands for modules of ours, by the table that it is in."""
+    """Each name and pattern in the tables that stands for a module of rlflame, by table."""
     hidden = {word for words in BLIND.values() for word in words}
     return {
         "LAYERS": {word for groups in LAYERS for group in groups for word in group.split()},
@@ -289,14 +289,14 @@ def words_of_the_tables() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("table", words_of_the_tables())
 def test_every_name_and_pattern_of_the_tables_matches_a_module(table: str) -> None:
-    """A wall around nothing would hold whatever is built."""
+    """A rule for a module that does not exist has no effect."""
     words = words_of_the_tables()[table]
     assert words
     assert not [word for word in words if not any(matches(name, word) for name in modules())]
 
 
 def test_each_place_of_a_third_party_imports_it() -> None:
-    """An exception that nobody needs would hide an import that comes later."""
+    """An unused exception would hide a later import."""
     unused = [
         f"{guest} in {pattern}"
         for guest, patterns in GUESTS.items()
@@ -312,7 +312,7 @@ def test_each_place_of_a_third_party_imports_it() -> None:
 
 
 def test_third_parties_in_the_tables_are_known_by_these_names() -> None:
-    """Misspelt, a forbidden library would never be met."""
+    """The tests would not find a forbidden library with a misspelt name."""
     names = {word for words in BLIND.values() for word in words} | set(GUESTS)
     installed_apart = {"stable_baselines3"}
     others = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - installed_apart
@@ -323,7 +323,7 @@ DOTTED = re.compile(r"\brlflame(?:\.[A-Za-z_]\w*)+")
 
 
 def named_in_texts() -> list[tuple[str, str]]:
-    """Where the dotted name of a module of ours stands in a text, and that name."""
+    """Find the dotted names of rlflame's modules in a text."""
     return [
         (f"{name}:{node.lineno}", dotted)
         for name, tree in {**modules(), "": ast.parse((SOURCE / "__init__.py").read_text())}.items()
@@ -334,7 +334,7 @@ def named_in_texts() -> list[tuple[str, str]]:
 
 
 def test_modules_that_texts_name_are_there() -> None:
-    """What is started with `-m`, looked for, or shipped by its name, which no import checks."""
+    """Modules can be named in texts that no import checks, for example after `-m`."""
     named = named_in_texts()
     assert named
     wrong = [
@@ -346,7 +346,7 @@ def test_modules_that_texts_name_are_there() -> None:
 
 
 def started_modules() -> set[str]:
-    """Modules that are run as `__main__` by a name in some text."""
+    """Modules that are run as `__main__`, by their name in a text."""
     return {
         dotted.removeprefix("rlflame.")
         for _, dotted in named_in_texts()
@@ -355,7 +355,7 @@ def started_modules() -> set[str]:
 
 
 def test_modules_with_a_main_part_are_started_by_somebody() -> None:
-    """The other way round: a module that was renamed would lose whoever starts it."""
+    """Renaming a module must not leave a main part that nothing starts."""
     with_main = {
         name
         for name, tree in modules().items()
@@ -367,7 +367,7 @@ def test_modules_with_a_main_part_are_started_by_somebody() -> None:
 
 
 def find_circles(*, at_load: bool) -> set[str]:
-    """The modules that import each other in circles."""
+    """Find circular imports."""
     edges = {
         name: {imported.removeprefix("rlflame.") for imported in imports(name, at_load=at_load)}
         for name in modules()
@@ -382,7 +382,7 @@ def find_circles(*, at_load: bool) -> set[str]:
     return set(edges)
 
 
-#: Contracts whose functions make what implements them, and these implementations.
+#: Interfaces with functions that make their implementations, and these implementations.
 LATE_CIRCLES = {
     *("console.display", "console.json_lines", "console.live", "console.plain"),
     *("rollout.envs.vector_env", "rollout.envs.gymnasium_env", "rollout.mujoco.mujoco_env"),
@@ -391,13 +391,13 @@ LATE_CIRCLES = {
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not find_circles(at_load=True)
-    # Between the two circles lies what leads from one to the other.
+    # The modules on the path between the two circles are part of the circle.
     bridge = {"console.run_text", "fleet.factory", "fleet.inline", "rollout.rollout"}
     assert find_circles(at_load=False) - bridge - {"rollout.worker"} == LATE_CIRCLES
 
 
 def test_packages_hold_nothing_but_a_docstring() -> None:
-    """Code in an `__init__` would run, and import, for every module below it."""
+    """Code in an `__init__` would run for each import below it."""
     wrong = [name for name, tree in modules().items() if is_package(name) and len(tree.body) > 1]
     assert not wrong
     root = ast.parse((SOURCE / "__init__.py").read_text()).body
@@ -490,7 +490,7 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def test_an_end_is_a_termination_or_a_truncation_and_never_just_done() -> None:
-    """As an identifier; as a word it may name a fleet's event."""
+    """This rule is for identifiers. The word itself may name, for example, an event of a fleet."""
     wrong = [
         f"{name}:{line} {word}"
         for name, tree in modules().items()
@@ -501,7 +501,7 @@ def test_an_end_is_a_termination_or_a_truncation_and_never_just_done() -> None:
 
 
 def test_no_random_numbers_but_keyed_ones() -> None:
-    """Nobody makes a generator of their own, and nobody touches a global one."""
+    """No module makes a generator or uses the global one."""
     wrong = []
     for name, tree in modules().items():
         for node in ast.walk(tree):
@@ -522,7 +522,7 @@ def test_no_random_numbers_but_keyed_ones() -> None:
 def test_nothing_is_ever_unpickled() -> None:
     for name in modules():
         found = {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(imports(name))
-        # Flame takes calls as pickles; what comes back is bytes of ours, and never loaded as one.
+        # Flame requires pickled calls. Results are bytes, which are never unpickled.
         assert found <= ({"cloudpickle"} if name == PARCEL else set()), name
         assert "pickle.load" not in ast.unparse(modules()[name]), name
 
@@ -532,7 +532,7 @@ def test_files_say_what_they_are_for() -> None:
         assert ast.get_docstring(tree), f"{name} has no docstring"
 
 
-#: The modules that may write to a stream themselves, and why.
+#: The modules that may write to a stream directly, and the reason.
 PRINTERS = {
     "console.output": "prints, and escapes control characters",
     "console.live": "makes the console of the live display, which escapes text too",
@@ -542,7 +542,7 @@ PRINTERS = {
 
 
 def writes_to_a_stream(node: ast.AST) -> bool:
-    """A call such as print(), typer.echo(), sys.stdout.write(), print_exc() or Console()."""
+    """Whether a call writes to a stream, such as print(), sys.stdout.write() or Console()."""
     if not isinstance(node, ast.Call):
         return False
     called = ast.unparse(node.func)
@@ -594,7 +594,7 @@ NAMED_IN = {
     "sac": {"learning.sac.*", "learning.factory", "config.algorithms"},
     "flame": {"fleet.flame.*", "fleet.factory", "config.runtime"},
 }
-#: Modules that still name one elsewhere.
+#: Modules that still compare such a name elsewhere.
 NAME_EXCEPTIONS = {
     "cli.bench": "the fleets to compare",
 }
@@ -611,7 +611,7 @@ def docstrings(tree: ast.Module) -> set[ast.AST]:
 
 
 def named_in_code(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Each algorithm or fleet that code names by its string, or as a section of a recipe."""
+    """Find the algorithms and fleets that code names as a string or as a section of a recipe."""
     texts = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node not in texts and node.value in NAMED_IN:
@@ -621,7 +621,7 @@ def named_in_code(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def test_no_other_code_names_an_algorithm_or_a_fleet() -> None:
-    """The traits of its row say what other code needs to know."""
+    """Other code must use the traits in the tables of algorithms and fleets."""
     places = [
         (module, name, line)
         for module, tree in modules().items()
@@ -691,7 +691,7 @@ def list_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.ar
 
 
 def is_command(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A Typer command has a parameter for each of its options."""
+    """Whether a function is a Typer command, which may have a parameter for each option."""
     return module.startswith("cli.") and not node.name.startswith("_")
 
 
@@ -722,7 +722,7 @@ def test_functions_have_few_parameters() -> None:
 
 
 def passed_methods(owner: ast.ClassDef, names: set[str]) -> Iterator[str]:
-    """Methods of a class that its constructor passes to the constructors of other classes."""
+    """The methods of a class that its constructor passes to the constructors of other classes."""
     methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef)}
     (start,) = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
     for call in ast.walk(start):
@@ -736,7 +736,7 @@ def passed_methods(owner: ast.ClassDef, names: set[str]) -> Iterator[str]:
                         yield inner.attr
 
 
-#: Constructors that pass a method of their own, with the reason.
+#: Constructors that may pass a method, and the reason.
 CALLBACKS = {
     "BenchSession": "a fleet's observer is a function",
 }
@@ -774,7 +774,7 @@ class A:
     assert [*passed_methods(owner, {"B"})] == ["f", "g"]
 
 
-#: Folders of tests of what is no package of ours, and tests in the root of the whole project.
+#: Folders of tests without a package in the source, and tests of the whole project.
 OTHER_TESTS = {"benchmarks", "docs", "flame_stub"}
 PROJECT_TESTS = {
     *("test_architecture", "test_names", "test_golden", "test_hostile", "test_wheel"),
@@ -783,9 +783,9 @@ PROJECT_TESTS = {
 
 
 def find_subject(test: Path) -> str | None:
-    """The module that a file of tests is named after: `test_<module>` or `test_<module>_<aspect>`.
+    """Find the module of a test file, which is `test_<module>` or `test_<module>_<aspect>`.
 
-    In tests/cli, `test_cli_plot` is named after cli/plot.py too: names of test files are unique.
+    In tests/cli, `test_cli_plot` belongs to cli/plot.py, because names of test files are unique.
     """
     folder = test.parent
     names = [test.stem.removeprefix("test_")]

@@ -1,4 +1,4 @@
-"""The Compose files: what must hold so that a cluster of theirs is closed to others and lasts."""
+"""The Compose files: settings that keep a cluster private and running."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 COMPOSE = REPOSITORY / "compose"
 FILES = ("compose.yaml", "tls.yaml", "head.yaml", "node.yaml")
 FLAME = "v0.6.0"
-#: Where the published images look, whatever HOME is.
+#: The folder that the published images use, regardless of HOME.
 CONFIG = "/root/.flame/flame-cluster.yaml"
 EXECUTORS = ("executor-1", "executor-2", "executor-3")
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file with its variables at their defaults; a required one becomes its own name."""
+    """Load a file with default variables. A required variable gets its own name as its value."""
     text = (COMPOSE / name).read_text()
     text = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text)
     text = re.sub(r"\$\{(\w+)(?::\?[^}]*)?\}", r"\1", text)
@@ -38,7 +38,7 @@ def services(name: str) -> dict[str, dict[str, Any]]:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """What is mounted where: target to source."""
+    """The mounts of a service, as {target: source}."""
     parts = [entry.split(":") for entry in service.get("volumes", ())]
     return {target: source for source, target, *_ in parts}
 
@@ -156,7 +156,7 @@ def test_what_is_stored_outlives_containers(name: str) -> None:
     state = config["cluster"]["storage"].removeprefix("fs://")
     places = [place for place in mounts(found["session-manager"]) if place.startswith(state)]
     assert all(mounts(found["session-manager"])[place] in kept for place in places)
-    if name == "compose.yaml":  # `down` takes every node along, so it must forget them all
+    if name == "compose.yaml":  # `down` removes all nodes, so the session manager must forget them
         assert places == [f"{state}/sessions", f"{state}/applications"]
     else:
         assert places == [state]
@@ -223,7 +223,7 @@ def test_every_variable_is_listed_with_its_default() -> None:
 def test_certificates_name_all_by_which_servers_are_called(tmp_path: Path) -> None:
     script = shutil.copy(COMPOSE / "certificates.sh", tmp_path)
     environment = {**os.environ, "RLFLAME_NETWORK": "10.9.8"}
-    for _ in range(2):  # and again over the old ones
+    for _ in range(2):  # the second time over the existing files
         subprocess.run(
             ["sh", script, "cluster.example.org", "10.0.0.5"], env=environment, check=True
         )

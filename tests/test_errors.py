@@ -1,4 +1,4 @@
-"""What is advised can be typed as it stands."""
+"""The commands in hints can be typed without changes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Training gives the bits that the golden table has, on every fleet.
+"""Training is bit-for-bit identical to the golden table on all fleets.
 
-`python benchmarks/golden.py` compares the whole table and shows what differs.
+`python benchmarks/golden.py` compares the whole table and prints the differences.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 SOURCE = golden.ROOT / "src"
-#: Cases that end in the same policy: more learners, threads or processes, a run that was resumed,
-#: an average beside the policy that learns, and the run that another one starts from.
+#: Cases that end in the same policy: with more learners, threads or processes, resumed, with an
+#: average of policies, or as the start of another run.
 EQUAL = [
     ["init-reinforce-pendulum", "reinforce-pendulum"],
     ["init-sac-pendulum", "sac-pendulum", "sac-pendulum-average", "sac-pendulum-one-thread"],
@@ -28,7 +28,7 @@ EQUAL = [
     ["reinforce-cartpole-learners", "reinforce-cartpole-shards"],
     ["sac-pendulum-learners", "sac-pendulum-shards"],
 ]
-#: A few cases in every run of the tests: each algorithm, both kinds of action and of environment.
+#: The cases of each test run: all algorithms, and both kinds of actions and environments.
 FAST = [
     "ppo-cartpole",
     "ppo-pendulum-gsde-held",
@@ -43,7 +43,7 @@ FAST = [
 
 @pytest.fixture(scope="module")
 def expected() -> golden.Table:
-    """The table; the tests are skipped on a machine that may have other bits."""
+    """The table. Tests are skipped on machines that may give other results."""
     table = golden.Table.read(golden.TABLE)
     with golden.make_runner("inline", None, 1, SOURCE) as runner:
         made_here = golden.run_cases(runner, FAST[:1])
@@ -79,7 +79,7 @@ def test_the_table_has_every_case_and_no_other() -> None:
 
 
 def test_cases_with_different_recipes_have_different_bits() -> None:
-    """Equal ones are those whose commands differ only in what may not change a bit."""
+    """Cases have equal hashes only if their commands differ only in options that do not matter."""
     runs = golden.Table.read(golden.TABLE).runs
     policies: dict[str, list[str]] = {}
     for name, parts in runs.items():

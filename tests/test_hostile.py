@@ -1,4 +1,4 @@
-"""Forged, damaged and special files end in a sentence; `benchmarks/hostile.py` has the attempts."""
+"""Forged, damaged and special files are refused with a sentence (see benchmarks/hostile.py)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_replay_of_another_shape_is_refused() -> None:
 
 
 def test_a_forgery_is_signed() -> None:
-    """Otherwise every attempt would end at the checksum."""
+    """Without a valid checksum, each attempt would end at the checksum."""
     from rlflame.storage import checkpoint
 
     path = Path(os.environ["HOME"]) / "forged.safetensors"

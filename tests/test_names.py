@@ -1,5 +1,5 @@
 # ruff: noqa: SIM905
-"""Names in the source: nouns for modules and classes, verbs for functions, no empty words."""
+"""Rules for names in the source: nouns for modules and classes, verbs for functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import rlflame
 
 SOURCE = Path(rlflame.__file__).parent
 
-#: Words that say nothing about a value. None of them is an identifier by itself.
+#: Words that say nothing about a value. An identifier must not consist of one of them.
 EMPTY_WORDS = set(
     """
     found told tell tells said say says given gave wanted drawn worded one ones theirs mine ours
@@ -27,7 +27,7 @@ EMPTY_WORDS = set(
     whole them others beside ahead away later own what who that this it became
     """.split()
 )
-#: Participles and adverbs whose form does not show it. None of them is an identifier by itself.
+#: Irregular participles and adverbs. An identifier must not consist of one of them.
 IRREGULAR = set(
     """
     above absent abandoned again alike along apart back behind below beyond bought brought built
@@ -38,18 +38,18 @@ IRREGULAR = set(
     within won worn wound written yet
     """.split()
 )
-#: Words of the field that a participle's ending or the list above would refuse.
+#: Technical terms that are allowed although they are participles or in the lists above.
 FIELD_WORDS = set(
     """
     cancelled closed elapsed expected failed normalised out spread succeed succeeded terminated
     truncated
     """.split()
 )
-#: Nouns and verbs that look like participles or adverbs.
+#: Nouns and verbs that end like participles or adverbs.
 HARMLESS = {"seed", "speed", "family", "apply", "reply", "multiply"}
-#: Words that are not even a part of an identifier.
+#: Words that must not be a part of an identifier.
 BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody", "nobody"}
-#: The first words of functions and methods. A new one is a verb, or a term that is read as one.
+#: The allowed first words of functions and methods. Only add verbs.
 VERBS = set(
     """
     abort accumulate acquire act adapt add allow announce answer append apply ask assemble await
@@ -70,13 +70,13 @@ VERBS = set(
     wait wake walk warm watch wrap write
     """.split()
 )
-#: Names of functions that are no verbs: conversions, formulas and contracts of other libraries.
+#: Function names without a verb: conversions, formulas, and names that other libraries require.
 CONVERSIONS = ("as_", "to_", "from_", "of_")
 FORMULAS = {
     *("log_prob", "log_variance", "log_slope_of_tanh", "mode", "explained_variance"),
     *("on_session_enter", "on_session_leave", "reducer_override", "writelines", "fileno"),
 }
-#: At most ten identifiers that break a rule, each with its reason.
+#: At most ten identifiers that may break a rule, with the reason.
 EXEMPTIONS = {
     "others": "a field of benchmark results, which are files",
     "retried": "a field of benchmark results, which are files",
@@ -95,13 +95,13 @@ def trees() -> dict[str, ast.Module]:
 
 
 def words_of(name: str) -> list[str]:
-    """The words of an identifier in snake_case or CamelCase."""
+    """Split an identifier in snake_case or CamelCase into words."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("_"))
     return [word for word in split.lower().split("_") if word]
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every name that the source binds, and its line."""
+    """Yield each name that the source binds, and its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node.lineno
@@ -127,7 +127,7 @@ def classes() -> Iterator[tuple[str, ast.ClassDef]]:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods whose names are free: no properties, no names of Python's own."""
+    """Yield functions and methods, except properties and special methods."""
     for file, tree in trees().items():
         for node in ast.walk(tree):
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -189,11 +189,11 @@ def test_functions_begin_with_a_verb() -> None:
 
 
 def is_command(file: str, node: ast.FunctionDef) -> bool:
-    """A function of the command line, which is called as its command."""
+    """Whether a function implements a command of the command line."""
     return file.startswith("cli/") and node.name in {Path(file).stem, "evaluate"} | COMMANDS
 
 
-#: Commands that share a module.
+#: Commands that share a module with other commands.
 COMMANDS = {
     *("config", "envs", "runs", "resume", "rollouts", "scaling", "learners", "replay"),
     *("add", "remove", "show"),
@@ -206,7 +206,7 @@ def test_no_two_public_classes_have_the_same_name() -> None:
 
 
 def is_noun(name: str) -> bool:
-    """Whether the last word of a class or module is no verb, participle, adjective or adverb."""
+    """Whether the last word of a name is not a verb, a participle, an adjective or an adverb."""
     last = words_of(name)[-1]
     return not (is_empty(last) or last in ADJECTIVES or (last in VERBS and last not in NOUNS))
 
@@ -217,9 +217,9 @@ def test_classes_are_nouns() -> None:
     ]
 
 
-#: Last words of names that are no nouns.
+#: Last words that are not nouns.
 ADJECTIVES = {"away", "alone", "apart", "together", "silent", "half", "leading", "again", "overdue"}
-#: Verbs that are nouns too.
+#: Verbs that are also nouns.
 NOUNS = set(
     """
     call check get group guard handle interrupt load probe record render report request run slice
@@ -229,7 +229,7 @@ NOUNS = set(
 
 
 def folders() -> dict[Path, list[str]]:
-    """Modules and packages by the folder that they lie in."""
+    """The modules and packages of each folder."""
     names: dict[Path, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
         name = path.parent.name if path.stem == "__init__" else path.stem
@@ -261,7 +261,7 @@ def test_modules_are_nouns() -> None:
 
 
 def has_function(path: Path) -> bool:
-    """Whether a module is named after its main functions: make.py has `make_env`."""
+    """Whether a module is named after the verb of a function, as make.py after `make_env`."""
     tree = trees().get(str(path.relative_to(SOURCE)), ast.Module([], []))
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return any(words_of(name)[0] == path.stem for name in names)
@@ -277,7 +277,7 @@ def test_modules_of_the_command_line_are_named_after_commands() -> None:
 
 
 def test_units_stand_at_the_end() -> None:
-    """Or before what they are divided by: `ms_per_step`."""
+    """A unit is the last word, or comes before `per`, as in `ms_per_step`."""
     wrong = [
         f"{file}:{line} {name}"
         for file, tree in trees().items()
@@ -289,7 +289,7 @@ def test_units_stand_at_the_end() -> None:
 
 
 def test_settings_are_words() -> None:
-    """No Greek, but where the term of the field has it."""
+    """Settings have no Greek letters in their names, except in established terms."""
     from rlflame.config.algorithms import AlgorithmSections
 
     sections = [field.annotation for field in AlgorithmSections.model_fields.values()]

@@ -1,4 +1,4 @@
-"""Statistics against hand arithmetic, enumeration of every resample, and scipy."""
+"""Statistics compared with arithmetic by hand, all possible resamples, and scipy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def array(*values: float) -> np.ndarray:
 
 
 def test_interquartile_mean_by_hand():
-    # The middle half of eight is the third to the sixth; of one to four, the middle two.
+    # The middle half of eight samples is the third to the sixth; of up to four, the middle two.
     assert (
         statistics.compute_interquartile_means(array(8, 1, 2, 3, 100, 5, 6, -50))
         == (2 + 3 + 5 + 6) / 4
     )
     assert statistics.compute_interquartile_means(array(4, 1, 3, 2)) == 2.5
-    # Three: a quarter of a sample at either end goes with the whole of the middle one.
+    # For three samples, a quarter of a sample on each side counts with all of the middle one.
     expected = (Fraction(1, 4) * 0 + 1 * 4 + Fraction(1, 4) * 12) / Fraction(3, 2)
     assert statistics.compute_interquartile_means(array(0, 4, 12)) == pytest.approx(float(expected))
 
@@ -46,7 +46,8 @@ def test_the_interval_is_that_of_all_resamples():
     found = statistics.compute_iqm_interval([values])
     exact = np.sort([statistics.compute_interquartile_means(row) for row in every_resample(values)])
     assert found.value == statistics.compute_interquartile_means(values)
-    # Of 3,125 equally likely ones the 79th is the first that a fortieth of all are not above.
+    # The 79th of 3,125 equally likely values is the first that is not below a fortieth of all
+    # values.
     assert (found.low, found.high) == pytest.approx((exact[78], exact[3046]))
     band = statistics.compute_iqm_band(values[:, None])
     assert [end[0] for end in band] == pytest.approx([found.value, found.low, found.high])
@@ -74,7 +75,7 @@ def test_the_difference_is_that_of_all_pairs_of_resamples():
 
 
 def test_the_two_sides_are_resampled_apart():
-    # Drawn alike, equal seeds would never differ, and every claim of equality would be sure.
+    # If both sides were resampled together, equal seeds would never differ.
     same = array(1.0, 50.0, 100.0, 150.0)
     found = statistics.compare(same, same)
     assert found.difference.value == 0.0
@@ -84,14 +85,14 @@ def test_the_two_sides_are_resampled_apart():
 
 
 def test_strata_are_never_mixed():
-    # Resampled across, the low stratum would sometimes be drawn alone, and the mean would fall.
+    # Resampling across strata could draw the low stratum alone, which would lower the mean.
     found = statistics.compute_iqm_interval([array(0.0, 0.0), array(10.0, 10.0)])
     assert (found.low, found.value, found.high) == (5.0, 5.0, 5.0)
 
 
 def test_probability_of_improvement_counts_pairs_and_halves_ties():
     a, b = array(1.0, 2.0, 3.0), array(2.0, 0.0)
-    # 1>0; 2=2 and 2>0; 3>2 and 3>0: four wins and a tie among six pairs.
+    # 1>0; 2=2 and 2>0; 3>2 and 3>0: four wins and one tie in six pairs.
     assert statistics.compare(a, b).probability_of_improvement.value == 4.5 / 6
     u = stats.mannwhitneyu(a, b).statistic
     assert statistics.compare(a, b).probability_of_improvement.value == u / 6
@@ -115,8 +116,8 @@ def test_a_band_is_the_interval_of_each_point():
         ([120, 121, 122, 123, 124], True, True, False),
         ([101, 102, 99, 100, 98], False, True, True),
         ([80, 81, 79, 80, 82], False, False, False),
-        ([60, 140, 100, 20, 180], False, False, False),  # as good on average, and far too scattered
-        ([150, 151], False, False, False),  # two seeds show nothing
+        ([60, 140, 100, 20, 180], False, False, False),  # the same mean, but much more spread
+        ([150, 151], False, False, False),  # two seeds are too few for a claim
     ],
 )
 def test_verdicts(ours, better, not_worse, equivalent):
@@ -160,12 +161,12 @@ def test_equal_numbers_have_equal_intervals():
 
 
 def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
-    """All n^n resamples can be listed for small n; the quantiles lie where their means lie."""
+    """For small n, all n^n resamples can be listed. Their means determine the exact quantiles."""
     for samples in ([1.0, 5.0], [0.0, 1.0, 10.0], [2.0, 3.0, 5.0, 8.0], [1, 1, 2, 9, 4.0]):
         values = np.array(samples)
         means = sorted(fmean(r) for r in itertools.product(values, repeat=len(values)))
         low, high = statistics.compute_mean_interval(values)
-        # Ten thousand draws find the quantile up to a few thousandths of the distribution.
+        # Ten thousand resamples approximate the quantile to a few thousandths of the distribution.
         for found, level in ((low, 0.025), (high, 0.975)):
             assert means[int((level - 0.006) * len(means))] - 1e-9 <= found
             assert found <= means[min(len(means) - 1, int((level + 0.006) * len(means)))] + 1e-9

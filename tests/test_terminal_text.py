@@ -10,7 +10,7 @@ from rlflame.console.plain import PlainDisplay
 from rlflame.terminal_text import format_count, format_duration
 
 WIDTHS = (20, 30, 40, 60)
-#: What cannot be broken: a name of a setting, and a command that is to be copied.
+#: Words that must not be broken: the name of a setting, and a command to copy.
 LONG = ("(learning.rollout.num_slots)", "rlflame eval runs/x/best.safetensors")
 
 

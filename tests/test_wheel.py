@@ -1,4 +1,4 @@
-"""The wheel holds all that a user needs: it trains without the clone it was built from."""
+"""The wheel is complete: rlflame can train without the clone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = [
 
 
 def call(*words: str | Path, cwd: Path) -> str:
-    """Run a command that sees nothing of the tests or of the clone."""
+    """Run a command that cannot import the tests or the clone."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     result = subprocess.run(
         list(map(str, words)),
@@ -39,7 +39,7 @@ def call(*words: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that the clone stays clean and nothing old gets into the wheel."""
+    """A wheel, built from a copy to keep the clone clean and old files out of the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     clone = folder / "clone"
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -55,14 +55,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel; dependencies are found where this interpreter has them."""
+    """A new virtual environment with the wheel and the dependencies of this interpreter."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     options = ("--no-deps", "--no-index", "--disable-pip-version-check")
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
     call(*pip, "install", *options, wheel, cwd=folder)
     (site,) = (folder / "lib").glob("python*/site-packages")
-    # Only a path: the .pth files in there, by which a clone is installed, are not read.
+    # A path does not process .pth files, which would make the clone importable.
     places = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (site / "dependencies.pth").write_text("\n".join(places) + "\n")
     return folder

@@ -1,4 +1,4 @@
-"""Real training runs of a few iterations inside this process, with everything kept."""
+"""Real training runs of a few iterations in this process, with all results kept."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlflame.training.trainer import Snapshot
 
 @dataclass
 class Recording:
-    """A Recorder that keeps what it is told, and a Stop that nobody asks for."""
+    """A Recorder that keeps all calls, and a StopRequest that is never set."""
 
     fragments: list[list[Fragment]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    #: By the number of iterations finished.
+    #: By number of finished iterations.
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     is_requested: bool = False
 
@@ -51,7 +51,7 @@ class Recording:
 class Run:
     recipe: Recipe
     env: EnvSpec
-    #: The weights at the start, and then what was recorded in each iteration.
+    #: The initial weights. `recorded` has the results of each iteration.
     first: PolicyArrays
     recorded: Recording
     beginning: Checkpoint
@@ -61,7 +61,7 @@ class Run:
         return self.recorded.snapshots[max(self.recorded.snapshots)]
 
     def state_digest(self, folder: Path) -> str:
-        """Of a checkpoint of the last state."""
+        """The state digest of a checkpoint of the last state."""
         last = self.last
         whole = replace(self.beginning, policy=last.policy, progress=last.progress, snapshot=last)
         return checkpoint.save(folder / "checkpoint.safetensors", whole).state_digest
@@ -77,8 +77,10 @@ def run(
     saved: Snapshot | None = None,
     fleet: Fleet | None = None,
 ) -> Run:
-    """Train by a recipe given as plain data, on the inline fleet or the one that is handed in;
-    from where a run stood."""
+    """Train a recipe that is given as plain data. The default fleet is inline.
+
+    With `saved`, the run continues from this state.
+    """
     recipe = Recipe.model_validate(data).copy_with_horizon()
     env = components.make_env_spec(recipe.learning.environment)
     beginning = components.make_initial_checkpoint(recipe, env, start)

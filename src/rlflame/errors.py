@@ -55,7 +55,7 @@ def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
 
 
 class RlflameError(Exception):
-    """An error for the user: `message` says what was seen, `hint` says what to type next."""
+    """An error for the user: `message` describes the problem, `hint` suggests the next command."""
 
     exit_code = 1
 

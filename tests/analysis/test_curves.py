@@ -1,4 +1,4 @@
-"""From runs to lines: grouping, axes, smoothing, what is drawn when nothing is said."""
+"""Curves of runs: groups, axes, smoothing, and the default choice of what to draw."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_setting_may_be_younger_than_a_run(tmp_path, algorithm):
     settings = [i for i, line in enumerate(whole) if " = " in line]
     for i in settings:
         if whole[i].startswith(("stop_at_steps", "algorithm", "unit", "id = ")):
-            continue  # without these it is another run, or none
+            continue  # these belong to the run's identity
         (run / "config.toml").write_text("\n".join(whole[:i] + whole[i + 1 :]))
         found = group_runs([run_reader.read_run(run), run_reader.read_run(younger)])
         assert len(found) == 1, whole[i]
@@ -96,7 +96,7 @@ def test_two_jobs_of_one_recipe_are_two_samples(tmp_path):
     found = group_runs([run_reader.read_run(run) for run in runs])
     assert [group.label for group in found] == ["PPO, 2 seeds (old)", "PPO, 2 seeds (new)"]
     assert [len(group.runs) for group in found] == [2, 2]
-    # A seed of each has the same folder's name, and their jobs tell them apart.
+    # A seed of each job has the same folder name, so the jobs distinguish them.
     found = group_runs([run_reader.read_run(run) for run in (runs[0], runs[2])])
     assert [group.label for group in found] == [
         "PPO, seed 0 (old/seed-0)",
@@ -139,7 +139,7 @@ def test_evaluations_are_drawn_where_there_are_three_else_training(tmp_path):
     assert chart.series[0].x.tolist() == [
         200,
         400,
-    ]  # an iteration in which no episode ended has none
+    ]  # an iteration without a finished episode has no point
     assert chart.series[0].low is None
 
 
@@ -150,7 +150,7 @@ def test_reinforce_without_evaluations_is_drawn_episode_by_episode(tmp_path):
     assert line.dots[0].tolist() == list(range(1, 61))
     assert line.dots[1].tolist() == list(range(60))
     assert line.x.tolist() == list(range(50, 61))
-    # Of 0..49, 1..50, ..., 10..59: their middles.
+    # The means of 0..49, 1..50, ..., 10..59.
     assert line.y.tolist() == [24.5 + k for k in range(11)]
     few = run(tmp_path / "b", algorithm="reinforce", episodes=episodes[:49])
     assert not len(curves.make_chart([few]).series[0].x)
@@ -170,7 +170,7 @@ def test_axes(tmp_path):
 
     assert x("steps") == x("total-steps") == [100, 200, 400]
     assert x("wall") == [10.0, 30.0, 70.0]
-    assert x("cpu") == [15.0, 45.0, 105.0]  # driver and workers: 1.5 times the wall seconds
+    assert x("cpu") == [15.0, 45.0, 105.0]  # 1.5 times the wall-clock seconds
     assert x("episodes") == [10, 20, 30]
 
 
@@ -197,7 +197,7 @@ def test_time_is_told_in_the_unit_that_suits_it(tmp_path, seconds, unit, x):
 
 def test_work_done_twice_after_a_crash_counts_once(tmp_path):
     folder = make(tmp_path / "a", iterations=[(100, 1.0), (200, 2.0), (300, 3.0)])
-    # It died after 300, went back to 100, and did 200 and 300 again.
+    # The run died after 300, went back to 100, and repeated 200 and 300.
     laps = [(100, 1.0), (200, 10.0), (300, 10.0), (200, 2.0), (300, 3.0)]
     write_lines(folder / "timing.jsonl", [{"steps": s, "wall_s": t} for s, t in laps])
     chart = curves.make_chart([run_reader.read_run(folder)], "wall")
@@ -206,13 +206,13 @@ def test_work_done_twice_after_a_crash_counts_once(tmp_path):
 
 def test_what_follows_the_last_iteration_counts_with_it(tmp_path):
     folder = make(tmp_path / "a", iterations=[(100, 1.0), (200, 2.0), (300, 3.0)])
-    # It was interrupted after 200 and resumed.
+    # The run was interrupted after 200 and resumed.
     laps = [(100, 1.0), (200, 1.0), (200, 0.5, 1), (300, 1.0), (300, 2.0, 1)]
     named = [{"steps": s, "wall_s": t, **({"closing": 1} if x else {})} for s, t, *x in laps]
     write_lines(folder / "timing.jsonl", named)
     chart = curves.make_chart([run_reader.read_run(folder)], "wall")
     assert chart.series[0].x.tolist() == [1.0, 2.5, 5.5]
-    # What it collects anew takes the place of what was lost, its closing line too.
+    # The repeated lines replace the lost ones, and their closing line too.
     write_lines(folder / "timing.jsonl", [*named, {"steps": 200, "wall_s": 4.0}])
     assert run_reader.read_run(folder).compute_elapsed_s("wall_s")[1].tolist() == [1.0, 5.0]
 
@@ -251,7 +251,7 @@ def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
     b = run(tmp_path / "b", seed=1, evaluations=[(5, 10.0), (15, 20.0), (25, 30.0)])
     (line,) = curves.make_chart([a, b]).series
     assert line.x.tolist() == [5, 10, 15, 20]
-    # a is x, b is x + 5; of two, the interquartile mean is their mean.
+    # a is x and b is x + 5. The interquartile mean of two values is their mean.
     assert line.y.tolist() == [7.5, 12.5, 17.5, 22.5]
     assert (line.low <= line.y).all()
     assert (line.y <= line.high).all()
@@ -276,7 +276,7 @@ def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_pat
     for seed, (line, span) in enumerate(zip(chart.series[:3], spans, strict=True)):
         assert line.x.tolist() == list(span)
         assert line.y.tolist() == [s + seed for s in span]
-        # Of a single run: over its evaluation episodes.
+        # For a single run, the interval is over its evaluation episodes.
         assert line.low.tolist() == [s + seed - 1 for s in span]
     assert "evaluation episodes of a single run" in " ".join(chart.notes)
 
@@ -285,7 +285,7 @@ def test_seeds_that_meet_in_a_point_have_no_line_of_it(tmp_path):
     a = run(tmp_path / "a", seed=0, evaluations=[(1, 1.0), (2, 2.0), (3, 3.0)])
     b = run(tmp_path / "b", seed=1, evaluations=[(3, 3.0), (4, 4.0), (5, 5.0)])
     assert [line.x.tolist() for line in curves.make_chart([a, b]).series] == [[1, 2, 3], [3, 4, 5]]
-    # All that either has is a point, the same: that is no less than there is.
+    # Each run has one point, at the same place, which is all there is.
     c, d = (
         run(tmp_path / name, seed=seed, iterations=[(3, 4.0 * seed)])
         for seed, name in enumerate("cd")
@@ -301,7 +301,7 @@ def test_episodes_of_seeds_that_never_meet_keep_their_dots(tmp_path):
         for seed, length in enumerate((1, 100))
     ]  # fmt: skip
     chart = curves.make_chart(runs, "total-steps")
-    # Averages of 50: of the first run at 50 to 60 steps, of the second from 5,000 on.
+    # Averages of 50 episodes: the first run has them at 50 to 60 steps, the second from 5,000 on.
     assert [line.label for line in chart.series] == ["REINFORCE, seed 0", "REINFORCE, seed 1"]
     assert [len(line.dots[0]) for line in chart.series] == [60, 60]
     assert [len(line.x) for line in chart.series] == [11, 11]
@@ -348,7 +348,7 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
         curves.make_chart([made], metric="episode_return")
 
 
-# What a run has left behind.
+# Overviews of runs.
 
 
 def test_a_line_that_is_being_written_is_left_alone(tmp_path):

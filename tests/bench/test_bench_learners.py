@@ -1,4 +1,4 @@
-"""`rlflame bench learners`: what is timed, what comes of it, and what is said and written."""
+"""`rlflame bench learners`: measured times, results and output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflame.bench.result import Side
 
 
 def test_only_the_exchange_is_counted():
-    """A clock that goes on by one whenever it is looked at."""
+    """The clock advances by one at each reading."""
 
     def work(seat):
         ticks = iter(range(100))
@@ -46,7 +46,7 @@ def test_a_speed_up_is_beside_the_first_side():
     facts = [describe_side(one, sides[0]) for one in sides]
     assert [one["speedup_learning"].value for one in facts] == pytest.approx([1.0, 2.0, 4.0])
     assert [one["ideal"] for one in facts] == [1.0, 2.0, 4.0]
-    # 8 s in 5 updates, of which 0.25 s are exchange.
+    # 8 s in 5 updates, of which 0.25 s are exchanges.
     assert (facts[0]["update_ms"], facts[0]["exchange_ms"]) == (1600.0, 50.0)
     assert facts[0]["exchange_share"] == 50.0 / 1600.0
 
@@ -62,7 +62,7 @@ def test_learners_are_timed_and_the_files_agree(tmp_path):
     assert (facts["gradient_shards"], facts["samples"]) == (8, 32)
     one, two = facts["sides"]
     (alone,), (shared,) = one["runs"], two["runs"]
-    # The second of two iterations: 64 steps, two epochs of two minibatches.
+    # The second of two iterations has 64 steps, and two epochs of two minibatches.
     assert (alone["steps"], alone["updates"]) == (64, 4)
     assert (shared["steps"], shared["updates"]) == (64, 4)
     assert alone["exchange_s"] == 0.0 < shared["exchange_s"] < shared["learn_s"]
@@ -70,7 +70,7 @@ def test_learners_are_timed_and_the_files_agree(tmp_path):
     assert spoken.out.strip() == (tmp_path / "new/learners.md").read_text().strip()
     text = rlflame("plot", tmp_path / "new/learners.csv", "-o", "-").out
     assert "Learners" in text
-    # Learning and the whole run are each beside their own time with one learner.
+    # Learning and the whole run are each compared with one learner.
     assert text.splitlines().count("1: 1.00x") == 2
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark makes of its timings: against hand arithmetic and a search by brute force."""
+"""Results of benchmarks, compared with arithmetic by hand and an exhaustive search."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weight
 
 
 def scaling(cases, cells, complete=True, conditions=None):
-    """The result of what was measured."""
+    """Make the result of these measurements."""
     found = ScalingBenchmark(cases, ["local", "flame"], [1], 1).make_result(cells)
     return dataclasses.replace(found, conditions=conditions or {}, complete=complete)
 
@@ -76,10 +76,10 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
     assert first["speedup"].value == 1.0
     assert flame["speedup"].value == pytest.approx(10 / 21)
     assert wide["speedup"].value == 2.5
-    # Ten tasks on four workers: one of them has three in a row.
+    # Ten tasks on four workers: one worker has three tasks in a row.
     assert wide["theoretical"] == pytest.approx(10 / 3)
     assert wide["learning"] == 0.25
-    # Three of 15 ms in 4 s, a quarter of which is learning.
+    # Three tasks of 15 ms in 4 s, of which a quarter is learning.
     assert wide["lost"] == pytest.approx(1 - 0.25 - 0.045 / 4)
     assert wide["speedup"].low <= 2.5 <= wide["speedup"].high
     assert wide["speedup"].low == pytest.approx(9 / 5)
@@ -102,7 +102,7 @@ def test_workers_that_did_not_come_are_not_counted_on():
 
 
 def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
-    """Times made of 3 ms a task, 50 ms an iteration, some learning, and nothing else."""
+    """The times consist of 3 ms per task, 50 ms per iteration, and some learning."""
     cases = [case("1 ms", 100, 1.0, 2), case("100 ms", 12, 100.0, 2)]
     cells = []
     for one, length in zip(cases, (0.001, 0.1), strict=True):
@@ -117,7 +117,7 @@ def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
 
 
 def test_an_overhead_below_nothing_is_none():
-    """Losses of 1, 2 and 3 s at two, three and four tasks lie on a line that begins at -1."""
+    """Losses of 1, 2 and 3 s at two, three and four tasks are on a line that begins at -1."""
     cases = [case("a", 2, 0.0), case("b", 3, 0.0), case("c", 4, 0.0)]
     cells = [cell([seconds], case=name) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
     (found,) = scaling_bench.fit_overheads(cases, cells)
@@ -180,12 +180,12 @@ def test_a_median_s_interval_is_that_of_all_resamples_together():
     medians = [np.median([a, b, c]) for a in values for b in values for c in values]
     found = statistics.compute_median_interval(values)
     assert found.value == 3.0
-    # 7 of the 27 resamples have the median 1, as many have 7: far more than 2.5%.
+    # The median is 1 in 7 of the 27 resamples and 7 in 7 others: far more than 2.5%.
     assert medians.count(1.0) == medians.count(7.0) == 7
     assert (found.low, found.high) == (1.0, 7.0)
 
 
-# What is said
+# Advice
 
 
 def _advice(cases, cells, cores=2):
@@ -207,7 +207,7 @@ def test_the_fewest_workers_among_the_fastest_are_recommended():
         cells += [cell(there, case=name, fleet="flame", workers=8), cell(here, case=name)]
     said = _advice(cases, cells)
     assert "1: local with 1; 50: local with 1; 1000: flame with 8." in said
-    assert "overheads" not in said  # with one number of workers nobody knows from when on
+    assert "overheads" not in said  # with one number of workers, no overhead can be fitted
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_fewest_workers_among_the_fastest_are_recommended():
     [((3, 5, 9), 3, True), ((3, 5, 9), 2, False), ((9, 5, 3), 3, False)],
 )
 def test_from_when_executors_pay_is_said_only_where_it_was_seen(lost, times, told):
-    """Not from a line that had to be bent, nor from one or two of each."""
+    """A fit that had to be bounded, or one or two repetitions, give no advice."""
     cases = [case(str(tasks), tasks, 15.0) for tasks in (1, 2, 4)]
     cells = []
     for fleet, workers, beside in (("local", 1, 0.0), ("flame", 1, 0.1), ("flame", 8, 0.1)):
@@ -243,7 +243,7 @@ def test_other_weights_somewhere_are_said():
 
 
 def test_of_what_was_not_measured_twice_nothing_is_said():
-    """As where it was interrupted before there was a second."""
+    """The benchmark may have been interrupted before the second repetition."""
     cases = [case(), case("100 ms", episode_ms=100.0)]
     for seconds, same_bits in (([1.0], None), ([1.0, 1.1], True)):
         found = scaling(cases, [cell(seconds)], complete=False)
@@ -253,10 +253,10 @@ def test_of_what_was_not_measured_twice_nothing_is_said():
 
 @pytest.mark.parametrize(
     ("workers", "shown"),
-    [((1, 2), False), ((1, 2, 4), True), ((8, 9, 10), False)],  # the last have as many turns
+    [((1, 2), False), ((1, 2, 4), True), ((8, 9, 10), False)],  # the last have equal turns
 )
 def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
-    """In the table, in the data and in the advice alike."""
+    """The table, the data and the advice agree."""
     fleets = ("local", "flame")
     tasks = 8 if workers[0] == 8 else 100
     cells = [
@@ -296,7 +296,7 @@ def test_a_busy_machine_is_called_busy(at_work, busy, monkeypatch):
 
 @pytest.mark.parametrize(("spent", "others", "busy"), [(300, 0.25, False), (0, 1.0, True)])
 def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spent, others, busy):
-    """All processors spent 4 s in 4 s, and this process and its children as many as is said."""
+    """All processors worked for 4 s in 4 s; this process and its children worked for `spent`."""
     stat, now = tmp_path / "stat", [0.0]
     monkeypatch.setattr(machine_load, "_STAT", stat)
     monkeypatch.setattr(machine_load, "count_busy_processors", lambda: 0.0)

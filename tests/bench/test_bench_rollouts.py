@@ -1,4 +1,4 @@
-"""Timing through the real loop and workers, with clocks of our own; recorded steps, repeated."""
+"""Measurements with the real loop and workers and a fake clock, and repeated recorded steps."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_an_argument_that_one_environment_alone_had_is_other_work():
 
 
 def ticking():
-    """A clock that a second passes on whenever one looks."""
+    """A clock that advances by one second at each reading."""
     return itertools.count().__next__
 
 
 class StopAfter:
-    """Asks to stop in the n-th wait."""
+    """Requests a stop in the n-th wait."""
 
     def __init__(self, waits):
         self.left = waits
@@ -95,7 +95,7 @@ class StopAfter:
 
 
 class Session(BenchSession):
-    """A session whose fleets are all this process; what it shows is kept."""
+    """A session whose fleets all run in this process. It keeps its messages."""
 
     def __init__(self, stop=None, clock=time.perf_counter):
         self.statuses, self.notes, self.opened = [], [], []
@@ -116,9 +116,8 @@ def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
     squares = (n * n for n in itertools.count()).__next__
     one = case()
     found, again = run_once(one, clock=squares), run_once(one)
-    # The clock is asked at the beginning (0), twice for each phase (handing over 1 and 2,
-    # collecting 3 and 4, learning 5 and 6), at the end of the iteration (7), and so on, and at the
-    # end (17).
+    # The clock is read at the beginning (0), twice for each phase (handing over 1 and 2, collecting
+    # 3 and 4, learning 5 and 6), at the end of each iteration (7), and at the end (17).
     assert found["seconds"] == 17 * 17
     assert found["collect_s"] == (16 - 9) + (121 - 100)
     assert found["learn_s"] == (36 - 25) + (169 - 144)
@@ -132,7 +131,7 @@ def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
     words = {"unit": "episodes", "steps": 30}
     found = run_once(case(**words))
     last = tiny_runs.run(recipe(**words)).recorded.fragments[-1]
-    # CartPole pays one for each step.
+    # CartPole pays 1 for each step.
     assert found["final_return"] == np.mean([fragment.lengths for fragment in last])
     assert found["episodes"] == 8
 
@@ -161,7 +160,7 @@ def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
 
 
 def scaling(stop):
-    """What was measured, the cells after each part, and the session."""
+    """The measured benchmark, the number of cells after each part, and the session."""
     session, kept = Session(stop, ticking()), []
     benchmark = ScalingBenchmark(
         [case("a"), case("b", iterations=1)], ["local", "flame", "inline"], [2, 3], 2
@@ -192,14 +191,14 @@ def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
     assert {len(cell.repetitions) for cell in found.sides} == {2}
     first = [c for c in found.sides if c.labels["case"] == "a"]
     assert len({weights for c in first for weights in c.list_values("weights")}) == 1
-    # Starting is of a fleet's first case; this process counts as one worker whatever is asked.
+    # The start belongs to the first case of a fleet. `inline` always counts as one worker.
     assert [cell.labels["start_s"] is not None for cell in found.sides[:6]] == [True] * 3 + [
         False
     ] * 3
 
 
 def test_what_was_measured_before_a_stop_is_kept():
-    # Three warm-ups of one wait, then two of each repetition: the fourth of these is cut short.
+    # Three warm-ups of one wait, then two waits per repetition: the fourth of these is interrupted.
     found, session, kept = scaling(StopAfter(3 + 7))
     assert kept == ["stopped"]
     assert "a, inline with 1: 1 of 2" in session.statuses
@@ -209,7 +208,7 @@ def test_what_was_measured_before_a_stop_is_kept():
     ]  # fmt: skip
 
 
-# Rollouts beside bare stepping
+# Rollouts compared with bare stepping
 
 
 def test_the_script_has_episodes_of_random_actions(monkeypatch):
@@ -228,7 +227,7 @@ def test_the_script_is_repeated_from_its_resets():
     length = sum(len(actions) for _, actions in script)
     steps = raw_stepping.iterate_gymnasium(env, script)
     for _ in range(2):
-        assert sum(next(steps) for _ in range(length)) == length  # a reward of 1 for each step
+        assert sum(next(steps) for _ in range(length)) == length  # the reward is 1 in each step
     for seed, actions in script:
         other.reset(seed=seed)
         ends = [other.step(action)[2] for action in actions]
@@ -274,7 +273,7 @@ def test_processes_that_step_and_do_nothing_else():
 
 
 def test_processes_that_collect_each_with_rounds_of_its_own():
-    """Two processes for no time at all: a round each, of four rows and seven steps."""
+    """With a time of zero, each process runs one round of four rows and seven steps."""
     with make_collectors(case(), 2, NullStop()) as beside:
         processes = [*beside._processes]
         for _ in range(2):
@@ -333,7 +332,7 @@ def test_a_process_that_its_environment_ends_is_said_to_be_ended_by_it():
 
 
 def test_processes_of_which_one_hangs_are_ended_at_once_by_a_stop():
-    """Nothing is waited for: neither while they start nor while they step."""
+    """The stop does not wait for processes that start or step."""
     with pytest.raises(StopInterrupt):
         make_collectors(loud("hang"), 2, StopAfter(0))
     with make_collectors(loud("print"), 2, NullStop()) as beside:
@@ -345,7 +344,7 @@ def test_processes_of_which_one_hangs_are_ended_at_once_by_a_stop():
 
 
 def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
-    """It would step for an hour, and notices all the same that nobody listens."""
+    """The process would step for an hour, but notices that its parent has closed the channel."""
     with make_collectors(case(), 1, NullStop()) as beside:
         (process,) = beside._processes
         process.channel.send(MessageKind.TASK, 3600.0)
@@ -362,12 +361,12 @@ def test_shares_are_of_pairs():
     facts = describe_rate(rate(2, *({**counts, "steps_per_s": one} for one in (60.0, 90.0))))
     assert facts["shares"] == {"gymnasium": [0.6, 0.9]}
     assert facts["limits"] == {"gymnasium": [100.0, 100.0]}
-    # Episodes of 75 steps, and each of the two workers does half of 75 steps a second.
+    # Episodes have 75 steps, and each of the two workers runs half of 75 steps per second.
     assert facts["ms_per_episode"] == 2000.0
 
 
 def test_rates_and_limits_of_a_fleet():
-    """For no time at all: a round each time, of four rows and seven steps."""
+    """With a time of zero, each repetition is one round of four rows and seven steps."""
     session = Session(clock=ticking())
     benchmark = RolloutsBenchmark([case()], ["local"], [1, 2], 2, seconds=0.0)
     assert [*benchmark.measure(session)] == [None, None]
@@ -375,14 +374,14 @@ def test_rates_and_limits_of_a_fleet():
     for side in benchmark.sides:
         assert side.list_values("steps") == [28, 28]
         assert side.list_values("retried") == [0, 0]
-        # CartPole is no MuJoCo model.
+        # CartPole is not a MuJoCo environment.
         assert [("gymnasium" in one, "mj_step" in one) for one in side.repetitions] == [
             (True, False)
         ] * 2
 
 
 def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
-    """One of three rounds of seven steps ends the episodes of 21."""
+    """Only one of three rounds of seven steps ends the episodes of 21 steps."""
     one = case(env="fakes:Fake-v0", kwargs={"length": 21}, steps=7)
     with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
         running.warm_up()
@@ -405,12 +404,12 @@ def test_a_round_counts_its_steps_and_episodes():
     one = case(env="fakes:Fake-v0", kwargs={"length": 10}, steps=10)
     with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
         counts = measure_rounds(running, 2.0, ticking())
-    # It looks at 0, at 1 and, after one round of 4 x 10 steps, at 2.
+    # The clock is read at 0, at 1 and, after one round of 4 x 10 steps, at 2.
     assert counts == {"steps": 40, "episodes": 4, "seconds": 2.0, "episode_steps": 40}
 
 
 def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
-    """Longer than what a pipe takes at once."""
+    """The order is longer than the buffer of a pipe."""
     (tmp_path / "ordered.py").write_text(
         "from rlflame.bench.raw_stepping import serve_steps\n"
         "serve_steps(lambda order: lambda s: {'steps': len(order['words']), 'seconds': s})\n"

@@ -1,4 +1,4 @@
-"""The scripts in `benchmarks/`: that they begin, and what they refuse before they measure."""
+"""The scripts in `benchmarks/`: that they start, and which arguments they refuse."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_update_is_timed_beside_its_products_and_autograd(tmp_path) -> None:
     ("words", "code", "said"),
     [
         (("ppo_update.py", "--env", "nope"), 2, "There is no environment 'nope'."),
-        (("ppo_update.py", "--env", "cartpole"), 2, "cartpole has choices"),
+        (("ppo_update.py", "--env", "cartpole"), 2, "cartpole has no continuous actions"),
         (("card.py",), 2, "torch finds no CUDA device here."),
         (("flame_overhead.py",), 3, "No Flame cluster is configured"),
     ],
@@ -77,18 +77,18 @@ def test_what_rlflame_refuses_is_a_sentence(words, code, said, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ppo_vs_sb3.py", "--repeat", "0", "--no-sb3"), "0 is no whole number from 1 on"),
+        (("ppo_vs_sb3.py", "--repeat", "0", "--no-sb3"), "0 is not a positive integer"),
         (("ppo_vs_sb3.py", "--csv", "nowhere/x.csv", "--no-sb3"), "nowhere/x.csv cannot be wr"),
         (("ppo_vs_sb3.py", "--csv", "other.csv", "--no-sb3"), "other.csv has other columns"),
         (("ppo_vs_sb3.py", "--sb3-python", "nowhere"), "nowhere has no stable_baselines3"),
-        (("ppo_vs_sb3.py", "--algo", "sac"), "theirs is PPO, which --algo sac is not: --no-sb3"),
+        (("ppo_vs_sb3.py", "--algo", "sac"), "--algo sac needs --no-sb3"),
         (("reinforce_vs_flame.py", "--example", "nowhere"), "nowhere has no main.py"),
-        (("start.py", "--repeat", "-1"), "-1 is no whole number from 1 on"),
+        (("start.py", "--repeat", "-1"), "-1 is not a positive integer"),
         (("start.py", "--csv", "nowhere/x.csv"), "nowhere/x.csv cannot be written"),
-        (("chaos.py", "--kills", "0"), "0 is no whole number from 1 on"),
-        (("learning.py", "ppo", "nothing"), "ppo has no nothing, but ppo-hopper-1m"),
-        (("learning.py", "ppo", "--report", "--csv", "not.csv"), "not.csv is not there"),
-        (("curves.py", "not.csv", "--envs", "hopper", "-o", "x.svg"), "not.csv is not there"),
+        (("chaos.py", "--kills", "0"), "0 is not a positive integer"),
+        (("learning.py", "ppo", "nothing"), "ppo has no study nothing; it has ppo-hopper-1m"),
+        (("learning.py", "ppo", "--report", "--csv", "not.csv"), "not.csv does not exist"),
+        (("curves.py", "not.csv", "--envs", "hopper", "-o", "x.svg"), "not.csv does not exist"),
         (("ppo_update.py", "--minibatch", "x"), "--minibatch is x, not numbers"),
     ],
 )
@@ -114,7 +114,7 @@ def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path) -> None:
     found = ended("ppo_vs_sb3.py", "--no-sb3", "--steps", "1000", "--repeat", "3", "--csv",
                   tmp_path / "pairs.csv")  # fmt: skip
     assert found.returncode == 0, found.stderr
-    assert "all are on record" in found.stdout
+    assert "all pairs are in" in found.stdout
     assert "3 runs (2 on Old, 1 on New)" in found.stdout
     assert "at most 102 MB" in found.stdout
 
@@ -145,7 +145,7 @@ def test_what_is_on_record_beside_a_time_is_what_rlflame_was_given(tmp_path, mon
 
 
 def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path) -> None:
-    """Two processes that work for a while are two cores at work, where there are two."""
+    """Two processes that work keep two cores busy, if the machine has two."""
     timed = loaded("ppo_vs_sb3")["timed"]
     code = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 1.5: pass"
     both = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {code!r}])\n{code}"
@@ -160,7 +160,7 @@ def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path) -> None:
 
 
 def test_all_cores_are_at_work_for_as_long_as_none_rests(monkeypatch) -> None:
-    """Of windows of ten ticks: both worked; one rested for four; both for half, perhaps at once."""
+    """Windows of ten ticks: both busy, one idle for four, both idle for half, maybe together."""
     script = loaded("ppo_vs_sb3")
     looks = iter([[(0, 0)] * 2, [(10, 0)] * 2, [(20, 4), (20, 0)], [(30, 9), (30, 5)]])
     monkeypatch.setattr(script["Cores"], "_ticks", lambda self: next(looks))

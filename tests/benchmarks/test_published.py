@@ -1,4 +1,4 @@
-"""`benchmarks/published.py`: which recipes run, what is counted, printed and written."""
+"""`benchmarks/published.py`: recipes, counts, printed output and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = tuple(
 
 
 def test_the_recipes_are_those_of_the_article():
-    """By hand: 32768 steps an iteration; 4096 samples a process at 0.001, times the processes."""
+    """32768 steps per iteration, and 4096 samples and a rate of 0.001, times the processes."""
     found = make_variants(SETUPS["dppo"], [1, 2, 8])
     assert [(one.kind, one.learners) for one in found] == [
         ("exact", 1), ("exact", 2), ("exact", 8), ("scaled", 2), ("scaled", 8),
@@ -65,14 +65,14 @@ def test_a_speed_up_is_of_the_time_for_as_many_steps_and_a_return_of_the_newest_
     facts = [describe_runner(one, runners[0]) for one in runners]
     assert [one["speedup"] for one in facts] == [1.0, 2.0, 4.0]
     (said,) = format_weights_comparison(runners)
-    assert "by 1, 2 learners" in said
+    assert "with 1, 2 learners" in said
     assert format_weights_comparison(runners[:1]) == []  # stopped before the second
-    # Thirty episodes, of which the newest twenty earned 11 to 30.
+    # Of thirty episodes, the last twenty have returns from 11 to 30.
     assert race(1.0, returns=range(1, 31)).final_return == pytest.approx(20.5)
     assert race(1.0).final_return is None
 
 
-#: In the place of stable-baselines3: an episode of return 7 for every eight steps.
+#: A substitute for stable-baselines3, with an episode of return 7 every eight steps.
 STAND_IN = """
 __version__ = "0.0"
 class PPO:
@@ -88,7 +88,7 @@ class PPO:
 
 
 def published(capsys, *words):
-    """What a command prints: results, and notes."""
+    """The results and the notes that a command prints."""
     main([str(word) for word in words])
     return capsys.readouterr()
 
@@ -100,7 +100,7 @@ def with_library(folder, monkeypatch, text):
 
 @contextlib.contextmanager
 def forked(runtime, threads, hint, stop):
-    """Learners as processes, without the seconds that each takes to load."""
+    """Start the learners by forking, which saves the seconds that each needs to load."""
     with gloo.gathered(runtime.learners) as group:
         yield group
         release_replicas(group)
@@ -109,7 +109,7 @@ def forked(runtime, threads, hint, stop):
 def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
     with_library(tmp_path, monkeypatch, STAND_IN)
     monkeypatch.setattr("rlflame.experiment.learners.launcher.start_learners", forked)
-    # As if two tasks had gone to a second worker in each training.
+    # As if two tasks of each training had been given to a second worker.
     monkeypatch.setattr("rlflame.bench.runner.BenchSession.take_retried", lambda session: 2)
     spoken = published(
         capsys, "race", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
@@ -121,7 +121,7 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
     assert facts["complete"]
     found = {(one["recipe"], one["learners"]): one for one in facts["runners"]}
     assert list(found) == [("exact", 1), ("exact", 2), ("scaled", 2), ("stable-baselines3", 1)]
-    # Three iterations of 128 steps are the first that reach 300.
+    # Three iterations of 128 steps are the first that reach 300 steps.
     assert {one["races"][0]["steps"] for one in found.values()} == {384}
     alone, shared = (found["exact", n]["races"][0] for n in (1, 2))
     earned = [[(step, value) for step, _, value in one["episodes"]] for one in (alone, shared)]
@@ -149,7 +149,7 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
 
 def test_without_stable_baselines3_its_curve_is_left_out(tmp_path, monkeypatch, capsys):
     with_library(tmp_path, monkeypatch, "raise ImportError('not here')")
-    # Files in the current folder stand in for nothing.
+    # Files in the current folder do not replace modules.
     trace, folder = tmp_path / "trace", tmp_path / "current"
     folder.mkdir()
     for name in ("stable_baselines3", "json", "gymnasium"):
@@ -171,7 +171,7 @@ def test_without_stable_baselines3_its_curve_is_left_out(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("dppo", "--compare", "local,inline"), "collects in one place"),
+        (("dppo", "--compare", "local,inline"), "runs on one fleet only"),
         (("dsac", "--learners", "0"), "--learners '0'"),
         (("dppo", "--learners", "5", "--set", "gradient_shards=8"), "cannot share"),
         (("dppo", "-o", "-"), "is not a folder."),
@@ -191,7 +191,7 @@ def test_the_commands_name_what_there_is():
     [("flame-readme-ant", 25.0), ("flame-report-ant", 43.3), ("flame-report-cartpole", 138.3)],
 )
 def test_what_others_published_agrees_with_itself(name, percent):
-    """Their percentages are of episodes a second, rounded to a tenth."""
+    """The published percentages are gains in episodes per second, rounded to a tenth."""
     theirs = COMPARISONS[name]
     rates = [round(theirs.episodes / side.seconds, 1) for side in (theirs.flame, theirs.local)]
     assert 100 * (rates[0] / rates[1] - 1) == pytest.approx(percent, abs=0.05)
@@ -213,11 +213,11 @@ def test_a_published_comparison_again(capsys):
     theirs = COMPARISONS["flame-report-cartpole"]
     assert f"{theirs.local.seconds:,.2f}" in spoken.out
     assert theirs.hardware in spoken.out
-    assert "Ours ran 1 iteration only." in spoken.out
+    assert "rlflame ran 1 iteration only." in spoken.out
 
 
 def test_a_result_stands_beside_what_flame_s_readmes_say(tmp_path, capsys):
-    """Rates of the replay, as of 2 workers on both sides, and those of others beside them."""
+    """The published rates are in a table with the rates of 2 workers on both fleets."""
     fills = [{"transitions": 100, "transitions_per_s": rate} for rate in (50.0, 100.0, 25.0)]
     facts = {
         "benchmark": "replay",
@@ -230,10 +230,10 @@ def test_a_result_stands_beside_what_flame_s_readmes_say(tmp_path, capsys):
     }
     (tmp_path / "replay.json").write_text(json.dumps(facts))
     spoken = published(capsys, "beside", tmp_path / "replay.json")
-    for theirs in ("223,376", "76,016", "6,960", "0.34 of their local rate", "not stated"):
+    for theirs in ("223,376", "76,016", "6,960", "0.34 of its local rate", "not stated"):
         assert theirs in spoken.out
-    # As many transitions a second, but twice as many: half as fast.
-    assert "Ours, with 2: 0.50 " in spoken.out
+    # Twice as many transitions at the same rate take twice as long.
+    assert "rlflame with 2 workers: 0.50 " in spoken.out
 
 
 def test_readmes_of_other_work_stand_beside_it_too():

@@ -1,4 +1,4 @@
-"""The tables of results, from records made by hand."""
+"""The tables of results, made from small example records."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_the_time_to_a_return_of_records_made_by_hand(
             (1_000_000, "", 100, 960), (1_000_000, "", 100, ""),
         )
     ])  # fmt: skip
-    # The peer is best at step 200,000, after 60 s and a ninth of the 900 s to a million.
+    # The peer reaches its best return at step 200,000, after 60 s and a ninth of the remaining 900
+    # s.
     assert tables.compute_time_to_return("Ant-v5") == (20.0, 200_000, 200_000, 160.0, 20.0, 8.0)
 
 

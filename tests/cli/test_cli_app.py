@@ -1,4 +1,4 @@
-"""Commands as processes: signals, what is loaded, what a closed or missing surrounding does."""
+"""Commands as processes: signals, imports, closed streams, missing folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlflame.storage import checkpoint
 from rlflame.training.stop_signal import SignalStop, exit_on_signal
 from rlflame.training.trainer import StopInterrupt
 
-#: Two workers as processes of their own, on the small run of all these tests.
+#: Two worker processes for the small run of these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
 
 
@@ -146,7 +146,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     }
     assert "Traceback" not in spoken.err
 
-    # What it saved goes on as if nothing had happened: equal to a run that nobody disturbed.
+    # The saved run can be resumed, and is identical to an undisturbed run.
     goal = str(end["steps"] + 128)
     resumed = rlflame("resume", out, "--steps", goal, "--fleet", "inline", "--json").events()[-1]
     words = ("train", *TINY, "--set", "horizon_steps=9999999", "--out", tmp_path / "y")
@@ -158,7 +158,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
 
 @contextlib.contextmanager
 def on_a_terminal(*words):
-    """A command that has a terminal of its own, and what makes that go away."""
+    """A command with its own terminal, and a function that closes the terminal."""
     ours, theirs = pty.openpty()
     code = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     code += "from rlflame.__main__ import main; main()"
@@ -171,7 +171,7 @@ def on_a_terminal(*words):
     threading.Thread(target=_drain, args=(ours,), daemon=True).start()
 
     def gone():
-        running.send_signal(signal.SIGSTOP)  # so that both signals of a terminal are waiting
+        running.send_signal(signal.SIGSTOP)  # both signals of the terminal arrive together
         running.send_signal(signal.SIGHUP)
         running.send_signal(signal.SIGCONT)
         os.close(ours)
@@ -185,7 +185,7 @@ def on_a_terminal(*words):
 
 
 def test_a_terminal_that_goes_away_ends_and_saves_a_run(tmp_path):
-    """Nothing can be said to it any more, neither the progress nor the end."""
+    """The command cannot print anything any more, neither its progress nor its end."""
     out = tmp_path / "x"
     with on_a_terminal("train", *LOCAL, "--steps", "9999999", "--out", out) as (running, gone):
         wait_until(lambda: list(out.glob("metrics.jsonl")) and (out / "metrics.jsonl").read_text())
@@ -219,7 +219,7 @@ def _drain(terminal):
 
 
 def test_whoever_asked_not_to_hear_of_a_terminal_does_not():
-    """As nohup does."""
+    """nohup ignores SIGHUP."""
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with SignalStop() as stop:
@@ -243,7 +243,7 @@ def test_a_terminal_that_says_twice_that_it_goes_is_heard_once():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
-    """As where it comes just before the wait; here another thread takes it, and for certain."""
+    """A signal may come just before the wait. In this test, another thread receives it."""
     previous = signal.getsignal(signal.SIGHUP)
     waiting, nothing = threading.Event(), queue.SimpleQueue()
 
@@ -254,7 +254,7 @@ def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
 
     def wait():
         waiting.set()
-        nothing.get(timeout=60)  # at the end of which it is heard anyway
+        nothing.get(timeout=60)  # after which the signal is handled in any case
 
     began = time.monotonic()
     try:
@@ -299,13 +299,13 @@ with SignalStop() as stop:
 
 
 def test_what_was_forked_ends_as_ever_and_rings_nobody():
-    """As the processes do that an environment begins for itself, and ends by a signal."""
+    """An environment may start processes and end them with a signal."""
     running = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, timeout=60)
     assert running.returncode == 0, running.stderr
 
 
 def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
-    """A worker stands still inside a step for good; the run ends all the same."""
+    """A worker hangs inside a step, but the run ends."""
     marker = tmp_path / "never"
     kwargs = ("--env-kwargs", "fault=wait", "--env-kwargs", f"marker={marker}")
     words = ("train", "--env", "fakes:Fake-v0", *kwargs, *LOCAL, "--out", tmp_path / "x")
@@ -320,7 +320,7 @@ def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
 
 
 def test_a_signal_does_not_wait_for_an_executor(tmp_path):
-    """A cluster has none to give."""
+    """The cluster has no executor to offer."""
     with FlameStub(faults=Faults(no_executors=True)) as stub:
         words = ("train", *TINY, "--fleet", "flame", "--json", "--out", tmp_path / "x")
         running = process(*words, environment=stub.environment())
@@ -344,7 +344,7 @@ def test_a_signal_leaves_nothing_of_an_evaluation_on_a_cluster(tmp_path):
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
 def test_what_is_being_closed_is_closed_to_its_end(second):
-    """A terminal that goes away says so twice."""
+    """A closed terminal sends two signals."""
     closed = []
 
     @contextlib.contextmanager
@@ -375,7 +375,7 @@ gymnasium.register("Slow-v0", make)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_an_environment_is_made(tmp_path, number):
-    """Nothing has begun and nothing is saved, but which signal it was can be told."""
+    """Nothing has begun and nothing is saved, but the exit code shows the signal."""
     marker = tmp_path / "here"
     (tmp_path / "slow.py").write_text(SLOW_TO_MAKE.format(marker=str(marker)))
     words = ("--env-file", tmp_path / "slow.py", "--env", "Slow-v0", "--steps", "64", "--local")
@@ -410,7 +410,7 @@ main()
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
-    """The learner never comes back, so the first signal, which waits for it, is not enough."""
+    """The learner hangs, so the first signal, which waits for it, is not enough."""
     words = ("train", *LOCAL, "--quiet", "--out", str(tmp_path / "x"))
     running = subprocess.Popen(
         [sys.executable, "-c", STUCK, *words], stdout=subprocess.PIPE, text=True
@@ -432,7 +432,7 @@ def test_eval_interrupted_says_so_without_traceback(tmp_path):
     words = (*TINY, "--env", "fakes:Fake-v0", "--set", kwargs, "--steps", "64")
     made = rlflame("train", *words, "--out", tmp_path / "x")
     assert made.code == 0, made.err
-    # From now on, an episode takes for ever.
+    # From now on, an episode never ends.
     marker.unlink()
     marker.with_suffix(".here").unlink()
     file = tmp_path / "x/best.safetensors"
@@ -455,10 +455,10 @@ def test_the_error_of_an_environment_reaches_the_user(tmp_path):
     assert "a word past Python" in spoken.err
     assert re.search(r"slot \d+, row \d+, seed \d+, step \d+", spoken.err)
     assert "in _raise" in spoken.err  # the environment's own traceback
-    assert "rlflame/training/trainer.py" not in spoken.err  # and none of ours
+    assert "rlflame/training/trainer.py" not in spoken.err  # none of rlflame's
 
 
-# What is loaded
+# Imports
 
 HEAVY = ("numpy", "torch", "gymnasium", "mujoco", "pydantic", "rich", "safetensors", "matplotlib")
 
@@ -470,14 +470,14 @@ def test_help_loads_nothing_heavy(words):
     loaded = {line.rsplit("|", 1)[1].strip() for line in shown.splitlines() if "|" in line}
     assert "rlflame.cli.app" in loaded
     roots = {name.partition(".")[0] for name in loaded}
-    # Typer itself loads pydantic for a command's own options, but not for the list of commands.
+    # Typer imports pydantic for a command's options, but not for the list of commands.
     own = {"pydantic"} if words[0] in ("train", "nonsense") else set()
     assert not roots & set(HEAVY) - own
     assert "click" not in roots
 
 
 def test_training_and_looking_load_no_torch(tmp_path):
-    """With a torch in the way that cannot be imported, for this process and its workers."""
+    """This process and its workers find a torch that cannot be imported."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was asked for')\n")
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     out = str(tmp_path / "x")
@@ -507,7 +507,7 @@ assert refused.code == 1, refused
 
 
 def test_a_start_loads_nothing_that_draws_no_torch_and_what_steps_only_where_it_steps(tmp_path):
-    """With modules in the way that cannot be run, for this process and its workers."""
+    """This process and its workers find modules that cannot be imported."""
     for name in ("torch", "glfw", "imageio", "PIL", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was asked for')\n")
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
@@ -595,12 +595,12 @@ def test_a_resumed_run_has_the_threads_of_its_recipe(tmp_path):
     assert done.stdout.splitlines()[0] == "THREADS 3 3"
 
 
-# Surroundings
+# Closed streams and missing folders
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", ">&- 2>&-"])
 def test_closed_streams_and_no_home(closed, tmp_path):
-    """An environment that writes past Python would write into whatever took a stream's number."""
+    """Output past Python would go into a file that has got the number of a closed stream."""
     environment = {key: value for key, value in os.environ.items() if key != "HOME"}
     env = ("--env", "fakes:Fake-v0", "--env-kwargs", "fault=print")
     words = " ".join(f"'{word}'" for word in (*env, *TINY, "--steps", "128"))
@@ -634,7 +634,7 @@ def test_commands_that_do_not_train_do_without_what_begins_early():
 
 
 def test_a_mujoco_that_cannot_be_loaded_is_the_environment_s_trouble(tmp_path):
-    """It is there, so that only whoever loads it finds out."""
+    """MuJoCo is installed, so only importing it shows the error."""
     broken = tmp_path / "broken" / "mujoco"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('libOdd.so: cannot open it')")
@@ -677,7 +677,7 @@ def test_a_group_without_a_command_shows_its_help_in_lines(words):
     assert "Commands:" in lines
 
 
-#: Ends with 9 where a command limits the threads of BLAS after numpy has read their number.
+#: Exits with 9 if a command limits BLAS threads after numpy has read their number.
 LIMITS_IN_TIME = """
 import sys
 from rlflame.rollout import blas

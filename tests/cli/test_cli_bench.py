@@ -1,4 +1,4 @@
-"""`rlflame bench`: what it prints and writes, how it ends, on this machine and on a Flame."""
+"""`rlflame bench`: output, files and exit codes, with local fleets and with Flame."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A small result: the folder, and what was said."""
+    """A small benchmark: the folder and the output."""
     folder = tmp_path_factory.mktemp("bench") / "new"
     spoken = rlflame("bench", "scaling", "--compare", "inline", "--workers", "1", *QUICK, "-o",
                      folder)  # fmt: skip
@@ -150,13 +150,13 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps({"measurements": [one]}))
     (change,) = rlflame("bench", "--diff", "old.json", "new.json", "--json").json()["changes"]
     assert change["medians"] == [4.0, 5.0]
-    # The other way round it is another measurement.
+    # If higher is better, it is another measurement.
     new = json.loads((tmp_path / "new.json").read_text())
     new["measurements"][0]["better"] = "higher"
     (tmp_path / "other.json").write_text(json.dumps(new))
     said = rlflame("bench", "--diff", "old.json", "other.json").err
     assert 'a was measured with better "lower" before, and with "higher" now' in said
-    # Of seconds, less is better: a fifth of them is gone.
+    # The values are seconds, and less is better: a fifth of them is gone.
     assert change["improvement"]["value"] == pytest.approx(20.0)
     assert "+20.0 [" in rlflame("bench", "--diff", "old.json", "new.json").out
 
@@ -258,7 +258,7 @@ def test_a_replay_is_filled_and_drawn_from():
         )
         assert [one["total_added"] for one in fill["iterations"]] == [30, 60, 90]
         assert fill["transitions_per_s"] == pytest.approx(90 / seconds)
-    # What crosses a pipe is what is new: no more in the third iteration than in the first.
+    # Only new data is sent, so the third iteration sends no more than the first.
     assert {one["bytes_in"] for fill in inline for one in fill["iterations"]} == {0}
     for fill in local:
         first, _, last = (one["bytes_in"] for one in fill["iterations"])
@@ -314,7 +314,7 @@ def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
 
 
 def test_rates_are_kept_as_they_come(tmp_path):
-    """And so outlive a signal that nobody can hear."""
+    """Each result is written at once, so SIGKILL does not lose it."""
     running = process(
         "bench", "rollouts", "--no-limit", "--fleet", "inline", "--workers", "1,2", "--repeat",
         "1", "--seconds", "0.1", "-o", tmp_path / "it", "--set", "rollout.num_slots=2",
@@ -369,7 +369,7 @@ def test_a_file_is_no_folder(tmp_path):
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_what_was_measured_outlives_an_interruption(words, tmp_path):
-    """The second case sleeps for ten minutes, and nobody waits for it."""
+    """The second case would sleep for ten minutes, but the command does not wait for it."""
     running = process(
         "bench", "scaling", "--compare", "local", "--workers", "1", "--episode-ms", "0,600000",
         "--episodes", "1", "--repeat", "1", "-o", tmp_path / "it", *words,
@@ -392,7 +392,7 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
     assert not facts["complete"]
     assert [cell["case"] for cell in facts["cells"]] == ["0 ms"]
     if words:
-        assert json.loads(spoken.out) == facts  # one document, and nothing behind it
+        assert json.loads(spoken.out) == facts  # one document and nothing after it
     else:
         assert "scaling.json was stopped before its end." in spoken.out
 
@@ -403,7 +403,7 @@ def test_a_folder_is_there_when_something_is_in_it(tmp_path):
     assert not list(tmp_path.iterdir())
     folder.write(empty)
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
-    result.ResultFolder(tmp_path / "a", "scaling")  # which was there before, and stays
+    result.ResultFolder(tmp_path / "a", "scaling")  # the folder existed before and remains
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
 
 
@@ -449,7 +449,7 @@ def test_other_work_is_not_compared(words, other, tmp_path):
 
 @pytest.mark.parametrize("broken", ["environment", "folder"])
 def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp_path):
-    """The second count of workers cannot be had, or there is nowhere to write to any more."""
+    """The second number of workers is not available, or the output is closed."""
 
     def fail(*_: object) -> bool:
         raise RlflameError("It broke.", "mend it")
@@ -529,7 +529,7 @@ def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(
     assert spoken.code == 0, spoken.err
     facts = json.loads(pathlib.Path(f"it/{file}.json").read_text())
     (found,) = facts["measurements"]
-    # Its task, and a second one where that was waiting at the same worker.
+    # The task, and another one if that was waiting at the same worker.
     before, lost = found["retried"]
     assert (before, lost > 0) == (0, True)
     assert f"has tasks that were retried, which takes longer: {found['name']}." in spoken.out

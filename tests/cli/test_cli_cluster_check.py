@@ -1,4 +1,4 @@
-"""`rlflame cluster-check`: what it prints, its exit codes, and how it ends when it is ended."""
+"""`rlflame cluster-check`: output, exit codes, and signals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PATIENCE_S = 60
 
 
 def find_renderer() -> Finding:
-    """Renderers are tried elsewhere."""
+    """A result that replaces the test of renderers."""
     return Finding("graphics", "ok", "one works")
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No renderers, and no more patience than the stub needs."""
+    """No test of renderers, and the shortest time limits that the stub allows."""
     pace = CheckTimeouts(
         still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
     )
@@ -73,7 +73,7 @@ def test_a_newcomer_s_program_gets_the_same_as_json(quick):
 
 
 def test_the_screen_line_by_line(monkeypatch):
-    """Status first, then what was asked; below it what was seen besides, and what to type."""
+    """The status comes first, then the checks, the notes and the next command."""
     findings = [
         Finding("configuration", "ok", "FLAME_ENDPOINT: there"),
         Finding("workers", "ok", "like this one", notes=("a: 2 executors",)),
@@ -128,7 +128,7 @@ def test_a_healthy_cluster_in_lines(stub, quick):
 
 
 def test_nobody_at_the_address(quick, monkeypatch):
-    with socket.socket() as taken:  # and nobody listens there
+    with socket.socket() as taken:  # and does not listen on the port
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         monkeypatch.setenv("FLAME_ENDPOINT", f"http://127.0.0.1:{port}")
@@ -181,7 +181,7 @@ def test_what_a_killed_check_up_leaves_is_a_dead_run(stub, quick):
 
 
 def test_a_cluster_is_looked_at_without_torch(stub, tmp_path):
-    """A silent cache makes it short; torch cannot be imported."""
+    """A cache that does not answer ends the command early. torch cannot be imported."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was asked for')\n")
     stub.stop_cache()
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])

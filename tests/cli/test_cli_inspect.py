@@ -1,4 +1,4 @@
-"""`resume`, `eval`, `inspect`, `runs`: commands that look at what a run has left behind."""
+"""`resume`, `eval`, `inspect`, `runs`: commands that work with existing runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlflame.storage import checkpoint
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Three small runs: two equal but for the steps, and one of REINFORCE."""
+    """Three small runs: two that differ only in their steps, and one of REINFORCE."""
     folder = tmp_path_factory.mktemp("made")
     for name, words in {
         "short": (*TINY, "--steps", "256", "--set", "horizon_steps=512"),
@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def folder(made, tmp_path, monkeypatch):
-    """A copy of them to work on, as the current folder."""
+    """A copy of the runs in the current folder."""
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "runs").parent)
     return tmp_path / "runs"
 
@@ -53,7 +53,7 @@ def test_resume_of_a_finished_run_says_so_and_changes_nothing(folder):
     assert spoken.lines[0] == "This run was finished already, at step 256"
     assert f"rlflame resume {folder}/short --steps 512" in spoken.out
     assert before == {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
-    # The number of steps it already has is no reason for an error, as a script may repeat itself.
+    # Scripts may repeat a command, so the number of steps that the run already has is no error.
     assert rlflame("resume", folder / "short", "--steps", "256").lines == spoken.lines
 
 
@@ -66,7 +66,7 @@ def test_resume_to_more_steps_equals_the_longer_run(folder):
 
 
 def test_a_run_whose_rate_has_fallen_to_0_is_not_taken_further(folder):
-    """Its weights would stay as they are; the command that is advised changes them."""
+    """The weights would not change. The hint names a command that changes them."""
     refused = rlflame("resume", folder / "long", "--steps", "768")
     assert refused.code == 2
     assert "has reached 0 by step 512" in refused.err
@@ -89,7 +89,7 @@ def test_a_run_whose_rate_has_fallen_to_0_is_not_taken_further(folder):
 
 @pytest.mark.parametrize("unit", ["steps", "iterations"])
 def test_an_end_beyond_the_end_of_learning_is_told(tmp_path, unit):
-    """As where a longer run takes the config of a shorter one, which names its horizon."""
+    """The config of a shorter run may contain its horizon."""
     words = ("--set", f"stop_at_{unit}=2", "--set", f"horizon_{unit}=1", "--out", tmp_path / "run")
     if unit == "iterations":
         words = (*words, "--set", "stop_at_steps=none")
@@ -180,7 +180,7 @@ def test_eval_of_the_recorded_episodes_returns_what_is_recorded(folder):
 
 
 def altered(file, *, record=None, fingerprint=None):
-    """The same policy with another record, or from another machine."""
+    """Change the record or the fingerprint of a policy file."""
     found = checkpoint.load(file)
     recorded = replace(found.evaluation, **(record or {}))
     made_on = {**found.fingerprint, **(fingerprint or {})}
@@ -188,7 +188,7 @@ def altered(file, *, record=None, fingerprint=None):
 
 
 def returning(returns):
-    """The parts of a record that have to agree with its returns."""
+    """The parts of a record that depend on its returns."""
     return {"returns": returns, "min": min(returns), "max": max(returns)}
 
 
@@ -325,7 +325,7 @@ def test_eval_in_lines(folder):
 
 
 def test_eval_knows_settings_of_the_runtime_and_no_others(folder):
-    """The remedies that errors of a fleet name are such settings."""
+    """Hints of fleets name such settings."""
     words = ("eval", policy(folder / "short"), "--episodes", "2", "--json")
     asked = rlflame(*words, "--set", "runtime.fleet=inline").json()
     assert asked["mean"] == rlflame(*words, *EVAL).json()["mean"]
@@ -514,7 +514,7 @@ def test_what_is_to_be_typed_names_no_damaged_file(folder):
 
 
 def test_a_run_whose_final_evaluation_is_missing_is_not_finished(folder):
-    """As where the disk was full by then; rlflame resume makes it."""
+    """The disk may have been full by then. `rlflame resume` runs the evaluation."""
     (folder / "long/result.json").unlink()
     (run,) = rlflame("runs", folder / "long", "--json").json()
     assert run["state"] == "stopped"

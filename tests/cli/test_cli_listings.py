@@ -1,4 +1,4 @@
-"""`rlflame envs`, `config`, `--version` and help: what can be chosen."""
+"""`rlflame envs`, `config`, `--version` and help: listings of the possible choices."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_setting_says_its_default_and_its_range(name, line):
 
 
 def test_a_range_is_what_the_model_enforces():
-    """The numbers at the ends of a range are taken, the ones beyond are not."""
+    """The limits of a range are accepted, and the next values are refused."""
     from rlflame.errors import ConfigError
 
     for path, low, high in (

@@ -1,4 +1,4 @@
-"""`plot` and `train --plot`: what is drawn, and what is said where it cannot be."""
+"""`rlflame plot` and `train --plot`: charts, and messages if there is no chart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Three seeds of one recipe, and two of another."""
+    """Three seeds of one recipe and two of another."""
     for seed in range(3):
         evaluations = [(s, s / 10 + seed) for s in (100, 200, 300)]
         make(tmp_path / f"runs/ppo-{seed}", seed=seed, evaluations=evaluations)
@@ -108,7 +108,7 @@ def test_seeds_become_one_line_with_a_band_and_a_legend(runs):
     chart = curves.make_chart([run_reader.read_run(f) for f in sorted(runs.iterdir())])
     axes = matplotlib_backend.make_figure(chart).axes[0]
     assert len(axes.lines) == 2
-    # Seeds 0, 1, 2 add as much to the value; the middle half of three lies around 1.
+    # Seeds 0, 1, 2 are added to the value, so the interquartile mean is the value plus 1.
     assert list(axes.lines[0].get_ydata()) == pytest.approx([11.0, 21.0, 31.0])
     assert len(axes.collections) == 2
     assert [t.get_text() for t in axes.get_legend().get_texts()] == [
@@ -223,7 +223,7 @@ main()
     assert "B  REINFORCE, 2 seeds" in spoken.stdout
     assert any(0x2800 < ord(c) < 0x2900 for c in spoken.stdout)
     assert f"{MISSING}: pip install 'rlflame[plot]'" in spoken.stderr
-    # Whoever asked for a file has not got it; whoever has no Braille gets letters.
+    # Without matplotlib, a requested file is an error. Without Braille, the chart uses letters.
     asked = plot("-o", "p.png", PYTHONIOENCODING="ascii")
     assert asked.returncode == 1
     assert f"{MISSING}, so there will be no plot" in asked.stderr
@@ -256,7 +256,7 @@ def test_braille_dots_lie_where_the_numbers_are():
     line = Series("flat", np.array([0.0, 1.0]), np.array([0.0, 0.0]))
     other = Series("top", np.array([0.0, 1.0]), np.array([1.0, 1.0]))
     lines = steps_of(Chart("T", "x", "y", (line, other)))
-    # The lowest dots of the last row, dots 7 and 8; the highest of the first, dots 1 and 4.
+    # Dots 7 and 8 are the lowest of the last row, and dots 1 and 4 the highest of the first.
     assert set(lines[10][10:]) == {"\u28c0", "A"}
     assert set(lines[3][10:]) == {"\u2809", "B"}
     assert all(not text[10:].strip() for text in lines[4:10])
@@ -299,7 +299,7 @@ def test_speed_up_is_beside_the_fastest_at_the_fewest_workers(tmp_path):
     bars = make_speedup_chart(path)
     assert bars.groups == ("1", "4")
     assert bars.names == ("local", "flame")
-    # The median of 8, 10 and 12 is one; flame alone took twice as long.
+    # The speed-up is relative to the median of 8, 10 and 12; flame with 1 took twice as long.
     assert bars.heights.tolist() == [[1.0, 2.5], [0.5, 2.0]]
     assert bars.ideal.tolist() == [1.0, 4.0]
     axes = matplotlib_backend.make_figure(bars).axes[0]
@@ -436,7 +436,7 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     ],
 )
 def test_a_table_that_is_none(tmp_path, rows, sentence):
-    """And it is said where, and what was seen there."""
+    """The error names the line and its contents."""
     spoken = rlflame("plot", table(tmp_path, *rows))
     assert spoken.code == 1
     assert sentence in spoken.err
@@ -447,7 +447,7 @@ def test_a_table_that_is_no_text(tmp_path):
     path = tmp_path / "scaling.csv"
     path.write_bytes(b"workers,backend,seconds\n1,\xff\xfe,2\n")
     assert "is not text in UTF-8" in rlflame("plot", path).err
-    # As a spreadsheet saves it, with a mark that it is UTF-8.
+    # As a spreadsheet program saves it, with a byte order mark.
     path.write_bytes(b"\xef\xbb\xbfworkers,backend,seconds\r\n1,local,2\r\n")
     assert make_speedup_chart(path).names == ("local",)
 

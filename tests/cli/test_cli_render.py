@@ -1,4 +1,4 @@
-"""`rlflame render` as a user meets it."""
+"""`rlflame render` as a user runs it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_without_the_extra_for_video_there_is_a_sentence(easel, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
 def test_a_folder_that_cannot_be_written(easel):
-    # Not even root makes files there.
+    # Even root cannot create files there.
     spoken = rlflame("render", easel, "-o", "/proc/x.gif")
     assert spoken.code == 1
     assert spoken.err.startswith("rlflame: /proc")
@@ -166,7 +166,7 @@ def test_an_interrupted_drawing_leaves_nothing_behind(tmp_path, number, code):
 
 
 def wait_for_end(pid: int) -> None:
-    """The process that draws goes with its parent."""
+    """The rendering process ends with its parent."""
     for _ in range(500):
         try:
             os.kill(pid, 0)

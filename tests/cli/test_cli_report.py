@@ -1,4 +1,4 @@
-"""`report`: equal to what the runs hold, complete in one file, a verdict to rely on."""
+"""`rlflame report`: correct numbers, one complete file, a reliable verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def side(folder, finals, **given):
-    """Runs of one recipe with these final evaluations."""
+    """Make runs of one recipe with these final evaluations."""
     for seed, final in enumerate(finals):
         make(
             folder / f"s{seed}", seed=seed, final=final, iterations=[(500, 1.0), (1000, 2.0)],
@@ -77,7 +77,7 @@ def test_seeds_are_taken_together(tmp_path):
     markdown = rlflame("report", "a").out
     (row,) = cells(markdown, "Reward")
     assert row["recipe"] == "PPO, 4 seeds"
-    assert row["IQM [95% interval]"].startswith("250.0 [")  # the middle two of four
+    assert row["IQM [95% interval]"].startswith("250.0 [")  # the middle two of four runs
     assert (row["mean"], row["std"]) == ("250.0", "129.1")  # squares 22500+2500+2500+22500 over 3
     assert row["worst seed"] == "100.0"
     # At 900 steps they have 90, 91, 92, 93: squares 2.25+0.25+0.25+2.25 over 3.
@@ -87,9 +87,9 @@ def test_seeds_are_taken_together(tmp_path):
     assert [row["steps/s"] for row in speeds] == ["20"] * 4
     assert speeds[0]["time, s"] == "50.0"
     assert speeds[0]["collect"] == "25%"
-    assert speeds[0]["processor time, s"] == "75.0"  # the driver half as long, the workers as long
+    assert speeds[0]["processor time, s"] == "75.0"  # driver 25 s, workers 50 s
     best = rlflame("report", "a", "--json").json()["runs"][0]["best"]
-    assert (best["steps"], best["mean"]) == (1000, 100.0)  # better than its evaluations of 30 to 90
+    assert (best["steps"], best["mean"]) == (1000, 100.0)  # better than the evaluations of 30 to 90
 
 
 def test_runs_without_a_final_evaluation_have_none(tmp_path):
@@ -99,7 +99,7 @@ def test_runs_without_a_final_evaluation_have_none(tmp_path):
 
 
 def test_an_unfinished_run_is_marked_and_shows_its_best_so_far(tmp_path):
-    # Stopped early: evaluations of 10, 40 and 20, and none at the end.
+    # The run stopped early, after evaluations of 10, 40 and 20, without a final evaluation.
     make(tmp_path / "a", iterations=[(300, 1.0)],
          evaluations=[(100, 10.0), (200, 40.0), (300, 20.0)])  # fmt: skip
     spoken = rlflame("report", "a")
@@ -119,7 +119,7 @@ def test_a_run_that_has_gone_on_since_its_final_evaluation_is_unfinished(tmp_pat
          evaluations=[(1000, 50.0), (1500, 60.0)])  # fmt: skip
     (row,) = cells(rlflame("report", "a").out, "Reward")
     assert row["IQM [95% interval]"] == "0 of 1 finished"
-    # It was the final evaluation of what it was then, and is the best until now.
+    # This was the final evaluation at step 1,000, and it is the best so far.
     assert row["IQM of the best"] == "70.0"
 
 
@@ -162,11 +162,11 @@ def test_a_cluster_s_executors_and_nodes_are_told(tmp_path):
     assert "| two " in markdown
 
 
-# The page
+# The HTML page
 
 
 class Links(HTMLParser):
-    """Everything that a page would load, and its text."""
+    """The links and the text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -194,7 +194,7 @@ def test_the_page_is_complete_in_itself(tmp_path):
     assert not {"script", "link", "iframe", "img"} & set(page.tags)
     assert page.tags.count("svg") == 2  # over steps and over time
     assert "width=device-width" in text
-    # The words are those of the Markdown.
+    # The texts are those of the Markdown report.
     markdown = rlflame("report", "a", "--vs", "b").out
     for row in cells(markdown, "Compared") + cells(markdown, "Reward"):
         assert set(row.values()) <= set(page.texts)
@@ -216,7 +216,7 @@ def test_a_curve_lies_where_its_numbers_are(tmp_path):
     places = [tuple(map(float, pair)) for pair in re.findall(r"[ML] (\S+) (\S+)", points)]
     (x0, y0), (x1, y1), (x2, y2) = places
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)  # steps 300, 600, 900
-    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)  # returns 30, 60, 90: upwards is less
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)  # returns 30, 60, 90: y decreases upwards
     assert y0 > y2
 
 
@@ -239,7 +239,7 @@ def test_without_matplotlib_a_page_draws_its_curves_as_a_terminal_does(tmp_path,
     assert "PPO" in "".join(page.texts)
 
 
-# Compared
+# Comparisons
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_verdicts_and_exit_codes(tmp_path, ours, verdict, shown):
         spoken = rlflame(*words, "--require", claim)
         assert spoken.code == (0 if claim in shown else 1), (claim, spoken.err)
         assert ("Not shown: " in spoken.err) == (claim not in shown)
-        assert "# Report" in spoken.out  # the report itself comes either way
+        assert "# Report" in spoken.out  # the report itself is printed in both cases
 
 
 def test_the_margin_can_be_chosen(tmp_path):
@@ -345,7 +345,7 @@ def test_a_terminal_of_ascii_gets_a_report_of_ascii(tmp_path):
         process("report", "a", "-o", "r.md", environment={"PYTHONIOENCODING": "ascii"})
     )
     assert written.code == 0
-    assert not (tmp_path / "r.md").read_text("utf-8").isascii()  # its curves
+    assert not (tmp_path / "r.md").read_text("utf-8").isascii()  # Braille curves
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`rlflame train`: what each flag changes, what a dry run prints, what is refused."""
+"""`rlflame train`: the effect of each option, the output of --dry-run, and errors."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def resolved(*words):
-    """The config that a dry run shows."""
+    """The config that a dry run prints."""
     spoken = rlflame("train", *words, "--dry-run", "--json")
     assert spoken.code == 0, spoken.err
     return spoken.json()
 
 
-#: The beginning of a command that trains SAC where that is possible.
+#: The beginning of a command that trains SAC if SAC is possible.
 SAC = ("--algo", "sac", "--env", "pendulum")
 SHIPPED = tomllib.loads(
     (Path(resolve.__file__).parent / "presets" / "lunarlander-ppo.toml").read_text()
 )
 
-# Each flag, by the parameter that carries it: the words, then where the config changes and to what.
+# For each option, by the name of its parameter: the words, and the changes in the config.
 FLAGS = {
     "env": (["--env", "pendulum"], {"learning.environment.id": "Pendulum-v1"}),
     "algo": (["--algo", "reinforce"], {"learning.algorithm": "reinforce"}),
@@ -79,7 +79,7 @@ FLAGS = {
     "debug": (["--debug"], {"runtime.debug": True}),
     "video_every": (["--video-every", "5000"], {"runtime.video_every_steps": 5000}),
 }
-#: Flags that change what is done with a config, each with a test of its own below or elsewhere.
+#: Options that do not change the config, which other tests cover.
 NO_CONFIG = {
     *("init_from", "plot", "dry_run", "json_lines", "env_file", "allow_modules"),
     *("seeds", "device", "scale_batch", "scale_lr"),
@@ -100,7 +100,7 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     for path, value in expected.items():
         assert nested_dict.get_nested(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
-        return  # they bring another preset, or need another algorithm or environment
+        return  # these change the preset, the algorithm or the environment
     before = validation.validate_config(toml_io.parse(rlflame("train", "--dry-run").out))
     changed = {
         path
@@ -116,7 +116,7 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     [(100, 8, 20, 5), (7, 8, 1, 7), (11, 8, 11, 1), (1, 8, 1, 1), (64, 8, 8, 8), (9, 4, 3, 3)],
 )
 def test_episodes_are_cut_into_slots_as_wide_as_they_can_be(episodes, before, slots, width):
-    # Widths from hand: the largest divisor that is not above the one before.
+    # Widths by hand: the largest divisor that is not above the previous one.
     config = resolved(
         *("--algo", "reinforce", "--episodes-per-iter", str(episodes)),
         *("--set", f"envs_per_slot={before}"),
@@ -189,7 +189,7 @@ def test_what_a_dry_run_prints_is_a_config_file_of_the_same_config(words, tmp_pa
     once = rlflame("train", *words, "--dry-run")
     (tmp_path / "again.toml").write_text(once.out)
     again = rlflame("train", "--config", "again.toml", "--dry-run")
-    # Only the name of the preset beneath is not part of a config.
+    # The config contains everything except the name of the preset.
     same = [line for line in again.lines if not line.startswith("# algorithm")]
     assert same == [line for line in once.lines if not line.startswith("# algorithm")]
 
@@ -515,7 +515,7 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
 
 
 def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):
-    """As with a Gymnasium whose source files are not those that the loop was compared with."""
+    """Gymnasium's source files may differ from those that the loop was compared with."""
     words = ("train", *TINY, "--env", "hopper", "--steps", "64", "--set", "evaluation.episodes=1")
     assert "Gymnasium" not in rlflame(*words).err
     monkeypatch.setattr(known_spaces, "is_verified", lambda module: module != "gymnasium.core")

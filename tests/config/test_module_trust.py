@@ -27,20 +27,20 @@ from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan
 
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / "cartpole.safetensors"
-#: A module that leaves a trace when it is imported, and registers an environment.
+#: A module that creates a file when it is imported, and registers an environment.
 TRACE = """
 from pathlib import Path
 import gymnasium
 Path({trace!r}).touch()
 gymnasium.register("Env-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
 """
-#: Names that the standard library or torch look up and that are absent on this system.
+#: Names that the standard library or torch try to import and that this system does not have.
 ABSENT = ("org", "nt", "_winapi", "msvcrt", "tqdm", "pynvml", "winreg")
 
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that the module `evil` in the current folder touches."""
+    """The file that the module `evil` in the current folder creates."""
     path = tmp_path / "trace"
     (tmp_path / "evil.py").write_text(TRACE.format(trace=str(path)))
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_named() -> Iterator[None]:
-    """What one test names is not named in the next."""
+    """Restore the trusted modules after each test."""
     named = set(module_trust._command_modules)
     yield
     module_trust._command_modules.clear()
@@ -59,7 +59,7 @@ def nothing_named() -> Iterator[None]:
 
 
 def rlflame(*words: object, module: bool = False) -> subprocess.CompletedProcess[str]:
-    """The command as it is installed, or as `python -m rlflame`."""
+    """Run the installed command or, with `module`, `python -m rlflame`."""
     start = (
         ["-m", "rlflame"]
         if module
@@ -73,7 +73,7 @@ def rlflame(*words: object, module: bool = False) -> subprocess.CompletedProcess
 
 
 def forged(path: Path, module: str = "evil", **kwargs: object) -> Path:
-    """A valid checkpoint whose environment asks for a module."""
+    """A valid checkpoint with an environment in an untrusted module."""
     source = checkpoint.load(SHIPPED)
     id = f"{module}:Env-v0" if module else source.env.id
     data = json.loads(source.recipe.model_dump_json())
@@ -168,7 +168,7 @@ def test_trust_lasts_until_it_is_taken_back(trace: Path, tmp_path: Path) -> None
     assert rlflame("trust", "list").stdout.split() == ["evil", "other.part"]
     store = tmp_path / "home" / ".config" / "rlflame" / "trusted_modules"
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
-    # A module of that name in the current folder is not the one that was trusted.
+    # A module with this name in the current folder is not the trusted module.
     assert rlflame(*words).returncode == 2
     assert not trace.exists()
     os.environ["PYTHONPATH"], before = str(tmp_path / "site"), os.environ["PYTHONPATH"]
@@ -287,7 +287,7 @@ def test_the_current_folder_stays_where_the_user_or_python_put_it(tmp_path: Path
 
 
 def _kinds_of_entries(folder: Path, path: str = "") -> set[str]:
-    """What a process in this folder has on its module path: the current folder, and others."""
+    """The kinds of folders on the module path of a process: the current folder, and others."""
     code = (
         "import os, sys\n"
         "from rlflame.rollout.search_path import remove_current_folder\n"
@@ -307,7 +307,7 @@ def _kinds_of_entries(folder: Path, path: str = "") -> set[str]:
 def test_a_process_for_another_library_does_not_search_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """glfw runs `python -c` while it loads, and so does a trial of a renderer."""
+    """glfw runs `python -c` when it is imported, and so does the test of a renderer."""
     (tmp_path / "ctypes.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')")
     (tmp_path / "numpy.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')")
     start = "subprocess.run([sys.executable, '-c', 'import ctypes, numpy'], check=True)"

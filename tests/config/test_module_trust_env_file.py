@@ -1,4 +1,4 @@
-"""An environment in the user's current folder, as the README has it: `--env my_env:Mine-v0`."""
+"""An environment in the user's current folder, as in the README: `--env my_env:Mine-v0`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ gymnasium.register("Mine-v0", Mine)
 @pytest.mark.parametrize("fleet", ["local", "inline"])
 def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: str) -> None:
     (tmp_path / "my_env.py").write_text(MINE)
-    # As the installed command runs: its own folder on the path, and not the current one.
+    # The installed command has its own folder on the module path, but not the current folder.
     script = "import sys; sys.path.pop(0); from rlflame.cli.app import main; main()"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
@@ -61,7 +61,7 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
 
 
 def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_path: Path) -> None:
-    """What nobody tuned for depends on the actions, so the environment is looked at first."""
+    """The default preset depends on the kind of actions, so the environment is inspected first."""
     numbers = "Box(-1.0, 1.0, (1,), np.float32)"
     (tmp_path / "mine.py").write_text(
         MINE.replace("gymnasium.spaces.Discrete(2)", f"gymnasium.spaces.{numbers}")
@@ -83,7 +83,7 @@ def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_pa
 
 
 def test_a_name_of_gymnasium_s_own_may_be_given_to_another(tmp_path: Path) -> None:
-    """Then what is known of the one says nothing of the other."""
+    """An environment file may replace an id of Gymnasium. The stored spaces are not used then."""
     mine = tmp_path / "mine.py"
     mine.write_text(MINE.replace("Mine-v0", "Hopper-v5"))
     words = ("train", "--env", "hopper", "--env-file", "mine.py", "--workers", "2", "--steps", "64",
@@ -142,7 +142,7 @@ def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
     for words in (said, by_set):
         scored = rlflame(*shlex.split(words), "--episodes", "2")
         assert scored.returncode == 0, scored.stderr
-    # A plain id, known from nothing but the file, and beside it a name that hides Python's own.
+    # A plain id that is known only from the file. The module's name hides a standard module.
     (tmp_path / "lib" / "random.py").write_text("raise RuntimeError('never to be imported')")
     plain = ("--env", "Mine-v0", "--env-file", "lib/my_env.py", *small, "--fleet", "local")
     third = rlflame("train", *plain, "--steps", "128", "--out", "plain", "--quiet")
@@ -150,7 +150,7 @@ def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
     forgotten = rlflame("eval", "plain/best.safetensors", "--episodes", "2")
     assert forgotten.returncode == 2
     assert "--env-file FILE.py" in " ".join(forgotten.stderr.split())
-    (tmp_path / "lib" / "this.py").write_text(MINE)  # no module that is loaded, but Python's own
+    (tmp_path / "lib" / "this.py").write_text(MINE)  # a name of the standard library
     (tmp_path / "lib" / "gone_env.py").write_text("raise SystemExit(0)")
     (tmp_path / "lib" / "two words.py").write_text(MINE)
     refused = rlflame("train", "--env-file", "lib/two words.py", "--env", "my_env:Mine-v0")

@@ -1,6 +1,6 @@
-"""Every field of `learning` changes the weights; no field of `show_evaluation` or `runtime` does.
+"""All fields of `learning` change the weights; `show_evaluation` and `runtime` do not.
 
-A field that is added to the config without a scenario here makes these tests fail.
+If a field is added to the config, add a scenario here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlflame.storage import checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A new value for a field, and the scenario in which it must make a difference."""
+    """A new value for a field, and the scenario in which it must change the weights."""
 
     value: Any
     base: str = "cartpole"
@@ -69,7 +69,7 @@ CHANGES: dict[str, Change] = {
     "horizon_steps": Change(2000, given={"horizon_steps": 1000}),
     "horizon_iterations": Change(9),
     "provider": Change("torch"),
-    # What is added in another order has other last bits.
+    # A different order of additions gives different last bits.
     "gradient_shards": Change(3),
     "environment.id": Change("Acrobot-v1"),
     "environment.kwargs": Change({"g": 5.0}, "pendulum"),
@@ -112,9 +112,9 @@ CHANGES: dict[str, Change] = {
     "reinforce.adam_epsilon": Change(1e-5, "episodes"),
     "reinforce.discount": Change(0.98, "episodes"),
     "reinforce.normalise_returns": Change("episode", "episodes"),
-    # Adam divides by the gradient's own size, so a divisor shows against epsilon or a bound.
+    # Adam normalises gradients, so a divisor changes the result only with epsilon or a bound.
     "reinforce.average": Change("episodes", "episodes", {"reinforce.max_gradient_norm": 0.05}),
-    # Short enough that a time limit ends episodes.
+    # Short enough for time limits to end episodes.
     "reinforce.continue_truncated": Change(
         True, "episodes", {"rollout.steps": 9, "environment.max_episode_steps": 9}
     ),
@@ -153,7 +153,7 @@ EXEMPT = {
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The path of every setting, through optional sections too."""
+    """The paths of all settings, including those of optional sections."""
     found = []
     for name, field in model.model_fields.items():
         options = [o for o in get_args(field.annotation) or (field.annotation,) if o != NoneType]
@@ -165,7 +165,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def with_values(learning: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """A copy with the values at their paths; None removes a section."""
+    """A copy with these values at these paths. None removes a section."""
     result = copy.deepcopy(learning)
     for path, value in values.items():
         *sections, last = path.split(".")
@@ -205,12 +205,12 @@ def test_a_learning_field_changes_the_weights(path, tmp_path):
 
     assert one.recipe.learning != other.recipe.learning
     assert one.state_digest(tmp_path) != other.state_digest(tmp_path)
-    # Not just by counters or by tensors that come and go with the field.
+    # The weights must differ, and not only counters or tensors that belong to the field.
     assert not same(weights(one), weights(other))
 
 
 def weights(run: Run) -> np.ndarray:
-    """Those that act, with a critic beside them where they share a vector."""
+    """The weights of the actor, or of actor and critic if they share a vector."""
     learner = run.last.learner
     return learner["actor"] if "actor" in learner else learner["parameters"]
 
@@ -228,7 +228,7 @@ def test_the_policy_to_start_from_changes_the_weights(tmp_path):
 def test_an_average_changes_the_policy_that_is_kept_and_not_the_one_that_acts(
     base, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # average from the second version on
     one = trained(BASES[base])
     other = trained(with_values(BASES[base], {"policy_average": 2}))
     assert one.state_digest(tmp_path) != other.state_digest(tmp_path)
@@ -248,7 +248,7 @@ EVALUATIONS = {
 
 
 def saved(tmp_path, name: str, *, evaluation: dict, runtime: dict) -> tuple[str, Any]:
-    """A run through the Python interface: its digest, and the checkpoint it left."""
+    """Train with the Python interface, and return the digest and the checkpoint."""
     config = RunConfig.model_validate(
         {
             "stop_at_iterations": 3,

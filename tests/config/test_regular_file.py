@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices and files of gigabytes in the place of a run's files are refused."""
+"""Pipes, sockets, devices and huge files are refused in the place of a run's files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(whole, tmp_path):
 
 @pytest.fixture(params=["pipe", "socket", "device", "folder"])
 def replace(request, monkeypatch):
-    """Puts something that is no file in the place of one."""
+    """Replace a file by something that is not a regular file."""
 
     def put(path):
         path.unlink(missing_ok=True)
@@ -47,7 +47,7 @@ def replace(request, monkeypatch):
             os.mkfifo(path)
         elif request.param == "socket":
             with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX) as server:
-                patch.chdir(path.parent)  # the names of sockets are short
+                patch.chdir(path.parent)  # paths of sockets must be short
                 server.bind(path.name)
         elif request.param == "device":
             path.symlink_to("/dev/zero")
@@ -137,13 +137,13 @@ def test_a_segment_that_is_no_file_is_a_sentence(tmp_path, replace):
 
 
 def extend(path, size=4 * GIGABYTE):
-    """A file of that size that takes no room on the disk."""
+    """Extend a file to this size without using disk space."""
     with path.open("ab") as file:
         file.truncate(size)
 
 
 def peak_of(work, *given):
-    """The memory that refusing takes at most."""
+    """The peak memory of refusing a file."""
     tracemalloc.start()
     try:
         with pytest.raises(RlflameError):
@@ -173,7 +173,7 @@ def test_a_checkpoint_with_gigabytes_behind_its_tensors_is_refused(run):
 
 
 def test_a_policy_s_tensors_are_judged_before_they_are_read(run):
-    """The header agrees with the file's size, but not with the recipe."""
+    """The header fits the size of the file, but not the recipe."""
     path = run / "latest.safetensors"
     (length,) = struct.unpack_from("<Q", path.read_bytes())
     header = json.loads(path.read_bytes()[8 : 8 + length])

@@ -1,4 +1,4 @@
-"""From what a user typed to a config: who wins, what is refused, and what TOML can carry."""
+"""From command-line options to a config: precedence, errors, and the limits of TOML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resolve(*, continuous=lambda config: False, **flags):
     return config_resolve.resolve(TrainFlags(**flags), continuous)[0]
 
 
-# Who wins
+# Precedence
 
 CARTPOLE = tomllib.loads(
     (Path(config_resolve.__file__).parent / "presets" / "cartpole-ppo.toml").read_text()
@@ -32,7 +32,7 @@ SHIPPED = CARTPOLE["learning"]["ppo"]["gae_lambda"]
 
 
 def layers(tmp_path):
-    """Every layer in turn says what gae_lambda is; the default is 0.95."""
+    """Each layer in turn sets gae_lambda, whose default is 0.95."""
     file = tmp_path / "mine.toml"
     file.write_text("[learning.ppo]\ngae_lambda = 0.3\n")
     return {
@@ -65,7 +65,7 @@ def test_a_runtime_is_made_of_options_over_set_over_what_was_recorded():
     flags = RuntimeFlags(sets=["runtime.workers=4", "runtime.keep_checkpoints=9"], workers=5)
     runtime = config_resolve.resolve_runtime(flags, {"runtime": saved})
     assert (runtime.workers, runtime.keep_checkpoints, runtime.max_retries) == (5, 9, 1)
-    # How a run is shown is the choice of each command.
+    # Each command chooses how it displays a run.
     assert (runtime.progress, runtime.debug) == ("auto", False)
     with pytest.raises(ConfigError, match=r"learning\.seed belongs to the recipe"):
         config_resolve.resolve_runtime(RuntimeFlags(sets=["learning.seed=4"]))
@@ -100,19 +100,19 @@ def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
 
 
 def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
-    """A run goes on in any folder."""
+    """A path is relative to the folder in which it was typed, wherever the run continues."""
     (tmp_path / "sub").mkdir()
     mine = tmp_path / "sub" / "mine.toml"
     mine.write_text('[runtime]\nenv_file = "../one.py"\n')
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as refusal:  # a file does not decide whose code runs
+    with pytest.raises(ConfigError) as refusal:  # a config file must not select code to run
         resolve(config=Path("sub/mine.toml"))
     assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
     monkeypatch.setenv(user_code.FILE_VARIABLE, "")  # restored after the test
     (tmp_path / "sub" / "two.py").touch()
     by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"])
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
-    # What a file imports is beside the file, not beside a link to it.
+    # A file imports modules from its own folder, not from the folder of a link to it.
     (tmp_path / "link.py").symlink_to("sub/two.py")
     linked = resolve(sets=["runtime.env_file=link.py"])
     assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
@@ -214,7 +214,7 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
     assert mine.learning.policy_average == 3
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_any_arguments_of_an_environment_survive_being_written_and_read(kwargs):
 @given(
     st.dictionaries(
         texts,
-        # Infinite numbers are not what JSON, and so a recipe, can carry.
+        # JSON has no infinite numbers, so recipes have none either.
         values.filter(lambda value: "inf" not in repr(value)),
         max_size=4,
     ),
@@ -400,13 +400,13 @@ def test_a_config_reads_back_as_itself(kwargs, limit, method):
 
 @pytest.mark.parametrize("method", TRAITS)
 def test_the_sections_of_other_algorithms_are_not_written(method):
-    """Not as a setting without a value either, whatever algorithms there are."""
+    """Only the section of the chosen algorithm is written."""
     learning = tomllib.loads(toml_io.to_toml(resolve(algo=method)))["learning"]
     assert learning.keys() & TRAITS.keys() == {method}
 
 
 def test_every_setting_is_written(tmp_path):
-    """The text names each setting of the chosen algorithm once, under its own table."""
+    """The text has each setting of the chosen algorithm once, in its table."""
     config = resolve()
     table = tomllib.loads(toml_io.to_toml(config))
     absent = {"learning.environment.kwargs"}

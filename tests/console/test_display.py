@@ -1,4 +1,4 @@
-"""Which display for which mode, and the displays of real commands."""
+"""The choice of a display for each mode, and the displays of real commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_which_display_for_which_mode(monkeypatch, sweep):
 
 
 def seen_on_a_terminal(*words, environment) -> str:
-    """What a command writes to a terminal of its own."""
+    """The output of a command on its own terminal."""
     ours, theirs = pty.openpty()
     running = process(*words, stdout=theirs, stderr=theirs, environment=environment)
     os.close(theirs)
@@ -40,7 +40,7 @@ def seen_on_a_terminal(*words, environment) -> str:
     while select.select([ours], [], [], 60.0)[0]:
         try:
             data = os.read(ours, 65536)
-        except OSError:  # Linux says so when the other side is closed
+        except OSError:  # Linux raises this when the other side is closed
             break
         if not data:
             break
@@ -84,7 +84,7 @@ def test_a_pipe_gets_no_escapes(tmp_path):
 
 
 def test_nobody_listening_is_no_reason_to_stop(tmp_path):
-    """The reader of a run's report goes away after the first line; the run does not."""
+    """The reader of a run's output closes it after the first line, but the run continues."""
     running = process("train", *TINY, "--steps", "6400", "--out", tmp_path / "x")
     assert running.stdout.readline() == "rlflame 0.1.0\n"
     running.stdout.close()

@@ -1,4 +1,4 @@
-"""What scripts read, and the one line of commands that train nothing."""
+"""Quiet output for scripts, and the status line of commands that do not train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a run and the document of a sweep, as docs/reference/json.md has them."""
+"""The events of a run and the document of a sweep, as in docs/reference/json.md."""
 
 from __future__ import annotations
 

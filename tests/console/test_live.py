@@ -1,4 +1,4 @@
-"""The live view of runs and sweeps, with a clock that stands still."""
+"""The live view of runs and sweeps, with a fake clock."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def test_however_a_process_ends_its_terminal_has_a_cursor():
     out = io.StringIO()
     display = LiveDisplay(Console(file=out, width=80, force_terminal=True), Clock())
     with display.open(make_start()):
-        # What a terminal would have seen if the process were killed here.
+        # The screen after the process is killed here.
         assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l") >= 0

@@ -1,4 +1,4 @@
-"""Errors as commands print them, and what is left of a traceback."""
+"""Errors as commands print them, and shortened tracebacks."""
 
 from __future__ import annotations
 

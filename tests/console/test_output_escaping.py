@@ -1,7 +1,7 @@
-"""No value drives the terminal: names, files, environments and workers print no control characters.
+"""No value controls the terminal: output has no control characters of names, files or workers.
 
-Every command prints a value that holds ESC, BEL, CR, backspace, a C1 control, a bidirectional
-override and, in names, a newline and a byte that is not UTF-8.
+Each command prints a value that contains ESC, BEL, CR, backspace, a C1 control character, a
+bidirectional override and, in names, a newline and a byte that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from rlflame.console.live import EscapingConsole
 from rlflame.errors import RlflameError, format_shell
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line
 
-#: Terminals obey each of these; a pty adds CR to every newline.
+#: Terminals interpret all of these. A pseudo-terminal adds CR to each newline.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x08\x7f\r\x9b31m\u202etxt\u2066\u200f\u061c[/red]"
-#: A folder that train makes; it refuses one that is not UTF-8.
+#: A folder name that `train` accepts. It refuses names that are not UTF-8.
 UTF8_NAME = "run\x1b[2J\x07\r\n\x9b1m\u202ex[red]`|<b>"
-#: A folder that another program made.
+#: A folder name that another program has created.
 NAME = f"{UTF8_NAME}\udcff"
 
 ENVIRONMENT = f"""
@@ -85,7 +85,7 @@ def assert_harmless(spoken: Spoken) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A finished run in a folder whose name is hostile."""
+    """A finished run in a folder with a hostile name."""
     folder = tmp_path_factory.mktemp("injection")
     (folder / "evil_env.py").write_text(ENVIRONMENT)
     run = folder / UTF8_NAME
@@ -100,7 +100,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(trained, tmp_path, monkeypatch) -> Path:
-    """The same as a copy in the current folder."""
+    """A copy of the run in the current folder."""
     shutil.copytree(trained, tmp_path / NAME)
     shutil.copy(trained.parent / "evil_env.py", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -186,7 +186,7 @@ def test_a_hostile_word_of_the_command_line_is_shown_escaped(words, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["rlflame", *words])
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # the command replaces both
     monkeypatch.setattr(sys, "stderr", sys.stderr)
-    monkeypatch.setattr(os, "_exit", sys.exit)  # with gRPC or Arrow loaded, it would end the tests
+    monkeypatch.setattr(os, "_exit", sys.exit)  # used if gRPC or Arrow is loaded
     with pytest.raises(SystemExit) as ended:
         app.main()
     assert ended.value.code
@@ -244,7 +244,7 @@ def test_hostile_files_are_shown_escaped(run, file, command):
 
 
 def hostile_checkpoint(run: Path, target: str) -> None:
-    """The checkpoint with other text for its environment, of the same length."""
+    """The checkpoint with another text of the same length for its environment."""
     for file in run.rglob("*.safetensors"):
         if not file.is_symlink():
             data = file.read_bytes()
@@ -262,7 +262,7 @@ def test_hostile_metadata_of_a_checkpoint_is_shown_escaped(run, command):
 
 
 def on_a_terminal(*words: str | Path) -> str:
-    """What a command writes to a terminal, newlines as the command wrote them."""
+    """The output of a command on a terminal, with the original newlines."""
     leader, follower = pty.openpty()
     running = process(
         *words, stdout=follower, stderr=follower, environment={"TERM": "xterm-256color"}
@@ -296,7 +296,7 @@ def test_the_live_display_escapes_values_and_takes_no_markup(tmp_path, monkeypat
         f"{UTF8_NAME}[/red]",
         *seeds,
     )
-    # Rich's own: colours, cursor movements, erasures, and CR before it draws again.
+    # Rich prints colours, cursor movements, erasures, and CR before it draws again.
     own = re.sub(r"\x1b\[[0-9;]*m|\x1b\[\?25[hl]|\x1b\[[12]?[AKG]|\r", "", said)
     assert not RAW.search(own), ascii(own)
     assert "\x1b[2J" not in said
@@ -355,7 +355,7 @@ def test_what_others_print_in_the_process_of_a_command_is_escaped(statement):
     result = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", code], capture_output=True, timeout=60
     )
-    # Decoded here: the text mode of a pipe would turn CR into a newline.
+    # Decode here: the text mode of a pipe would turn CR into a newline.
     out, err = (
         octets.decode("utf-8", "surrogatepass") for octets in (result.stdout, result.stderr)
     )
@@ -414,7 +414,7 @@ def test_a_command_to_paste_has_no_control_characters_and_means_the_same(word, t
     if shutil.which("bash"):
         said = subprocess.run(["bash", "-c", command], capture_output=True, cwd=tmp_path)
         assert said.stdout == octets
-    # Another shell may read other bytes, but runs nothing.
+    # Another shell may print other bytes, but runs nothing.
     subprocess.run(["sh", "-c", command], capture_output=True, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""Lines in a log of runs and sweeps, with a clock that stands still."""
+"""The log lines of runs and sweeps, with a fake clock."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_lines_of_a_sweep(capfd, golden):
         play_seeds(display, clock)
         display.show_fleet_event(FleetEvent("phase", "", 0, "waiting for an executor"))
         display.show_seed_event(0, make_event(7, 700))
-        display.show_seed_event(0, make_event(7, 710))  # of the same part of the budget
+        display.show_seed_event(0, make_event(7, 710))  # in the same part of the budget
         display.show_seed_end(0, SeedOutcome("finished"))
     clock.now += 5.0
     display.show_result(make_sweep_result())

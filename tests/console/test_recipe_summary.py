@@ -1,4 +1,4 @@
-"""A recipe in numbers and words."""
+"""A recipe as numbers and text."""
 
 from __future__ import annotations
 

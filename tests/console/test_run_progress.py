@@ -1,4 +1,4 @@
-"""Counters, speeds and times of the seeds that run."""
+"""Counters, speeds and times of running seeds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_seeds_add_up():
         assert progress.steps_since_start == 500
         assert progress.fraction_done == (0.5 + 0.0 + 1.0 + 0.0) / 4
         assert progress.steps_per_s == 100.0
-        # Of 10 and 30; the middle half of two is half of each.
+        # Of 10 and 30: the middle half of two values is half of each.
         assert format_interquartile_mean(progress) == "20.0 of 2 seeds"
         # 500 steps of seed 0 and 1,000 of seed 3 at 100 steps/s.
         assert progress.remaining_s == pytest.approx(15.0)

@@ -1,4 +1,4 @@
-"""Where runs and seeds are stepped, in words."""
+"""The places where runs and seeds are stepped, as text."""
 
 from __future__ import annotations
 

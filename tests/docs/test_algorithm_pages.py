@@ -1,4 +1,4 @@
-"""A page for each algorithm has its parts and explains every metric that is logged."""
+"""Each algorithm has a page with all sections, which explains all logged metrics."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_every_metric_that_is_logged_is_explained(algorithm: str, tmp_path: Path
     common = list_names(read_section("reference/json.md", "Metrics of every run"))
     own = list_names(read_section(f"algorithms/{algorithm}.md", "Metrics"))
     assert logged - common - own == set()
-    # Nothing is explained that is not logged; discrete actions have no standard deviation.
+    # The pages explain only logged metrics. Discrete actions have no standard deviation.
     assert own - logged <= {"std"}
     assert common | own <= {*NAMES, "steps"}

@@ -1,4 +1,4 @@
-"""The blocks between markers are those that `write_tables.py` writes from the records."""
+"""The blocks between markers are identical to the output of `write_tables.py`."""
 
 from __future__ import annotations
 

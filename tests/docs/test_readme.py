@@ -1,7 +1,7 @@
-"""Runs the commands in the README and the guides as they stand there.
+"""Run the commands in the README and the guides as a reader would.
 
-Only budgets are cut: the resolved config is made small behind the command line, so every word of
-the command line is parsed and acted upon. CI itself runs the set-up commands.
+Only the budgets are reduced: a patch makes each config small after the command line was parsed. CI
+runs the set-up commands.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FENCE = re.compile(r"^```(\w*)$")
 
 
 def blocks(page: Path, language: str = "") -> Iterator[list[str]]:
-    """The lines of each fenced block in this language."""
+    """The lines of each fenced block in a language."""
     block: list[str] | None = None
     wanted = False
     for line in page.read_text("utf-8").splitlines():
@@ -55,7 +55,7 @@ def blocks(page: Path, language: str = "") -> Iterator[list[str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """The rlflame commands that need no cluster, in order; a comment is no part of one."""
+    """The rlflame commands that need no cluster, in order, without comments."""
     return [
         line
         for block in blocks(page)
@@ -66,7 +66,7 @@ def commands(page: Path) -> list[str]:
 
 
 def small(config: RunConfig) -> RunConfig:
-    """The same config with a budget of seconds."""
+    """The config with a budget of seconds."""
     learning = config.learning
     if learning.rollout.unit == "episodes":
         rollout = learning.rollout.model_copy(update={"num_slots": 2, "envs_per_slot": 2})
@@ -93,7 +93,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         return small(config), name
 
     def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
-        if steps is not None and steps > 10 * STEPS:  # of a page, not of a job of few steps
+        if steps is not None and steps > 10 * STEPS:  # the budget of a page, not of a short job
             steps = found.progress.steps + STEPS
         return extended(found, steps, policy)
 
@@ -109,11 +109,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment_resume, "extend_budget", extended_little)
 
     def resumed_little(folder: Path, runtime: Any, *, steps: int | None, **words: Any) -> Any:
-        """The processes of seeds are told by the job, and know of no patch."""
+        """Processes of seeds do not have the patch and get their budget from the job."""
         return resume(folder, runtime, steps=None if steps is None else 3 * STEPS, **words)
 
     def two(config: RunConfig, seeds: Any, **words: Any) -> Any:
-        """Under the name that all of them would have had."""
+        """A job of two seeds, in a folder with the name for all of them."""
         learning = config.learning
         name = f"{make_short_name(learning.environment.id)}-{learning.algorithm}"
         out = config.runtime.out or f"runs/{name}-{format_folder_name(seeds)}"
@@ -127,7 +127,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a clone, as far as the pages use it."""
+    """Set up the current folder like a clone, as far as the pages need it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -164,14 +164,14 @@ def test_the_commands_of_a_page_work_as_they_stand(
     path = [*sys.path]
     for line in lines:
         obey(line)
-        # A command is a process, which knows nothing of the environments before it.
+        # Each command is a new process, without the environments of previous commands.
         sys.path[:] = path
         sys.modules.pop("my_env", None)
         gymnasium.registry.pop("Target-v0", None)
 
 
 def test_the_python_of_the_guide_works_as_it_stands(tmp_path: Path) -> None:
-    """But for a tenth of the steps and a fifth of the seeds."""
+    """The script has only a tenth of the steps and a fifth of the seeds."""
     scripts = [code for code in python_of("guides/python.md") if "import api" in code]
     assert len(scripts) == 2
     for code in scripts:
@@ -193,7 +193,7 @@ def obey(line: str) -> None:
     words = shlex.split(line, comments=True)
     out = Path(words[words.index(">") + 1]) if ">" in words else None
     spoken = rlflame(*words[1 : words.index(">") if out else len(words)])
-    # A gate may say no to a policy of so few steps; that is its work.
+    # A check may fail for a policy that was trained for a few steps.
     gated = {"--min-return", "--require", "--vs"} & set(words)
     assert spoken.code == 0 or (gated and spoken.code == 1), f"{line}\n{spoken.out}{spoken.err}"
     if out is not None:
@@ -201,7 +201,7 @@ def obey(line: str) -> None:
 
 
 def prepare(line: str, folder: Path) -> None:
-    """The files that a line speaks of as if the reader had them."""
+    """Create the files that a line expects."""
     best = folder / "runs" / "hopper-ppo-0" / "best.safetensors"
     for name in ("a.safetensors", "b.safetensors"):
         if name in line and not (folder / name).exists():
@@ -215,7 +215,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.gl
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
+    """The anchors that GitHub generates for the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What the pages claim holds in the records, computed by a second route."""
+"""The claims of the pages, computed from the records in a second way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlflame.terminal_text import format_count
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 IMAGES = ROOT / "docs" / "images"
-#: The lowest share of bare `mj_step` on two cores; for Box2D, of Gymnasium's bare stepping.
+#: The lowest allowed share of bare `mj_step` on two cores. For Box2D, of Gymnasium's stepping.
 LOWEST_SHARES = {"hopper": 0.88, "halfcheetah": 0.85, "walker2d": 0.88, "ant": 0.88,
                  "lunarlander": 0.75, "bipedalwalker": 0.75}  # fmt: skip
 SHIPPED = {
@@ -46,7 +46,7 @@ def read_ends(record: str, study: str) -> dict[int, float]:
 
 
 def compute_middle(values: list[float]) -> float:
-    """The mean of the middle half, by hand for five and for ten seeds."""
+    """The mean of the middle half, for five and for ten seeds."""
     x = sorted(values)
     if len(x) == 5:
         return (0.75 * x[1] + x[2] + 0.75 * x[3]) / 2.5
@@ -105,7 +105,7 @@ def test_every_published_result_has_a_study_and_a_source() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_policy_is_one_of_the_seeds_on_record(name: str) -> None:
-    """Its first twenty episodes are those that the seed was scored on."""
+    """The first twenty episodes are those with which the seed was evaluated."""
     record, study = SHIPPED[name]
     shipped = checkpoint.load(ROOT / "checkpoints" / f"{name}.safetensors")
     seed = shipped.recipe.learning.seed
@@ -119,7 +119,7 @@ def test_a_shipped_policy_is_one_of_the_seeds_on_record(name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sac", "ppo"])
 def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm: str) -> None:
-    """Its text is text, so each line says from how many seeds it was drawn."""
+    """The SVG contains text, so each label shows the number of seeds."""
     picture = (IMAGES / f"{algorithm}.svg").read_text("utf-8")
     group, expected = GROUPS[algorithm], []
     for study in group.studies:

@@ -1,4 +1,4 @@
-"""What refuses a run refuses it in every command, before anything is written."""
+"""All commands refuse an impossible run before they write anything."""
 
 from __future__ import annotations
 

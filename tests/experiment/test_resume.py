@@ -1,4 +1,4 @@
-"""What resuming says about the machine it goes on with."""
+"""Notes of `resume` on a machine that differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells its host."""
+"""The messages of a run to its display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SAC through the real trainer and the real commands: what is owed, what is stored, odd sizes."""
+"""SAC with the real trainer and commands: numbers of updates, stored transitions, odd sizes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from rlflame.storage.run_folder import load_newest_checkpoint
 
 
 class Marked(gymnasium.Env):
-    """Every observation says whose it is: the episode's mark, and the step in it.
+    """An observation contains the episode's mark and the step in it.
 
-    An even mark's episodes end by themselves after three steps; the others go on for ever.
+    Episodes with an even mark terminate after three steps. The others never end by themselves.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def tiny(iterations: int = 6, env: str = "Pendulum-v1", **changes: Any) -> dict[str, Any]:
-    """A recipe of a few updates; the changes of `sac`, `rollout` and so on are merged in."""
+    """A recipe of a few updates. The changes of `sac`, `rollout` and so on are merged in."""
     kwargs = changes.pop("kwargs", {})
     learning: dict[str, Any] = {
         "algorithm": "sac",
@@ -124,14 +124,14 @@ def n_updates(made: Run) -> list[int]:
     return [int(metrics["n_updates"]) for metrics in made.recorded.metrics]
 
 
-# What is owed
+# Numbers of updates
 
 
 def test_the_classical_cadence_is_one_environment_one_step_one_update():
     rollout = {"num_slots": 1, "envs_per_slot": 1, "steps": 1}
     made = run(tiny(30, rollout=rollout, sac={"learning_starts": 12, "updates_per_step": 1.0}))
     assert n_updates(made) == [0] * 12 + list(range(1, 19))
-    # Random until then, and by the policy's own choice from then on.
+    # Random actions until then, and actions of the policy after that.
     log_probs = [float(fragment.log_probs[0, 0]) for (fragment,) in made.recorded.fragments]
     assert log_probs[:12] == pytest.approx([-math.log(2.0)] * 12)
     assert all(abs(log_prob + math.log(2.0)) > 1e-3 for log_prob in log_probs[12:])
@@ -156,13 +156,13 @@ def test_updates_are_those_that_the_steps_owe(shape, starts, each):
     assert found == owed
 
 
-# What is stored
+# Stored transitions
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("n_step", [1, 3, 9])
 def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypatch):
-    """Also where a time limit ended the episode, and the next one's beginning follows in time."""
+    """This includes episodes that a time limit ends, after which another episode begins."""
     kept: list[Any] = []
 
     def remembered(*args):
@@ -183,12 +183,12 @@ def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypa
     for row in range(500):
         (mark, t), following = drawn.observations[row], tuple(drawn.next_observations[row])
         end = 3 if mark % 2 == 0 else 5
-        # As many as there are: the episode may end before, or nothing newer be there.
+        # Fewer than n steps if the episode ends or there are no newer steps.
         steps = int(min(n_step, end - t))
         if following in newest and following[0] == mark:
             steps = int(following[1] - t)
         by_itself = end == 3 and t + steps == 3
-        # What follows an end by itself counts nothing, and is not kept.
+        # After a termination, the next observation does not count and is not stored.
         assert by_itself or following == (mark, t + steps)
         assert drawn.bootstrap[row] == (0.0 if by_itself else 0.5**steps)
         rewards = [0.5**k * (t + k + 1) for k in range(steps)]
@@ -203,9 +203,10 @@ def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypa
     ("id", "numbers", "iterations"), [("Hopper-v5", 11 + 3 + 1, 10), ("Pendulum-v1", 3 + 1 + 1, 25)]
 )
 def test_what_crosses_the_wire_does_not_grow_with_the_replay(id, numbers, iterations, tmp_path):
-    """Twice the iterations are twice the bytes, while the replay has grown to twice its size.
+    """Twice the iterations send twice the bytes, although the replay buffer is twice as large.
 
-    Pendulum's state carries the actions of its episode: a whole one and two whole ones.
+    The state of Pendulum contains the actions of its episode, so the runs end after one and two
+    whole episodes.
     """
 
     def traffic(iterations: int) -> Any:
@@ -219,10 +220,10 @@ def test_what_crosses_the_wire_does_not_grow_with_the_replay(id, numbers, iterat
             return fleet.read_traffic()
 
     short, long = traffic(iterations), traffic(2 * iterations)
-    # Less what comes once, and a message about a policy that is let go after the last task or not.
+    # The tolerance covers messages that are sent once, and the release of the last policy.
     assert long.bytes_in == pytest.approx(2 * short.bytes_in, rel=0.1)
     assert long.bytes_out == pytest.approx(2 * short.bytes_out, rel=0.1)
-    # What a step brings back: its numbers, a reward of 8 bytes, and how it ended.
+    # Each step returns its numbers, a reward of 8 bytes, and how it ended.
     assert short.bytes_in > iterations * 32 * (4 * numbers + 8 + 2)
 
 
@@ -295,7 +296,7 @@ def test_what_is_not_finite_reaches_neither_replay_nor_normaliser(spoiled):
         assert np.isfinite(array).all(), name
 
 
-# As a user meets it
+# As a user runs it
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +313,7 @@ def test_a_run_records_what_its_losses_were(trained):
     losses = {"actor_loss", "critic_loss", "ent_coef_loss"}
     assert [bool(losses & line.keys()) for line in iterations] == [False] * 3 + [True] * 12
     assert all(losses < line.keys() for line in iterations[3:])
-    # Coefficient and rate are there from the start, and the coefficient begins at one.
+    # Coefficient and rate are logged from the start, and the coefficient begins at one.
     assert [line["ent_coef"] for line in iterations[:3]] == [1.0] * 3
     assert {line["learning_rate"] for line in iterations} == {1e-3}
     assert iterations[-1]["n_updates"] == 240 - 48
@@ -337,7 +338,7 @@ def test_the_commands_take_its_policy(trained):
     film = rlflame("render", best, "--vs-untrained", "-o", "x.png", "--width", "64")
     assert film.code == 0, film.err
     before = latest.read_bytes()
-    assert rlflame("resume", trained).code == 0  # finished: it stays as it is
+    assert rlflame("resume", trained).code == 0  # a finished run does not change
     assert latest.read_bytes() == before
 
 
@@ -367,13 +368,13 @@ def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(more, trained):
     words += ["--set", "runtime.fleet=local", "--workers", "2"]
     words += ["--set", "runtime.checkpoint_every_steps=16"]
     running = process("train", *words, "--steps", "1000000", start_new_session=True)
-    # Never to its end: it is killed once it has learned.
+    # The run is killed once it has learned.
     while not list(Path("killed").glob("checkpoints/step-00000009[0-9].safetensors")):
         assert running.poll() is None, running.communicate()
         time.sleep(0.02)
     os.killpg(running.pid, signal.SIGKILL)
     finished(running)
-    # It may have died between a checkpoint and the link that calls it the latest.
+    # The process may have died between writing a checkpoint and linking it as the latest.
     stood = int(load_newest_checkpoint(Path("killed"), print).progress.steps)
     assert stood >= 96
     until = stood + 64

@@ -1,6 +1,6 @@
-"""A Flame v0.6.0 in one Python process, for tests: real wire protocols, real worker processes.
+"""Flame v0.6.0 in one Python process, for tests: real protocols and real worker processes.
 
-Must not know: rlflame. Everything it promises is what the unmodified flamepy client can see.
+The stub does not know rlflame. The unmodified flamepy client defines the behaviour to imitate.
 """
 
 from flame_stub.cluster import FlameStub

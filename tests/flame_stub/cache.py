@@ -1,6 +1,6 @@
-"""The object cache: versioned objects in memory, and the Arrow Flight server before them.
+"""The object cache: versioned objects in memory, and their Arrow Flight server.
 
-Must not know: sessions, tasks and applications; an object has a key APP/SESSION/ID and no more.
+This module does not know sessions, tasks or applications. Objects have keys APP/SESSION/ID.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = pa.schema([("version", pa.uint64()), ("kind", pa.string()), ("data", pa.b
 
 @dataclass
 class CachedObject:
-    """Bytes with patches, or a table in its own schema."""
+    """Bytes with patches, or a table with its own schema."""
 
     version: int
     data: bytes | pa.Table
@@ -40,7 +40,7 @@ class CachedObject:
         return max([self.version, *(version for version, _ in self.patches)])
 
     def rows(self, known: int) -> pa.Table:
-        """What a client that has version `known` still needs: nothing, patches, or everything."""
+        """The data that a client with version `known` lacks: nothing, patches, or everything."""
         if known == self.current:
             return ROWS.empty_table()
         if isinstance(self.data, pa.Table):
@@ -55,7 +55,7 @@ class CachedObject:
 
 
 class Store:
-    """The objects; they outlive the server that shows them."""
+    """The objects. They survive a restart of the server."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -85,7 +85,7 @@ class Store:
             return self._objects[key].rows(known)
 
     def delete(self, prefix: str) -> None:
-        """`APP/SESSION/ID`, `APP/SESSION` or `APP/*`; not to find anything is no error."""
+        """Delete `APP/SESSION/ID`, `APP/SESSION` or `APP/*`. It is no error if nothing matches."""
         start = prefix.removesuffix("*") if prefix.endswith("/*") else f"{prefix}/"
         with self._lock:
             for key in [k for k in self._objects if k == prefix or k.startswith(start)]:
@@ -101,7 +101,7 @@ class Store:
 
 
 class CacheServer(flight.FlightServerBase):
-    """put, replace, patch, get, delete: the verbs of Flame's object cache."""
+    """The operations of Flame's object cache: put, replace, patch, get, delete."""
 
     def __init__(self, store: Store, faults: Faults, port: int = 0) -> None:
         super().__init__(f"grpc://127.0.0.1:{port}")
@@ -160,7 +160,7 @@ def checked(key: str, lengths: tuple[int, ...]) -> str:
 
 
 class Cache:
-    """The store and its server, which can go away and come back at its old address."""
+    """The store with its server, which can stop and start again at the same address."""
 
     def __init__(self, faults: Faults) -> None:
         self.store = Store(faults)
@@ -183,7 +183,7 @@ class Cache:
             server.shutdown()
 
     def fetch(self, endpoint: str, key: str) -> bytes:
-        """What an executor manager gets when it downloads `key` from `endpoint`."""
+        """The bytes that an executor manager downloads for `key` from `endpoint`."""
         if endpoint != self.endpoint or self._server is None:
             raise ConnectionError("failed to connect to cache: transport error")
         try:

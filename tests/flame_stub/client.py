@@ -1,14 +1,13 @@
-"""Forget everything flamepy keeps for the life of a process, so that one process may meet several
-Flames.
+"""Reset flamepy, so that one process can use several Flames in turn.
 
-Must not know: the stub.
+This module does not know the stub.
 """
 
 from __future__ import annotations
 
 
 def reset_client() -> None:
-    """Close flamepy's channel first, which releases its watchers; then forget all it caches."""
+    """Close flamepy's channel, which ends its watchers, and then clear all its caches."""
     from flamepy.core import cache
     from flamepy.core.client import ConnectionInstance
 

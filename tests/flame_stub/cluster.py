@@ -1,6 +1,6 @@
-"""The stub as tests see it: start it, point a client at it, look inside, pull it about, stop it.
+"""The interface of the stub for tests: start it, select it, inspect it, disturb it, stop it.
 
-Must not know: the wire. It puts the parts together and takes them apart again.
+This module assembles the parts and does not know their protocols.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLICIES = ("priority", "drf", "gang")
 
 @dataclass(frozen=True)
 class TaskView:
-    """A task as it was when it was looked at; `attempts` is how often it was handed to a worker."""
+    """A copy of a task's state. `attempts` counts how often it was given to a worker."""
 
     id: str
     state: str
@@ -48,7 +48,7 @@ class SessionView:
 
 @dataclass(frozen=True)
 class ExecutorView:
-    """An executor as it was when it was looked at; `pid` is its worker process, if it has one."""
+    """A copy of an executor's state. `pid` is its worker process, if it has one."""
 
     id: str
     node: str
@@ -60,10 +60,10 @@ class ExecutorView:
 class FlameStub:
     """`with FlameStub(executors=2) as stub`: a cluster of one-processor executors on loopback.
 
-    `executors` is the number of processors, spread over `nodes` nodes (`node-1`, `node-2`, ...)
-    with 4 GiB for each processor. `worker_path` is what a prepared executor image would have
-    installed besides; `hidden` names modules that workers must not find installed although this
-    interpreter has them. `delay_release_s` is that of the template application `flmrun`.
+    `executors` is the number of processors, divided among `nodes` nodes (`node-1`, `node-2`, ...)
+    with 4 GiB per processor. `worker_path` contains what a prepared executor image would have
+    installed. `hidden` names modules that workers must not find although this interpreter has them.
+    `delay_release_s` belongs to the template application `flmrun`.
     """
 
     reset_client = staticmethod(reset_client)
@@ -92,7 +92,7 @@ class FlameStub:
         self._lives: dict[str, Life] = {}
 
     def __enter__(self) -> FlameStub:
-        # A socket's path has to stay below 108 bytes, whatever the folder for temporary files.
+        # The path of a socket must be shorter than 108 bytes, for any temporary folder.
         self._root = Path(tempfile.mkdtemp(prefix="flame-"))
         if len(str(self._root)) > 50:
             self._root.rmdir()
@@ -115,14 +115,14 @@ class FlameStub:
         self.close()
 
     def environment(self) -> dict[str, str]:
-        """The variables that lead a client here."""
+        """The environment variables that select this stub."""
         return {
             "FLAME_ENDPOINT": f"http://127.0.0.1:{self._frontend.port}",
             "FLAME_CACHE_ENDPOINT": self._cache.endpoint,
         }
 
     def close(self) -> None:
-        """End workers, servers and threads, and remove all files; the logs can still be read."""
+        """End workers, servers and threads, and remove all files except the logs."""
         self._logs |= self.logs()
         with self._state.lock:
             if self._state.closing:
@@ -165,14 +165,14 @@ class FlameStub:
             command = f"${{FLAME_HOME}}/bin/{name}-service"
             self._state.register(name, pb.ApplicationSpec(command=command))
 
-    # What is inside
+    # Inspection
 
     def objects(self) -> dict[str, int]:
-        """Keys in the cache and their sizes in bytes."""
+        """Keys of the objects in the cache and their sizes in bytes."""
         return self._cache.store.sizes()
 
     def store(self, key: str, data: bytes) -> None:
-        """Put bytes into the cache as they are, as any client of it can."""
+        """Put bytes into the cache without changes, as any client can."""
         self._cache.store.put(key, data)
 
     @property
@@ -180,7 +180,7 @@ class FlameStub:
         return sum(self.objects().values())
 
     def applications(self) -> list[str]:
-        """The names of all applications, without the three that come with Flame."""
+        """The names of all applications except the three that come with Flame."""
         with self._state.lock:
             own = {"flmrun", "flmping", "flmexec"}
             return [name for name in self._state.applications if name not in own]
@@ -212,18 +212,18 @@ class FlameStub:
 
     @property
     def open_watches(self) -> int:
-        """How many WatchTask streams clients keep open."""
+        """The number of WatchTask streams that clients keep open."""
         return self._frontend.open_watches
 
     def logs(self) -> dict[str, str]:
-        """What each worker, living or ended, has written on stderr."""
+        """The stderr of all workers, running or ended."""
         living = {name: life.log() for name, life in list(self._lives.items())}
         return self._logs | {name: text for name, text in living.items() if text}
 
-    # What happens to it
+    # Disturbances
 
     def kill_executor(self, executor_id: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the worker process of one executor."""
+        """Send a signal to the worker process of an executor."""
         self._lives[executor_id].kill(number)
 
     def kill_all_children(self, number: int = signal.SIGKILL) -> None:
@@ -231,21 +231,21 @@ class FlameStub:
             life.kill(number)
 
     def expire_idle(self) -> None:
-        """As if delay_release had passed for every executor that waits for a task."""
+        """Make delay_release pass for all executors that wait for a task."""
         with self._state.lock:
             for executor in self._state.executors.values():
                 executor.let_go = executor.task is None
             self._state.changed.notify_all()
 
     def stop_session_manager(self) -> None:
-        """Every stream breaks with UNAVAILABLE and no call is answered; tasks that run, run on."""
+        """Break all streams with UNAVAILABLE and refuse all calls. Running tasks continue."""
         with self._state.lock:
             self._state.online = False
             self._state.changed.notify_all()
         self._frontend.stop()
 
     def start_session_manager(self) -> None:
-        """Back from storage: what was Running is queued again, and may so run twice."""
+        """Restore the state from storage. Running tasks are queued again and may run twice."""
         self._frontend.start()
         self._state.recover()
 
@@ -257,7 +257,7 @@ class FlameStub:
         self._cache.stop()
 
     def start_cache(self, lose: bool = False) -> None:
-        """The cache comes back, with its objects unless they are to be lost."""
+        """Start the cache again, with its objects unless they are to be lost."""
         self._cache.start(lose)
 
     def restart_cache(self, lose: bool = False) -> None:
@@ -265,7 +265,7 @@ class FlameStub:
         self.start_cache(lose)
 
     def lose_node(self, name: str, noticed: bool = True) -> None:
-        """The node goes away with its processes; its executors go when that is noticed."""
+        """Remove a node with its processes. Its executors remain until the loss is noticed."""
         with self._state.lock:
             self._state.nodes[name].state = pb.Unknown
             lost = [e for e in self._state.executors.values() if e.node == name]
@@ -278,11 +278,11 @@ class FlameStub:
             self.notice_loss(name)
 
     def notice_loss(self, name: str) -> None:
-        """The 30 s are over: the node is NotReady, its executors are deleted."""
+        """Let the 30 s pass after which the node is NotReady and its executors are deleted."""
         self._state.forget_node(name)
 
     def return_node(self, name: str) -> None:
-        """The node is back; before its loss was noticed, its executors stay Bound and dead."""
+        """Return the node. If its loss was not noticed, its executors are Bound and dead."""
         with self._state.lock:
             self._state.nodes[name].state = pb.Ready
             self._state.settle()

@@ -1,6 +1,6 @@
-"""The life of an executor, one thread each: idle, binding, bound, unbinding, and how it ends.
+"""The life of an executor, one thread each: idle, binding, bound, unbinding, and its end.
 
-Must not know: what clients ask for; it sees the state, the installer and its worker process.
+This module uses the state, the installer and the worker process. It does not know the clients.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ RPC_ERRORS = (grpc.RpcError, grpc.FutureCancelledError)
 
 
 class Gone(Exception):
-    """The executor was deleted under its thread's feet."""
+    """The executor was deleted while its thread was running."""
 
 
 class Life(threading.Thread):
-    """Runs one executor until nobody needs it, its node is lost, or the stub closes."""
+    """Runs one executor until it is not needed, its node is lost, or the stub closes."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Life(threading.Thread):
             self._enter(pb.ExecutorUnbinding)
             if not self._leave():
                 if self._state.faults.black_hole:
-                    self._pause(lambda: False)  # Flame goes on asking the dead worker.
+                    self._pause(lambda: False)  # Flame keeps calling the dead worker.
                 return
             self._enter(pb.ExecutorIdle)
 
     def _pause(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for the condition or the time; ends the thread when the executor is deleted."""
+        """Wait for a condition or a time. Ends the thread if the executor is deleted."""
         with self._state.lock:
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             while not self.executor.gone:
@@ -94,7 +94,7 @@ class Life(threading.Thread):
             self.executor.state = state
             self._state.settle()
 
-    # From outside
+    # Called by other threads
 
     def kill(self, number: int) -> None:
         worker = self.worker
@@ -102,7 +102,7 @@ class Life(threading.Thread):
             worker.kill(number)
 
     def stop(self) -> None:
-        """End the worker, whatever it is in, and wait for the thread of a deleted executor."""
+        """End the worker in any state, and wait for the thread of a deleted executor."""
         with self._state.lock:
             worker = self.worker
         if worker is not None:
@@ -116,7 +116,7 @@ class Life(threading.Thread):
     # Binding
 
     def _bind(self) -> bool:
-        """Install, start, enter the session; a failure is an event of the session."""
+        """Install, start, enter the session. A failure is an event of the session."""
         self._state.pause("cold_start_s")
         code = INSTALL_FAILED
         try:
@@ -131,7 +131,7 @@ class Life(threading.Thread):
             self._enter_session(application)
         except (OSError, InstallFailed, WorkerDied, Refused, *RPC_ERRORS) as error:
             if isinstance(error, WorkerDied) and self._state.faults.black_hole:
-                self._pause(lambda: False)  # Flame waits for the socket for ever.
+                self._pause(lambda: False)  # Flame waits forever for the socket.
             what = {
                 INSTALL_FAILED: "application installation failed",
                 CREATE_FAILED: "shim creation failed",
@@ -171,7 +171,7 @@ class Life(threading.Thread):
     # Bound
 
     def _serve(self) -> None:
-        """Tasks, one by one, until there are none for delay_release or the worker is dead."""
+        """Run tasks until there are none for delay_release or the worker is dead."""
         while task := self._next_task():
             if self._state.faults.take("cancel_tasks"):
                 self._state.finish(self.executor, pb.Cancelled, None, "")
@@ -197,7 +197,7 @@ class Life(threading.Thread):
         return found[0] if found else None
 
     def _run(self, task: Task) -> bool:
-        """One task; False if the worker died of it or was dead."""
+        """Run one task. Returns False if the worker is dead."""
         assert self.worker is not None
         request = shim_pb2.TaskContext(task_id=str(task.id), session_id=task.session.id)
         if task.input is not None:
@@ -226,7 +226,7 @@ class Life(threading.Thread):
     # Unbinding
 
     def _leave(self) -> bool:
-        """Leave the session and end the worker; False if nobody answered any more."""
+        """Leave the session and end the worker. Returns False if the worker does not answer."""
         answered = True
         if self.worker is not None and self.worker.listening:
             try:

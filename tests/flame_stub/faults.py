@@ -1,6 +1,6 @@
-"""What goes wrong on demand: one switch per failure, all of them changeable while the stub runs.
+"""Faults on demand, with one switch for each, which can change while the stub runs.
 
-Must not know: how a failure is brought about; whoever causes it asks here whether it is due.
+This module does not know how a fault is caused. The code that causes it reads the switch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: True: every time. A number: that many times more, counted down. False or 0: never.
+#: True: always. A number: this number of times. False or 0: never.
 Times = bool | int
 
 _taking = threading.Lock()
@@ -17,43 +17,43 @@ _taking = threading.Lock()
 
 @dataclass
 class Faults:
-    """Everything is off by default, and then workers, cache and scheduler behave."""
+    """The switches. All of them are off by default."""
 
-    #: A dead worker's executor goes on taking tasks and failing them, then sticks in Unbinding.
+    #: The executor of a dead worker keeps taking tasks and failing them, then hangs in Unbinding.
     black_hole: bool = False
     #: No executor is ever created.
     no_executors: bool = False
-    #: New executors stay Void, and each of them takes up one session's turn.
+    #: New executors stay Void. Each of them uses one turn of a session.
     stuck_void: bool = False
-    #: Every binding of a session fails with this text (event 1001, after five of them 1002).
+    #: Each binding of a session fails with this text (event 1001; after five times, 1002).
     bind_failure: str = ""
-    #: An executor takes this long in Binding before its worker process is started.
+    #: The seconds that an executor is in Binding before its worker process starts.
     cold_start_s: float = 0.0
     #: Tasks fail instead of running.
     fail_tasks: Times = False
-    #: What the failed event of such a task says.
+    #: The text in the failed event of such a task.
     fail_text: str = "failed on demand"
     #: Tasks are cancelled (state 4) instead of running.
     cancel_tasks: Times = False
-    #: WatchTask ends well after Running, without a terminal state.
+    #: WatchTask ends without an error after Running, without a final state.
     watch_ends: Times = False
-    #: WatchTask ends well without a single message.
+    #: WatchTask ends without an error and without a message.
     watch_empty: Times = False
     #: GetTask answers INTERNAL.
     get_task_errors: Times = False
-    #: CloseSession is refused as if tasks were running.
+    #: CloseSession is refused, as if tasks were running.
     close_refused: Times = False
-    #: The template application `flmrun` is not there.
+    #: The template application `flmrun` does not exist.
     flmrun_missing: bool = False
     #: The name of a node of a former container, listed as NotReady.
     ghost_node: str = ""
-    #: Reading a live key of the cache says NOT_FOUND.
+    #: Reading an existing key of the cache returns NOT_FOUND.
     cache_missing: Times = False
-    #: Only keys that begin so are hit by `cache_missing`.
+    #: `cache_missing` is limited to keys that begin with this text.
     cache_missing_prefix: str = ""
-    #: The address that references carry instead of the cache's own, such as grpc://192.0.2.1:9090.
+    #: The address in references instead of the cache's own, such as grpc://192.0.2.1:9090.
     reference_endpoint: str = ""
-    #: A hostile worker: makes a task's output from its key prefix APP/SESSION and honest output.
+    #: A malicious worker: makes a task's output from its key prefix APP/SESSION and real output.
     forge_output: Callable[[str, bytes], bytes] | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -62,11 +62,11 @@ class Faults:
             wake()
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called whenever a switch is thrown."""
+        """Register a function that is called when a switch changes."""
         self.__dict__.setdefault("_listeners", []).append(wake)
 
     def take(self, name: str) -> bool:
-        """Whether the counted fault `name` is due now; counts it down if it is."""
+        """Whether the fault `name` is due now. A counted fault is counted down."""
         with _taking:
             times = getattr(self, name)
             if times is True or not times:

@@ -1,6 +1,6 @@
-"""The session manager's frontend on gRPC: messages in, the state asked, messages out.
+"""The session manager's gRPC frontend, which translates between messages and the state.
 
-Must not know: executors' lives, worker processes, the object cache.
+This module does not know executors' threads, worker processes or the object cache.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from flame_stub.records import TERMINAL, Node, Resources, Session
 from flame_stub.rules import Refused, check_name, internal, not_found
 from flame_stub.state import State
 
-#: What Flame's server decodes at most.
+#: The largest message that Flame's server decodes.
 LIMIT_BYTES = 4 * 1024 * 1024
-#: One thread for each open watch.
+#: The number of threads. Each open watch needs one.
 THREADS = 300
-#: Until its own answer, on a machine that has other work.
+#: The time for the server to answer its own call on a busy machine.
 PATIENCE_S = 60
 
 
 def answer(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse what is too large, and turn a refusal into a gRPC status."""
+    """Refuse large messages, and translate a refusal to a gRPC status."""
 
     def guarded(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
         size = request.ByteSize()
@@ -45,7 +45,7 @@ def answer(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_band(method: Callable[..., None]) -> Callable[..., Any]:
-    """Registering answers with a result that may be an error, never with a status."""
+    """The register calls return errors in their result and not as a status."""
 
     def guarded(self: Any, request: Any, context: grpc.ServicerContext) -> pb.Result:
         try:
@@ -58,7 +58,7 @@ def in_band(method: Callable[..., None]) -> Callable[..., Any]:
 
 
 class Servicer(FrontendServicer):
-    """Every call of the frontend; `epoch` changes when all open streams have to break."""
+    """All calls of the frontend. When `epoch` changes, all open streams break."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -182,7 +182,7 @@ class Servicer(FrontendServicer):
             self.open_watches += more
 
     def _watch(self, request: Any, context: Any) -> Iterator[pb.Task]:
-        """Every change, not the state at the start unless that is the last; ends without error."""
+        """Stream all changes, without the initial state unless it is final, and end normally."""
         if self._state.faults.take("watch_empty"):
             return
         cut = self._state.faults.take("watch_ends")
@@ -221,7 +221,7 @@ class Servicer(FrontendServicer):
 
 
 class Frontend:
-    """The server around the servicer; it can stop and come back at its old address."""
+    """The server with its servicer. It can stop and start again at the same address."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -242,7 +242,7 @@ class Frontend:
         self._server.start()
 
     def stop(self) -> None:
-        """Break every stream, answer nothing more, leave no thread behind."""
+        """Break all streams and stop answering, without remaining threads."""
         self._servicer.epoch.set()
         with self._state.lock:
             for session in self._state.sessions.values():

@@ -1,7 +1,7 @@
-"""What an executor manager does before it starts a worker: fetch the package, set the variables.
+"""The preparation of a worker: fetch the package and set the variables.
 
-Must not know: sessions and tasks. Dependencies are not installed; the interpreter that runs the
-stub has to have them.
+This module does not know sessions or tasks. It does not install dependencies, so the interpreter of
+the stub must have them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flame_stub.records import Application
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-#: Runs first in every worker: it is not to outlive a stub that was killed.
+#: Runs first in each worker, which ends if the stub is killed.
 LEASH = """\
 import ctypes
 import os
@@ -31,8 +31,8 @@ if sys.platform == "linux" and os.environ.get("FLAME_STUB_PID") == str(os.getppi
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 """
 
-#: Stands in for a worker machine that has less installed than this one: the modules named are
-#: found where the worker's PYTHONPATH or the worker itself leads, or not at all.
+#: Hides modules, as on a machine where they are not installed. They are still found in the worker's
+#: PYTHONPATH and where the worker itself adds a path.
 BLINDFOLD = """\
 from importlib.machinery import PathFinder
 
@@ -57,11 +57,11 @@ sys.meta_path.insert(0, Blindfold)
 
 
 class InstallFailed(Exception):
-    """The text behind return code 10."""
+    """The text for return code 10."""
 
 
 class Installer:
-    """One node's store of packages; like Flame's it takes a known name and url for installed."""
+    """The package store of a node. Like Flame, it considers a known name and URL installed."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Installer:
         (library / "sitecustomize.py").write_text(LEASH + blindfold)
 
     def variables(self, application: Application) -> dict[str, str]:
-        """The worker's variables, after installing what the application wants installed."""
+        """The worker's variables, after installing the packages of the application."""
         asked = application.environment
         version = asked.get("FLAME_PYTHON_VERSION", PYTHON)
         if version != PYTHON:

@@ -1,6 +1,6 @@
-"""Applications, sessions, tasks, executors and nodes, and how each looks on the wire.
+"""Applications, sessions, tasks, executors and nodes, and their messages.
 
-Must not know: who changes them and when.
+This module does not know who changes them and when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flamepy.proto import types_pb2 as pb
 
-#: Failed bindings after which a session gets no more executors.
+#: The number of failed bindings after which a session gets no more executors.
 RETRY_LIMIT = 5
 TERMINAL = {pb.Succeed, pb.Failed, pb.Cancelled}
 
@@ -23,7 +23,7 @@ def now_ms() -> int:
 
 
 class Resources(NamedTuple):
-    """An amount of processors, bytes of memory and GPUs."""
+    """Amounts of processors, bytes of memory and GPUs."""
 
     cpu: int = 0
     memory: int = 0
@@ -73,7 +73,7 @@ class Application:
 
     @property
     def python_arguments(self) -> list[str]:
-        """What follows the interpreter on the command line: `uv run ... python -m module`."""
+        """The arguments after the interpreter, as in `uv run ... python -m module`."""
         words = list(self.spec.arguments)
         if "python" not in words:
             return ["-m", "flamepy.runner.runpy"]
@@ -99,7 +99,7 @@ class Task:
     created_ms: int = field(default_factory=now_ms)
     completed_ms: int | None = None
     events: list[Event] = field(default_factory=list)
-    #: Watch streams carry events only after a GetTask, until the task changes again.
+    #: Watch streams carry events only after a GetTask, until the task's next change.
     shown_events: list[Event] = field(default_factory=list)
 
     def message(self) -> pb.Task:
@@ -128,13 +128,13 @@ class Session:
     pending: set[int] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
     bind_failures: int = 0
-    #: It was deleted, alone or with its application.
+    #: The session was deleted, alone or with its application.
     deleted: bool = False
     counts: list[int] = field(default_factory=lambda: [0] * 5)
 
     @property
     def claim(self) -> int:
-        """How many executors it has work for."""
+        """The number of executors for which the session has work."""
         wanted = max(self.spec.min_instances, self.counts[pb.Pending] + self.counts[pb.Running])
         most = self.max_instances
         return wanted if most is None else min(wanted, most)
@@ -170,11 +170,11 @@ class Executor:
     state: int = pb.ExecutorVoid
     task: Task | None = None
     pid: int | None = None
-    #: It stays Void: its node never takes it up.
+    #: The executor stays Void, because its node never starts it.
     stuck: bool = False
-    #: It was deleted, or its node is away: whatever its thread still does must change nothing.
+    #: The executor was deleted, or its node is away. Its thread must not change anything any more.
     gone: bool = False
-    #: It was told to let go of its session although delay_release has not passed.
+    #: The executor must leave its session although delay_release has not passed.
     let_go: bool = False
 
     @property

@@ -1,6 +1,6 @@
-"""What Flame refuses, and in which words: names, specs, and the statuses of refusals.
+"""Flame's rules for names and specs, and the statuses and texts of its refusals.
 
-Must not know: the state.
+This module does not know the state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_name(name: str) -> None:
 
 
 def complete(spec: pb.SessionSpec) -> pb.SessionSpec:
-    """The spec with what the session manager fills in."""
+    """The spec with the session manager's defaults."""
     kept = pb.SessionSpec()
     kept.CopyFrom(spec)
     kept.batch_size = max(1, kept.batch_size)
@@ -64,7 +64,7 @@ def complete(spec: pb.SessionSpec) -> pb.SessionSpec:
 
 
 def compare(session: Session, asked: pb.SessionSpec) -> None:
-    """Refuse to open a session under another spec; the common data is not looked at."""
+    """Refuse to open a session with a different spec. The common data is not compared."""
     for field in ("application", "resreq", "min_instances", "max_instances", "batch_size"):
         has, wants = getattr(session.spec, field), getattr(asked, field)
         if field == "max_instances":

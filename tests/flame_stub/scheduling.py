@@ -1,7 +1,7 @@
-"""Who gets an executor: the policies priority, drf and gang over one snapshot of the state.
+"""Scheduling of executors: the policies priority, drf and gang on a snapshot of the state.
 
-Must not know: time. The real scheduler needs two cycles of 100 ms for each new executor; here
-all that are due come at once.
+This module does not know time. The real scheduler needs two cycles of 100 ms for each new executor;
+the stub creates all of them at once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def next_executor(state: State) -> tuple[Session, Node] | None:
-    """The session that is to get one more executor, and on which node; None if nothing is due."""
+    """The session that gets the next executor, and the node. None if no executor is due."""
     if "gang" not in state.policies:
-        return None  # Without it every session counts as served, and none ever is.
+        return None  # without it, all sessions count as served, and none gets an executor
     coming = [e for e in state.executors.values() if e.stuck or e.state == pb.ExecutorUnbinding]
     in_the_way = len(coming)
     for session in in_need(state):
         if in_the_way:
-            in_the_way -= 1  # An executor that seems to be coming is taken to be this session's.
+            in_the_way -= 1  # an executor that is about to start counts for this session
             continue
         nodes = [node for node in state.nodes.values() if has_room(state, node, session)]
         if nodes:
@@ -33,7 +33,7 @@ def next_executor(state: State) -> tuple[Session, Node] | None:
 
 
 def neediest(state: State, idle: Executor) -> Session | None:
-    """The session for an Idle executor: the one it was made for, or else any that wants more."""
+    """The session for an Idle executor: the one for which it was made, or any that needs more."""
     own, others = [], []
     for session in in_need(state, without=idle):
         (own if session is idle.session else others).append(session)
@@ -41,7 +41,7 @@ def neediest(state: State, idle: Executor) -> Session | None:
 
 
 def in_need(state: State, without: Executor | None = None) -> list[Session]:
-    """Open sessions that shall have more executors than they have, those with least first."""
+    """Open sessions that should have more executors, sorted by their number."""
     executors = [e for e in state.executors.values() if e is not without and not e.stuck]
     nodes = state.nodes.values()
     total = Resources()
@@ -70,7 +70,7 @@ def on_node(state: State, node: Node) -> list[Executor]:
 
 
 def has_room(state: State, node: Node, session: Session) -> bool:
-    """Whether the node may take an executor; Flame would ask a lost node too, and wait for it."""
+    """Whether the node has room for an executor. Flame would also use a lost node, and wait."""
     used = session.resreq
     for executor in on_node(state, node):
         used = used.plus(executor.resreq)

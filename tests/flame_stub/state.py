@@ -1,7 +1,7 @@
-"""The session manager's memory: one lock, and every change to sessions, tasks and executors.
+"""The session manager's state: one lock, and all changes of sessions, tasks and executors.
 
-Must not know: gRPC, worker processes, the object cache. A refusal is an exception with the
-status code and the text that Flame (file system storage) would answer.
+This module does not know gRPC, worker processes or the object cache. A refusal is an exception with
+the status code and the text of Flame with file system storage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAMES[pb.Cancelled] = "Cancelled"
 
 
 class State:
-    """All methods take the lock themselves; `changed` tells executors that something happened."""
+    """All methods take the lock. `changed` notifies executors of changes."""
 
     def __init__(self, nodes: Iterable[Node], policies: Iterable[str], faults: Faults) -> None:
         self.lock = threading.RLock()
@@ -50,12 +50,12 @@ class State:
         self.online = True
         self.closing = False
         self._order = itertools.count()
-        #: Starts the life of a new executor; set by whoever can.
+        #: Starts the thread of a new executor.
         self.start: Callable[[Executor], None] = lambda executor: None
         faults.listen(self.settle)
 
     def settle(self) -> None:
-        """Create the executors that are due and tell everybody who waits for a change."""
+        """Create the executors that are due, and notify all waiting threads."""
         with self.lock:
             while self.online and not self.closing and not self.faults.no_executors:
                 due = scheduling.next_executor(self)
@@ -69,7 +69,7 @@ class State:
             self.changed.notify_all()
 
     def pause(self, fault: str) -> None:
-        """Let as many seconds pass as the fault says at the time, or less if the stub closes."""
+        """Wait for the seconds of a fault, which may change meanwhile, or until the stub closes."""
         with self.lock:
             began = time.monotonic()
             while self.online and not self.closing:
@@ -213,7 +213,7 @@ class State:
             return found
 
     def take_task(self, executor: Executor) -> Task | None:
-        """The lowest pending task of the executor's session, now Running on it."""
+        """The lowest pending task of the executor's session, which becomes Running on it."""
         with self.lock:
             session = executor.session
             if session.state != pb.Open or not session.pending:
@@ -226,7 +226,7 @@ class State:
             return task
 
     def finish(self, executor: Executor, state: int, output: bytes | None, text: str) -> None:
-        """The end of the executor's task; the first of several ends of one task counts."""
+        """Finish the executor's task. If a task ends several times, the first end counts."""
         with self.lock:
             if executor.gone:
                 return
@@ -253,7 +253,7 @@ class State:
         task.shown_events = []
         if state in TERMINAL:
             task.completed_ms = now_ms()
-        if state != pb.Pending:  # Flame tells no watcher of a task that went back to its queue.
+        if state != pb.Pending:  # Flame does not tell watchers that a task was queued again.
             task.changed.notify_all()
 
     def _note(self, task: Task, text: str) -> None:
@@ -281,7 +281,7 @@ class State:
                 session.events.append(Event(RETRY_LIMIT_REACHED, said, now_ms()))
 
     def claim(self, executor: Executor) -> bool:
-        """Put an Idle executor to the session that is most in need of one; False if none is."""
+        """Bind an Idle executor to the session that needs one most. False if there is none."""
         with self.lock:
             needy = scheduling.neediest(self, executor)
             if executor.gone or needy is None:
@@ -298,7 +298,7 @@ class State:
             self.settle()
 
     def forget_node(self, name: str) -> None:
-        """The node has been away for too long: delete its executors, queue their tasks again."""
+        """Delete the executors of a node that is away for too long, and requeue their tasks."""
         with self.lock:
             self.nodes[name].state = pb.NotReady
             for executor in [e for e in self.executors.values() if e.node == name]:
@@ -308,7 +308,7 @@ class State:
                 self.drop(executor)
 
     def recover(self) -> None:
-        """What a restarted session manager makes of its storage: Running tasks are queued again."""
+        """Recover the state after a restart of the session manager. Requeues Running tasks."""
         with self.lock:
             for session in self.sessions.values():
                 for task in session.tasks.values():

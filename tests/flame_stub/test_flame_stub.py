@@ -1,7 +1,7 @@
-"""The stub against the unmodified flamepy client: behaviour of Flame v0.6.0 that tests rely on.
+"""The stub and the unmodified flamepy client: the behaviour of Flame v0.6.0 that tests rely on.
 
-Workers are real processes. Their start takes a second of processor time, so most tests share one
-executor and one session, whose function does what each test asks of it.
+Workers are real processes. Starting one takes a second of processor time, so most tests share one
+executor and one session, whose function does what each test requests.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flamepy.runner import RunnerRequest
 
 from flame_stub import Faults, FlameStub
 
-# Functions of this file go to workers by value, as those of a script do.
+# flamepy pickles functions of this file by value, as it does for scripts.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-#: Nothing here takes nearly as long; a wait that ends after it has failed.
+#: Nothing in these tests takes nearly as long, so a wait of this length has failed.
 PATIENCE_S = 30
 
 
 def perform(what: str, value: Any = None) -> Any:
-    """What the shared worker can be asked to do."""
+    """The operations of the shared worker."""
     import time
 
     if what == "fail":
@@ -53,7 +53,7 @@ def perform(what: str, value: Any = None) -> Any:
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
-    """What the condition yields as soon as that is true."""
+    """Wait until the condition returns something true, and return it."""
     for _ in range(PATIENCE_S * 100):
         if found := condition():
             return found
@@ -62,12 +62,12 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 
 def has_begun(file: Path, times: int = 1) -> None:
-    """Wait until that many "wait" have written their line; the file is there before it."""
+    """Wait until this number of "wait" operations has written its line. The file exists before."""
     eventually(lambda: file.exists() and file.read_text() == "begun\n" * times)
 
 
 def lives(pid: int | None) -> bool:
-    """Whether it runs; one that nobody has waited for yet does not."""
+    """Whether a process is running and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -76,13 +76,13 @@ def lives(pid: int | None) -> bool:
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of the user's, and a folder of its own to package."""
+    """A home folder without settings, and an empty folder to package."""
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.chdir(tmp_path_factory.mktemp("work"))
 
 
 class Meet:
-    """Points flamepy at a stub, and away from it again."""
+    """Selects a stub for flamepy, and removes the selection at the end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -108,7 +108,7 @@ def one_executor() -> Iterator[FlameStub]:
 
 @pytest.fixture
 def shared(one_executor: FlameStub, meet: Meet) -> Iterator[FlameStub]:
-    """One executor for many tests; each finds it without faults, most with its worker bound."""
+    """One executor for many tests. It has no faults, and its worker is usually bound."""
     yield meet(one_executor)
     for name, value in vars(Faults()).items():
         setattr(one_executor.faults, name, value)
@@ -120,7 +120,7 @@ def work(shared: FlameStub) -> Work:
 
 
 class Work:
-    """Tasks of one session, by the means of flamepy's core."""
+    """Tasks of one session, with flamepy's core interface."""
 
     def __init__(self, session_id: str, application: str = "flmrun", **spec: Any) -> None:
         from flamepy.runner import RunnerContext
@@ -163,7 +163,7 @@ with FlameStub(executors=1) as stub:
 def test_workers_do_not_outlive_a_stub_that_is_killed() -> None:
     run = subprocess.run(
         [sys.executable, "-c", KILLED],
-        cwd=Path(__file__).parent,  # which holds this module
+        cwd=Path(__file__).parent,  # contains this module
         stdout=subprocess.PIPE,
         timeout=PATIENCE_S,
         check=False,

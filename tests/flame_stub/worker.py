@@ -1,6 +1,6 @@
 """One worker process: its folder and variables, its socket, its three calls, its end.
 
-Must not know: sessions, tasks or scheduling; who calls says what to send.
+This module does not know sessions, tasks or scheduling. Its callers say what to send.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 
 
 class WorkerDied(Exception):
-    """The process ended before it listened."""
+    """The process ended before it listened on its socket."""
 
 
 class Worker:
-    """What an application has Python run, started in its own session and ended as a whole group."""
+    """The process of an application, in its own process group, which is ended as a whole."""
 
     def __init__(self, folder: Path, socket: Path, name: str, directory: str | None) -> None:
         self._socket = socket
@@ -51,7 +51,7 @@ class Worker:
         return self._channel is not None
 
     def start(self, application: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
-        """Start the process in its folder, as an executor manager would."""
+        """Start the process in its folder, as an executor manager does."""
         scratch = self._folder / "work" / application / "tmp"
         scratch.mkdir(parents=True, exist_ok=True)
         settings = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
@@ -75,7 +75,7 @@ class Worker:
             )
 
     def wait_until_listening(self) -> None:
-        """Wait for the socket's file; nothing tells when one appears, so look every 20 ms."""
+        """Poll for the socket's file every 20 ms, because nothing notifies of it."""
         assert self._process is not None
         for _ in range(int(START_TIMEOUT_S / 0.02)):
             if self._socket.exists():
@@ -89,7 +89,7 @@ class Worker:
         raise WorkerDied(f"worker does not listen after {START_TIMEOUT_S:.0f} s")
 
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        """One call to the process; as in Flame without a deadline, unless one is given."""
+        """Call the process. As in Flame, there is no deadline unless one is given."""
         stub = InstanceStub(self._channel)
         call = getattr(stub, method).future(request, timeout=timeout_s)
         with self._lock:
@@ -99,13 +99,13 @@ class Worker:
         return call.result()
 
     def kill(self, number: int) -> None:
-        """Send the signal to the worker and what it has forked."""
+        """Send a signal to the worker and its children."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 signal_group(self._process.pid, number)
 
     def end(self, first: int = signal.SIGTERM) -> None:
-        """End the process and its whole group, the call it is in, and its folder."""
+        """End the process group and the running call, and remove the folder."""
         with self._lock:
             already, self._ended = self._ended, True
             process, call = self._process, self._call
@@ -125,7 +125,7 @@ class Worker:
         shutil.rmtree(self._folder if self._own_folder else self._folder / "work", True)
 
     def log(self) -> str:
-        """What the process wrote on stderr; nothing once another thread has removed it."""
+        """The stderr of the process, or nothing if another thread has removed it."""
         try:
             return (self._folder / f"{self._name}.err").read_text(errors="replace")
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""One contract for all fleets: every task once, the same fragments, and an end to every failure.
+"""The contract of all fleets: each task once, identical fragments, and an end to each failure.
 
-A new fleet is one more entry in FLEETS. What only processes of its own can do to a fleet (die,
-hang, lie) is in test_fleet_local.
+Add a new fleet to FLEETS. Failures of processes (deaths, hangs, wrong answers) are in
+test_fleet_local.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def slots(count: int, env: Any = FAKE, **changes: Any) -> list[RolloutTask]:
 
 
 def alone(task: RolloutTask, weights: int = 0) -> bytes:
-    """What the task comes to without any fleet."""
+    """The encoded fragment of a task without any fleet."""
     return wire.encode(rollouts.run(task, seed=weights))
 
 
@@ -266,7 +266,7 @@ def test_an_observer_may_ask_the_fleet_in_turn(kind: str) -> None:
     asked: Counter[str] = Counter()
 
     def curious(event: FleetEvent) -> None:
-        if not event.purpose:  # told of the fleet, perhaps while it is still being made
+        if not event.purpose:  # an event of the fleet itself, perhaps before it exists
             return
         asked[event.kind] += len(fleet.probe()) > 0
         fleet.release(fleet.put({"actor.0.bias": np.zeros(3, np.float32)}))
@@ -274,7 +274,7 @@ def test_an_observer_may_ask_the_fleet_in_turn(kind: str) -> None:
     with FLEETS[kind](curious) as fleet:
         fleet.probe()
         list(Watched(fleet, []).send(slots(3)))
-    # A task that an observer holds up may be given to a second worker, and runs twice then.
+    # If an observer delays a task, a second worker may run it too.
     doubled = asked.pop("speculated", 0)
     assert asked.keys() == {"submitted", "running", "done"}
     assert asked["submitted"] == asked["done"] == 3
@@ -300,7 +300,7 @@ def test_weights_are_named_by_their_content(watched: Watched) -> None:
 
 
 def test_weights_released_at_once_still_serve_what_was_submitted(watched: Watched) -> None:
-    """More tasks than workers: most of them are not under way yet."""
+    """There are more tasks than workers, so most of them have not started yet."""
     tasks = slots(12)
     name = watched.fleet.put(rollouts.weights(tasks[0].policy, seed=43))
     submission = watched.fleet.submit([dataclasses.replace(t, policy_id=name) for t in tasks])
@@ -358,7 +358,7 @@ def test_an_environment_s_failure_is_told_in_its_own_words(
         assert "in _raise" in error.detail
         assert "a word on stdout" in error.detail
         assert "a word on stderr" in error.detail
-    # And life goes on.
+    # The fleet still works.
     assert {wire.encode(f) for f in watched.send(slots(3))} == {alone(t) for t in slots(3)}
 
 
@@ -374,7 +374,7 @@ def test_a_failure_ends_its_own_submission_and_no_other(watched: Watched) -> Non
 def test_what_another_thread_prints_is_not_taken_for_the_environment_s(
     capsys: Any, tmp_path: Path
 ) -> None:
-    """A display refreshes itself while a task runs in this process."""
+    """A display may print while a task runs in this process."""
     gate = tmp_path / "gate"
     env = rollouts.fake(fault="wait", marker=str(gate))
 
@@ -397,12 +397,12 @@ def test_what_another_thread_prints_is_not_taken_for_the_environment_s(
 
 
 def test_a_fleet_says_what_it_runs_on(watched: Watched) -> None:
-    for _ in range(20):  # until workers have answered, and one that chooses has chosen
+    for _ in range(20):  # until workers have answered, and `auto` has chosen a fleet
         list(watched.send(slots(2)))
         if watched.fleet.name != "auto":
             break
     report = watched.fleet.probe()
-    if watched.fleet.name == "flame":  # executors come when there is work for them
+    if watched.fleet.name == "flame":  # executors start when there is work
         assert 1 <= len(report) <= watched.fleet.capacity
     else:
         assert len(report) == watched.fleet.capacity
@@ -424,11 +424,11 @@ def test_a_closed_fleet_is_closed(own: Watched) -> None:
     pending.cancel()
 
 
-# What an answer must look like to be believed.
+# Checks of answers.
 
 
 def genuine(unit: str) -> tuple[RolloutTask, Fragment]:
-    """One with truncations and ends in it."""
+    """A task and its fragment, with terminations and truncations."""
     env = dataclasses.replace(rollouts.fake(length=5, continuous=True), max_episode_steps=4)
     task = rollouts.task(env, slot=3, rows=2, steps=11, unit=unit, iteration=2)
     return task, rollouts.run(task)

@@ -1,6 +1,6 @@
-"""Runs that die or find the disk full at any call to the file system end as if nothing had been.
+"""Runs that die or find the disk full at any call to the file system continue without damage.
 
-The expectation is always an untouched run of the same recipe: equal digest, equal bytes.
+The expected values come from an undisturbed run of the same recipe: equal digest, equal bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 import failpoints
 import replays
 
-#: What a tiny run does to its folder; every one of these must have been a moment of death.
+#: The file operations of a tiny run. The tests must interrupt each of them.
 KINDS = {
     "write metrics.jsonl",
     "write episodes.csv",
@@ -85,7 +85,7 @@ def test_a_disk_that_turns_read_only_is_a_sentence_too(tmp_path):
     assert_unharmed(failpoints.failing_runs(wanted, error="EROFS", chains=chains))
 
 
-# Runs that learn from a replay, whose segments are files of their own.
+# Runs with a replay buffer, whose segments are separate files.
 
 REPLAY_KINDS = {
     "open segment.safetensors (temporary)",
@@ -126,7 +126,7 @@ def test_a_replay_killed_again_and_again_is_resumed_to_equal_bytes(tmp_path):
 
 def test_a_replay_on_a_full_disk_is_a_sentence_and_the_old_checkpoint_stays(tmp_path):
     wanted = replaying(tmp_path / "run")
-    # That a file can still be removed is what a full disk leaves one.
+    # On a full disk, files can still be removed.
     kinds = REPLAY_KINDS - {"unlink segment.safetensors"}
     asked = {"chains": [[at] for at in range(0, 140, 23)], "about": "segment", "of_each": 1}
     result = failpoints.failing_runs(wanted, replay=True, error="ENOSPC", **asked)

@@ -1,6 +1,6 @@
-"""Two fleets in turn, then the faster: on clocks that tests move, never on real time.
+"""The fleet `auto`: two fleets in turn, then the faster one, with fake clocks.
 
-That the fragments are those of any other fleet is in test_fleet.
+test_base_contract checks its fragments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import PrestartPool
 
-# Whose turn it is, and who wins.
+# The order of turns, and the choice.
 
 
 def course(
@@ -37,7 +37,7 @@ def course(
     ready_after: int = 1,
     complete_after: int = 1,
 ) -> tuple[str, float]:
-    """Every turn as a letter, large where it counts; and how many times as fast away is."""
+    """The turns as letters, upper-case if they are timed, and the speed-up of `away`."""
     letters = ""
     rates: dict[FleetSide, list[float]] = {"home": [], "away": []}
     values = {
@@ -78,15 +78,15 @@ def test_without_a_rate_of_each_side_nothing_is_faster():
     assert compute_factor({"home": [1.0], "away": []}) == 1.0
 
 
-# Over two fleets.
+# With two fleets.
 
 
-#: Of an iteration of `scenario`: 5 slots of 2 environments and 8 steps.
+#: An iteration of `scenario` has 5 slots with 2 environments and 8 steps.
 STEPS = 80
 
 
 class Pace:
-    """A clock, and fleets whose submissions move it."""
+    """A clock that submissions advance."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -96,7 +96,7 @@ class Pace:
 
 
 class Slow:
-    """A submission after which the clock has moved on."""
+    """A submission that advances the clock."""
 
     def __init__(self, inner: Any, pace: Pace, seconds: float) -> None:
         self._inner, self._pace, self._seconds = inner, pace, seconds
@@ -109,7 +109,7 @@ class Slow:
 
 
 class Paced:
-    """A fleet on which an iteration's steps take so long by the clock."""
+    """A fleet on which the steps of an iteration take a given time."""
 
     ready = True
 
@@ -141,7 +141,7 @@ class Paced:
 
 
 class Both:
-    """A choosing fleet over two of given pace, and what it says."""
+    """An AutoFleet with two fleets of given speed, and its events."""
 
     def __init__(self, home_s: float, away_s: float, **inner: Any) -> None:
         self.pace = Pace()
@@ -172,7 +172,7 @@ def test_the_loser_is_closed_while_the_winner_goes_on():
     times = [side.purposes.count("train") for side in (both.home, both.away)]
     assert sum(times) == 9
     assert times[0] <= 4
-    # Each version of the weights was given back, wherever somebody was there to take it.
+    # All versions of the weights were released in the fleet that was used.
     assert both.away.held == 0
 
 
@@ -183,7 +183,7 @@ def test_who_is_no_faster_is_let_go():
         assert fleet.name == "local"
         assert eventually(lambda: both.away.closed)
         assert both.notes[0].endswith("using local from now on")
-        # What is shown of executors at work is over.
+        # The display no longer shows executors.
         assert FleetEvent.of_workers(0) in both.events
 
 
@@ -208,7 +208,7 @@ def test_the_bits_are_the_same_whoever_wins(case, seconds, tmp_path):
 def test_evaluations_run_where_training_does():
     both = Both(1.0, 0.1)
     with both.fleet as fleet:
-        # One at every second iteration.
+        # There is one evaluation every second iteration.
         trained(scenario("CartPole-v1", iterations=10), fleet, Diary())
     assert both.home.purposes.count("train") == 3
     assert "evaluate" in both.away.purposes
@@ -231,7 +231,7 @@ def test_a_stop_in_the_middle_leaves_nothing_open():
 
 
 class Failing(Paced):
-    """Gives up with its second submission."""
+    """Fails in its second submission."""
 
     def submit(self, tasks: Any) -> Any:
         if len(self.purposes) == 1:
@@ -326,7 +326,7 @@ def test_train_times_both_sides_and_says_so(stub, tmp_path, monkeypatch):
     assert last["digest"] == here.events()[-1]["digest"], first
     (entry,) = json.loads((tmp_path / "both" / "machines.json").read_text())
     notes = [e["text"] for e in both.events() if e["event"] == "note" and "auto:" in e["text"]]
-    # Which of them is the faster is not for a test to say; nor whether the cluster was up in time.
+    # The test does not depend on which fleet is faster, or on the cluster being ready in time.
     assert len(notes) == (entry["fleet"] != "auto")
 
 

@@ -1,6 +1,6 @@
-"""What only processes can do to a fleet: die, hang, stop, lie, flood, or not start at all.
+"""Failures of worker processes: deaths, hangs, stops, wrong answers, floods, failed starts.
 
-No test waits for a deadline: the fleet's clock is the test's own.
+No test waits for a deadline, because the fleet uses a fake clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAKE = rollouts.fake(length=5)
 
 
 class Clock:
-    """Stands still until it is told otherwise."""
+    """A clock that moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Bench:
-    """A local fleet with its clock and its events, and a submission waited for aside."""
+    """A local fleet with its clock and events. It can wait for submissions in threads."""
 
     def __init__(self, workers: int, **options: Any) -> None:
         self.clock = Clock()
@@ -77,7 +77,7 @@ class Bench:
         self._waiting[-1].start()
 
     def outcome(self) -> Any:
-        """What came of the oldest submission that was waited for aside."""
+        """The result of the oldest submission that a thread waits for."""
         self._waiting.pop(0).join(60)
         return self.outcomes[-1]
 
@@ -117,7 +117,7 @@ def two(benches: list[Bench]) -> Bench:
 
 
 def test_one_or_three_workers_come_to_the_same_bytes(benches: list[Bench]) -> None:
-    """Two of them are compared with none in test_fleet."""
+    """test_base_contract compares two workers with none."""
     env = read_env_spec("Hopper-v5", {}, 25)
     found = []
     for workers in (1, 3):
@@ -200,7 +200,7 @@ def test_every_task_survives_the_death_of_every_first_worker(two: Bench, tmp_pat
     ]
     found = {wire.encode(fragment) for fragment in two.start(tasks)}
     assert len(two.told("retried")) == 3
-    assert found == {alone(task) for task in tasks}  # nobody is killed here: the markers exist
+    assert found == {alone(task) for task in tasks}  # no worker dies: the markers exist
 
 
 @pytest.mark.parametrize("max_retries", [0, 1])
@@ -216,7 +216,7 @@ def test_workers_that_die_again_and_again_are_an_end(
     assert "killed by signal 9, SIGKILL" in str(caught.value)
     assert "memory" in caught.value.hint
     assert len(benches[0].told("retried")) == max_retries
-    # The next task meets a fleet in good health.
+    # The next task runs in a healthy fleet.
     assert [wire.encode(f) for f in benches[0].start(slots(1))] == [alone(slots(1)[0])]
 
 
@@ -226,12 +226,12 @@ def test_a_death_behind_a_pipe_that_somebody_else_holds_open_is_noticed(
     (task,) = slots(1, rollouts.fake(fault="abandon_pipe", marker=str(tmp_path / "once")))
     bench.wait_aside(bench.start([task]))
     assert eventually(lambda: bool(bench.outcomes))
-    assert bench.outcomes == [alone(task)]  # now that the marker is there
+    assert bench.outcomes == [alone(task)]  # the marker exists now
     assert bench.told("retried") == ["killed by signal 9, SIGKILL"]
 
 
 def test_a_worker_that_died_while_it_was_idle_is_given_no_task(benches: list[Bench]) -> None:
-    """Nor where its pipe is still open: its death is not the doing of the task."""
+    """The pipe may still be open. The death is not a failure of the next task."""
     benches.append(Bench(1, max_retries=0))
     (bench,) = benches
     list(bench.start(slots(1, FAKE)))
@@ -245,7 +245,7 @@ def test_a_worker_that_died_while_it_was_idle_is_given_no_task(benches: list[Ben
         )
     ]
     os.kill(child.process.pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # The fleet has reaped it already.
+    with contextlib.suppress(ChildProcessError):  # the fleet has reaped it already
         os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
     assert len(list(bench.start(slots(1, FAKE)))) == 1
     assert bench.told("retried") == []
@@ -274,7 +274,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
 
         return interrupt
 
-    # As if the fleet's thread were always first: it must know that nobody waits for the task.
+    # The fleet's thread may run first. It must not wait for a result that nobody wants.
     dispatcher = bench.fleet
     cancel = dispatcher.cancel
 
@@ -284,7 +284,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
 
     dispatcher.cancel = cancel_late
     if where == "behind what was written":
-        # As if it had come between a write and what keeps count of it.
+        # As if the interrupt had come between a write and the update of its counter.
         monkeypatch.setattr(os, "writev", interrupted(os.writev))
     else:
         monkeypatch.setattr(child, "send_job", interrupted(child.send_job))
@@ -319,7 +319,7 @@ def test_an_environment_that_hangs_is_named_after_two_deadlines(bench: Bench) ->
 
 
 def test_a_hang_that_keeps_the_interpreter_s_lock_ends_as_well(bench: Bench) -> None:
-    """No beat comes out of it, so nobody knows the step; the slot is known."""
+    """Without heartbeats, the step is unknown, but the slot is known."""
     bench.wait_aside(bench.start(slots(1, rollouts.fake(fault="hang_in_c"))))
     for attempt in range(2):
         assert eventually(lambda n=attempt: len(bench.told("running")) > n)
@@ -340,7 +340,7 @@ def test_a_hang_that_does_not_repeat_itself_is_forgiven(bench: Bench, tmp_path: 
 def test_an_environment_that_goes_on_is_not_hanging_however_late_it_is(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """The deadline is one step's: every beat that shows progress begins it anew."""
+    """The deadline is for one step, and each heartbeat that shows progress restarts it."""
     first, second = tmp_path / "first", tmp_path / "second"
     slow = rollouts.fake(fault="wait", at=2, marker=str(first))
     slower = rollouts.fake(fault="wait", at=4, marker=str(second))
@@ -368,7 +368,7 @@ def test_a_cancelled_task_that_hangs_frees_its_worker_and_is_not_tried_again(
 
 
 def test_a_worker_that_was_stopped_holds_up_nobody_else(two: Bench) -> None:
-    """It cannot even take its task in: a message larger than any pipe waits for it."""
+    """The message is larger than a pipe, so the worker cannot even receive it."""
     two.fleet.probe()
     stopped = two.fleet.list_pids()[0]
     os.kill(stopped, signal.SIGSTOP)
@@ -388,7 +388,7 @@ def test_weights_larger_than_a_pipe_arrive(two: Bench) -> None:
 
 
 def test_workers_forget_weights_that_nobody_holds_any_more(two: Bench) -> None:
-    """Also those that were released before a worker had seen them."""
+    """This includes weights that were released before a worker had received them."""
     tasks = slots(6)
     names = [two.fleet.put(rollouts.weights(tasks[0].policy, seed)) for seed in range(2)]
     early, late = (
@@ -445,7 +445,7 @@ def test_printed_text_goes_to_standard_error_when_it_is_asked_for(
 ) -> None:
     benches.append(Bench(1, show_output=True))
     list(benches[0].start(slots(1, rollouts.fake(fault="print"))))
-    benches.pop().fleet.close()  # waits for the last of the output
+    benches.pop().fleet.close()  # closing waits for the last output
     seen = capfd.readouterr()
     assert "a word past Python" in seen.err
     assert seen.out == ""
@@ -544,7 +544,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("fault", ["", "hang", "wait"])
 def test_children_of_a_killed_parent_end_by_themselves(fault: str, tmp_path: Path) -> None:
-    """Idle or in the middle of a step."""
+    """The workers are idle or in the middle of a step."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
@@ -591,7 +591,7 @@ if __name__ == "__main__":
 
 @contextlib.contextmanager
 def busy_parent(folder: Path, fault: str, starter: str = "main") -> Iterator[tuple[Any, int]]:
-    """A process with one worker, and the process id of the worker."""
+    """A process with one worker, and the worker's process id."""
     script = folder / "parent.py"
     script.write_text(BUSY_PARENT)
     words = [sys.executable, str(script), fault, str(folder / "gate"), starter]
@@ -639,7 +639,7 @@ def test_a_worker_that_holds_the_interpreter_lock_ends_with_its_killed_parent(
 
 
 def group_of(pid: int) -> list[int]:
-    """The processes in the group that this process leads."""
+    """The processes in the group of this leader."""
     return [
         int(folder.name)
         for folder in Path("/proc").iterdir()
@@ -661,14 +661,14 @@ def test_an_environment_s_program_ends_with_the_killed_parent_of_its_worker(
 ) -> None:
     with busy_parent(tmp_path, fault) as (parent, worker):
         program = int((tmp_path / "gate").read_text())
-        assert eventually(lambda: len(group_of(worker)) == 3)  # the third one watches
+        assert eventually(lambda: len(group_of(worker)) == 3)  # the third one watches the parent
         parent.kill()
         assert eventually(lambda: gone(worker) and gone(program), patience_s=10.0)
 
 
 @linux_only
 def test_a_worker_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
-    """The kernel's signal comes when the thread ends that started a process."""
+    """The kernel sends its signal when the thread that started the process ends."""
     with busy_parent(tmp_path, "", "thread") as (_, worker):
         assert not gone(worker)
 
@@ -685,7 +685,7 @@ def test_a_worker_whose_parent_died_before_it_could_ask_ends(tmp_path: Path) -> 
         start_new_session=True,
     ) as worker:
         os.close(write)
-        assert os.read(read, 1) == b""  # not even a greeting
+        assert os.read(read, 1) == b""  # the worker sends no greeting
         assert worker.wait() == -signal.SIGKILL
     os.close(read)
 
@@ -788,7 +788,7 @@ def test_a_command_that_is_refused_leaves_none_of_them(words, monkeypatch):
 
 
 def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
-    """It looks at children that end, and would put others in their places."""
+    """The thread starts a new worker when one ends, which must not happen here."""
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.worker_pool")
     start = threading.Thread.start
 
@@ -878,7 +878,7 @@ def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
 
 
 def test_what_they_must_not_begin_with_is_what_training_takes():
-    """Those that decide what a worker is told; and no option that there is not."""
+    """They are options that change what a worker receives, and all of them exist."""
     training = typer.main.get_command(app).commands["train"]
     options = {word for one in training.params for word in one.opts} | {"-h", "--help"}
     assert options >= early_module._EXCLUDING_OPTIONS

@@ -1,4 +1,4 @@
-"""Running statistics against numpy over everything at once, and plain loops."""
+"""Running statistics, compared with numpy on all samples at once and with plain loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_merged_parts_are_one_pass_over_all(sizes, offset, seed):
 
 
 def test_a_hundred_thousand_float32_samples_far_from_zero():
-    """Sums of float32 would be off in the third digit here."""
+    """With sums in float32, the third digit would be wrong."""
     rng = np.random.default_rng(0)
     samples = (1000.0 + 0.01 * rng.standard_normal((100_000, 2))).astype(np.float32)
     moments = RunningMoments(2)
@@ -103,7 +103,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
 
 
 def test_idle_steps_do_not_scale_rewards():
-    """Two whole-episode batches, one of them with idle time, are one and the same."""
+    """Two batches of whole episodes, one of them with idle steps, give the same scale."""
     rewards = np.array([[1.0, 2.0], [3.0, 0.0], [4.0, 0.0]])
     ended = np.array([[False, True], [False, False], [True, False]])
     valid = np.array([[True, True], [True, False], [True, False]])
@@ -123,7 +123,7 @@ def test_states_go_on_where_they_stopped():
     for part in parts[:2]:
         first.scale(*part, valid)
     saved = first.state.get_state()
-    first.scale(*parts[2], valid)  # what goes on afterwards must not change what was saved
+    first.scale(*parts[2], valid)  # the saved state must not change
     second.state.load_state(saved)
 
     assert [second.scale(*part, valid) for part in parts[2:]] == expected[2:]

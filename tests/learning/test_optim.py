@@ -1,4 +1,4 @@
-"""Adam and clipping against torch's, and states that do not fit."""
+"""Adam and clipping, compared with torch, and states with wrong shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_adam_is_torchs(epsilon):
     adam = Adam(50, epsilon)
     optimizer = torch.optim.Adam([theirs], lr=1.0, eps=epsilon)
     for step in range(500):
-        # Of every size, zeros and sudden changes included, with a rate that moves too.
+        # Gradients of all sizes, with zeros and sudden changes, and a changing learning rate.
         gradient = (rng.standard_normal(50) * 10.0 ** rng.integers(-6, 3)).astype(np.float32)
         gradient[:10] = 0.0
         rate = 1e-2 * (1.0 - step / 500)
@@ -66,7 +66,7 @@ def test_adam_goes_on_from_its_state():
 
 
 def test_moments_of_what_no_gradient_reaches_end_at_zero_and_weights_are_none_the_wiser():
-    """Subnormal numbers are slow, and the smallest of them is 0.9 of itself."""
+    """Subnormal numbers are slow, and 0.9 times the smallest one is itself."""
     rng = np.random.default_rng(3)
     weights, swept = rng.standard_normal(40).astype(np.float32), Adam(40, 1e-8)
     plain, first, second = weights.copy(), np.zeros(40, np.float32), np.zeros(40, np.float32)

@@ -1,4 +1,4 @@
-"""The average of policies against sums in plain numbers; what a checkpoint keeps of it."""
+"""The average of policies, compared with plain sums, and its state in checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def versions(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def shares(newest: int, over: int) -> list[float]:
-    """What each version counts for once so many have been: of no more than the last twentieth."""
+    """The weight of each version in an average over at most the last twentieth of the versions."""
     found: list[float] = []
     for version in range(1, newest + 1):
         full = 1.0 / min(over, max(1.0, version / 20))
@@ -50,7 +50,7 @@ def test_older_versions_fade_and_the_first_ones_soon(over):
             assert found[name].dtype == np.float32
         if newest <= 20:
             assert found["actor.log_std"].tobytes() == policy["actor.log_std"].tobytes()
-        # What observations are normalised by is as the newest has it.
+        # The statistics of the normaliser are the newest ones.
         np.testing.assert_array_equal(found["normaliser.mean"], policy["normaliser.mean"])
 
 
@@ -106,7 +106,7 @@ def test_one_that_is_taken_up_again_goes_on_to_the_same_bits(taken):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
-    """Before learning begins, or where every update was refused; statistics may have moved."""
+    """Learning may not have begun, or all updates were refused. Statistics may have changed."""
     first, second = versions(2)
     plain, idle = PolicyAverage(9, START), PolicyAverage(9, START)
     for policy in (START, first, second):
@@ -126,7 +126,7 @@ def test_over_very_many_versions_what_each_adds_is_not_lost():
     average, over = PolicyAverage(50_000, START), 20_000
     for step in range(1, over + 1):
         average.update({"actor.log_std": np.full(1, 1.0 + step * 1e-6, np.float32)})
-    # A version n counts in proportion to n to the power of 19: the mean is of 20 parts in 21.
+    # The weight of version n is proportional to n to the power of 19, so the mean is at 20/21.
     (found,) = average.get_policy({})["actor.log_std"]
     assert found == pytest.approx(1.0 + 20 / 21 * over * 1e-6, abs=2e-6)
 

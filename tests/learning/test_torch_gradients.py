@@ -1,4 +1,4 @@
-"""Torch's copies of the parameters, as on a graphics card, and cards that are absent."""
+"""Torch's copies of the parameters, as on a GPU, and errors for missing GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCENARIOS = {
 def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     algorithm, tmp_path, monkeypatch
 ):
-    """All that a card adds is copying to and fro; on a processor its bits can be compared."""
+    """A GPU differs only by these copies. On a CPU, the results can be compared bit by bit."""
     learning = {"provider": "torch", "network": {"hidden": [8]}, "rollout": _ROLLOUT}
     data = {"stop_at_iterations": 3, "learning": {**learning, **SCENARIOS[algorithm]}}
     expected = run(data).state_digest(tmp_path)
@@ -54,7 +54,7 @@ def test_where_there_is_no_card_auto_is_the_processor_and_cuda_is_refused(tmp_pa
     assert spoken.code == 2
     assert "finds no CUDA device here." in spoken.err
 
-    # A recipe from elsewhere.
+    # A recipe from another machine.
     sets = ("--set", "learning.device=cuda", "--set", "learning.provider=torch")
     spoken = rlflame(*words, *sets, "--fleet", "inline")
     assert spoken.code == 2

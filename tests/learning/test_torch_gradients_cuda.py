@@ -1,6 +1,6 @@
-"""Gradients on a real graphics card: the same bits each time, however many learners share it.
+"""Gradients on a real GPU: identical results in each run and for any number of learners.
 
-Skipped where torch finds no card.
+These tests are skipped if torch finds no GPU.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_a_run_of_a_card_says_which_and_is_evaluated_without_one(tmp_path):
 
 @pytest.fixture
 def nccl():
-    """A group with a card of its own, which opens nccl although it has one member."""
+    """A group with its own GPU, which opens NCCL although it has only one member."""
     _, store = hosted(socket.create_server((HERE, 0)))
     group = TorchProcessGroup(0, 1, **gloo.PATIENCE, store=store)
     group.use_device("cuda:0")

@@ -1,4 +1,4 @@
-"""Films during training: beside the run, one at a time, and no bit of it changed."""
+"""Videos during training: in the background, one at a time, without an effect on the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def at(steps: int) -> Progress:
 
 
 class Projector:
-    """Draws when it is let; remembers what it was asked for."""
+    """A renderer that runs when the test allows it, and records its jobs."""
 
     def __init__(self) -> None:
         self.jobs = []
@@ -58,7 +58,7 @@ class Nowhere:
 
 
 class Studio:
-    """A recorder whose films a projector draws, and what it said."""
+    """A clip recorder with a fake renderer, and its messages."""
 
     def __init__(self, folder: Path, every_steps: int = 1) -> None:
         self.folder = folder / "videos"
@@ -203,7 +203,7 @@ def test_a_film_is_due_when_another_multiple_is_passed(tmp_path):
     assert (silent.heard, silent.projector.jobs) == ([], [])
 
 
-# Real ones.
+# Real videos.
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
@@ -223,7 +223,7 @@ def test_films_change_no_bit_of_a_run(tmp_path, algorithm):
         assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "filmed" / name).read_bytes()
     films = sorted((tmp_path / "filmed" / "videos").iterdir())
     steps = {int(film.name[5:14]) for film in films}
-    # The first is begun before the first iteration; later ones as the machine finds time.
+    # The first video begins before the first iteration, and later ones when the machine has time.
     assert min(steps) == 0
     assert steps <= {0, 32, 64, 96}
     with Image.open(films[0]) as film:

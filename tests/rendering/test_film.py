@@ -1,4 +1,4 @@
-"""What is drawn: the scored episodes, the frames that were promised, files that are small."""
+"""Rendered videos: the evaluated episodes, the expected frames, small files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drawn(job):
 
 
 def frames(data: bytes) -> list[tuple[Image.Image, int]]:
-    """Each frame of a GIF and its duration in milliseconds, as another reader has them."""
+    """The frames of a GIF and their durations in milliseconds, read with another library."""
     image = Image.open(io.BytesIO(data))
     assert image.format == "GIF"
     return [
@@ -43,7 +43,7 @@ def frames(data: bytes) -> list[tuple[Image.Image, int]]:
 
 
 def shade(picture: Image.Image, left: float = 0.5) -> int:
-    """The grey of an easel's picture, below the caption."""
+    """The shade of grey of an easel's image, below the caption."""
     return picture.getpixel((int(left * picture.width), picture.height - 5))[0]
 
 
@@ -98,7 +98,7 @@ def test_every_step_at_the_environment_s_own_pace_and_the_last_stays():
     source = begun(length=23)
     drawing = drawn(job(source))
     found = frames(drawing.data)
-    # A reset and 23 steps, ten a second; then a second to read the return.
+    # A reset and 23 steps at ten images per second, and one more second to read the return.
     assert [ms for _, ms in found] == [100] * 23 + [1000]
     assert drawing.frames == 24
     assert drawing.seconds == pytest.approx(3.3)
@@ -120,14 +120,14 @@ def test_steps_are_left_out_and_time_stays_real(fps, asked, steps, total_ms):
     found = frames(drawing.data)
     shades = [shade(picture) / easels.SHADE_PER_STEP for picture, _ in found]
     assert shades == pytest.approx(steps, abs=0.4)
-    # To the hundredth of a second: roundings do not add up.
+    # Frame times are rounded to hundredths of a second, and the errors do not add up.
     assert sum(ms for _, ms in found) == pytest.approx(total_ms, abs=10)
 
 
 def test_the_left_side_starts_over_until_the_right_one_has_ended():
     source, other = begun(length=23), begun(length=5)
     asked = job(source, other)
-    # Both sides have one environment; that the left one's episodes are shorter is played here.
+    # Both sides have the same environment; this test shortens the episodes of the left one.
     ends = []
 
     def film_five(episode, wanted, cap):
@@ -140,7 +140,7 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
         ]
 
     shots = episodes.render_repeated_episodes(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
-    # Six states an episode: ticks 0-5 are the first one's, 6-11 the second's, and so on.
+    # Six states per episode: frames 0-5 show the first episode, 6-11 the second, and so on.
     expected = [(tick // 6, tick % 6) for tick in (0, 4, 8, 12, 16, 20, 23)]
     assert [(shot.step, shot.episode_return) for shot in shots] == [
         (step, 10.0 * (7 + attempt) + step) for attempt, step in expected
@@ -157,7 +157,7 @@ def test_both_sides_of_a_film_are_there_under_their_captions():
     assert shade(first, 0.25) == shade(first, 0.75) == pytest.approx(24, abs=3)
     head = np.asarray(first)[: drawing.height - 130]
     left, right = head[:, :200], head[:, 204:]
-    # Letters, on a dark ground, on both sides.
+    # There is text on a dark background on both sides.
     for side in (left, right):
         assert (side > 180).all(axis=2).sum() > 40
         assert np.median(side) < 60
@@ -170,7 +170,7 @@ def test_a_caption_and_the_return_each_have_a_line_above_the_picture():
     assert (np.asarray(two)[-30:] == picture).all()
     lines = np.asarray(two)[:-30].reshape(2, -1)
     assert all(line.max() > 180 for line in lines)
-    # Episode 10 has a longer caption than episode 9; their frames are of one size.
+    # Episode 10 has a longer caption than episode 9, but all frames have the same size.
     drawing = drawn(job(begun(length=1), width=105, episodes=11, best_of=11))
     assert len({frame.size for frame, _ in frames(drawing.data)}) == 1
 
@@ -181,7 +181,7 @@ def test_a_strip_spans_the_episode():
     assert (strip.format, drawing.frames) == ("PNG", 8)
     assert strip.width == 8 * 60 + 7 * 4
     shades = [strip.getpixel((30 + 64 * k, strip.height - 5))[0] for k in range(8)]
-    # Eight pictures of steps 0, 4, ..., 28.
+    # Eight images, of steps 0, 4, ..., 28.
     assert shades == [32 * k for k in range(8)]
 
 
@@ -200,7 +200,7 @@ def test_one_number_keeps_the_proportions(asked, size):
 
 def test_mp4_has_the_frames_and_even_sides():
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    # Drawn in a process of its own, as ever: gRPC's threads in this one would disturb a fork.
+    # Render in another process: the threads of gRPC in this one would disturb a fork.
     drawing = policy_render.render_in_subprocess(job(begun(length=23), kind="mp4", width=61))
     assert drawing.data[4:8] == b"ftyp"
     import tempfile
@@ -217,7 +217,7 @@ def test_mp4_has_the_frames_and_even_sides():
 
 
 def noisy(count: int, size: int = 32) -> list[film.Frame]:
-    """Pictures that no compression likes."""
+    """Images that cannot be compressed."""
     generator = np.random.default_rng(0)
     return [
         film.Frame(Image.fromarray(generator.integers(0, 256, (size, size, 3), np.uint8)), 0.04)
@@ -236,7 +236,7 @@ def test_a_film_that_is_too_large_loses_colours_and_then_frames():
     assert len(half) <= 0.5 * len(whole)
     assert count < 30
     assert sum(ms for _, ms in frames(half)) == sum(ms for _, ms in frames(whole)) == 1200
-    # Never a slide show: below eight frames a second it stays as large as it is.
+    # The frame rate does not fall below eight per second, even if the file becomes larger.
     _, count = film.encode_gif(given, 1)
     assert count > 8 * 1.2 / 2
 
@@ -257,7 +257,7 @@ def test_hundredths_of_a_second_keep_pace():
     assert film.round_to_centiseconds([0.001, 0.001]) == [2, 2]
 
 
-# What cannot be drawn.
+# Errors.
 
 
 def test_an_environment_without_pictures_is_named_with_what_it_offers():
@@ -274,7 +274,7 @@ def test_a_bad_picture_is_the_environment_s_fault(fault, said):
         drawn(job(begun(fault=fault)))
 
 
-# The process that draws.
+# The rendering process.
 
 
 def test_errors_come_back_in_words_and_crashes_as_what_they_are():
@@ -301,7 +301,7 @@ def test_a_drawing_travels_whole():
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    """The file that remembers a renderer."""
+    """The file in which the working renderer is stored."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     return tmp_path / "cache" / "rlflame" / "renderer"
@@ -309,7 +309,7 @@ def memory(tmp_path, monkeypatch):
 
 @pytest.fixture
 def broken_child(tmp_path, monkeypatch):
-    """A process that draws, in which only one renderer works: the one that it is made with."""
+    """A rendering process in which only one renderer works."""
 
     def make(working: str) -> None:
         code = f"""

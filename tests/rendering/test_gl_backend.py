@@ -1,4 +1,4 @@
-"""Which renderer is used: tried, remembered, and what to install where none works."""
+"""The choice of a renderer: tests, the stored choice, and hints if no renderer works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linear algebra of child processes."""
+"""BLAS threads in child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cores that a machine may use, and what its last bits depend on."""
+"""The usable cores of a machine, and the facts on which its last bits depend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numpy policy against torch, and the one property all the bits hang on: rows are alone."""
+"""The numpy policy compared with torch, and the independence of its rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def noise(shape: PolicySpec, seed: int = 2) -> np.ndarray:
 
 
 def torch_head(shape: PolicySpec, arrays: Any, x: np.ndarray) -> torch.Tensor:
-    """The same network out of torch's own modules, in float64."""
+    """The same network with torch's modules in float64."""
     layers: list[torch.nn.Module] = []
     for layer in range(len(shape.hidden) + 1):
         weight = torch.tensor(arrays[f"actor.{layer}.weight"]).double()
@@ -118,7 +118,7 @@ def test_choices_come_as_often_as_their_probabilities_say() -> None:
 
 
 def chooser(probabilities: list[float], width: int) -> Policy:
-    """A policy whose choices have these probabilities in every row, whatever it sees."""
+    """A policy that has these action probabilities for all observations."""
     shape = spec("discrete", action_size=len(probabilities), width=width, hidden=())
     with np.errstate(divide="ignore"):
         logits = np.maximum(np.log(np.array(probabilities)), -300.0).astype(np.float32)
@@ -143,7 +143,7 @@ def test_what_has_no_probability_is_never_chosen_not_even_by_zero() -> None:
 
 
 def test_what_rounding_leaves_of_the_unit_interval_is_the_last_that_has_a_share() -> None:
-    """Three thirds of single precision may add up to less than the largest uniform number."""
+    """Three thirds in float32 may add up to less than the largest uniform number."""
     generator = np.random.default_rng(0)
     largest = np.full((8, 1), 1.0 - 2.0**-24, np.float32)
     for _ in range(200):
@@ -216,7 +216,7 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_hold(shape: PolicySpec)
 def test_bits_do_not_depend_on_where_in_memory_weights_and_observations_lie(
     shape: PolicySpec,
 ) -> None:
-    """Weights arrive as views into a message, at any address a float can have."""
+    """Weights are views into a message, at any address that is valid for a float."""
     x, z, arrays = observations(shape), noise(shape), rollouts.weights(shape)
     expected = Policy(shape, arrays).sample(x, z)[0].tobytes()
     for offset in (4, 8, 12, 20, 32, 36, 60):
@@ -233,7 +233,7 @@ def displaced(array: np.ndarray, offset: int) -> np.ndarray:
 
 
 def test_the_bits_are_those_of_one_blas_thread() -> None:
-    """A fleet in this process and one of many processes share their bits because of this."""
+    """Results are identical in one process and in many because of this."""
     from rlflame.rollout import blas
 
     shape = spec("continuous", observation_size=348, hidden=(256, 256), width=64)
@@ -249,7 +249,7 @@ def test_the_bits_are_those_of_one_blas_thread() -> None:
         after = threads()
     finally:
         blas.set_threads(1)
-    assert (inside, after) in ((1, 2), (None, None))  # None: a numpy without OpenBLAS
+    assert (inside, after) in ((1, 2), (None, None))  # None: numpy does not use OpenBLAS
 
 
 def threads() -> int | None:

@@ -1,4 +1,4 @@
-"""Keyed streams: the same numbers for the same purpose, and unrelated ones for any other."""
+"""Keyed random streams: equal keys give equal numbers, and other keys give unrelated ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlflame.rollout.seeding import (
 
 
 def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
-    """The key (2, 3, 0, 5) is child 2's child 3's child 0's child 5 of the seed's sequence."""
+    """The key (2, 3, 0, 5) selects child 5 of child 0 of child 3 of child 2 of the sequence."""
     parent = np.random.SeedSequence(17)
     for child in (2, 3, 0, 5):
         parent = parent.spawn(child + 1)[child]
@@ -27,7 +27,7 @@ def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
 
 
 def test_the_numbers_that_recipes_have_been_promised() -> None:
-    """A tape: if this changes, every recorded run changes."""
+    """If these numbers change, the results of all recorded runs change."""
     names = "RESET ACTION EVALUATION_RESET EVALUATION_ACTION INITIALISE SHUFFLE BOOTSTRAP"
     names += " REPLAY LEARN EXPLORATION EVALUATION_EXPLORATION"
     assert [Role[name].value for name in names.split()] == list(range(1, 12))

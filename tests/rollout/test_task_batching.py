@@ -1,4 +1,4 @@
-"""Slots that are stepped together have the bits that each has alone."""
+"""Slots that are stepped together give the same results as each slot alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def alone(tasks: list[RolloutTask], worker: RolloutWorker) -> list[Fragment]:
 
 
 def together(tasks: list[RolloutTask], worker: RolloutWorker, workers: int = 1) -> list[Fragment]:
-    """Through the wire, as local workers answer."""
+    """Run merged tasks through the wire format, as local workers do."""
     found = []
     for task in merge_tasks(tasks, workers):
         answer = rollouts.run(wire.decode(wire.encode(task)), worker)
@@ -76,7 +76,7 @@ def test_a_slot_has_the_same_bytes_with_others_beside_it(name: str, acting: Any,
 def test_whole_episodes_have_the_same_bytes_too(
     name: str, rows: int, width: int, record: bool, acting: Any
 ) -> None:
-    """Though they end at different times, and some of their neighbours' much later."""
+    """The episodes end at different times, and some slots have to wait for others."""
     env = ENVS[name]
     policy = rollouts.policy_spec(env, width=width, hidden=(24, 8), activation="relu")
     changes = {"unit": "episodes", "steps": 300, "record": record, "acting": acting}
@@ -107,7 +107,7 @@ def test_of_every_kind_of_network(squash: bool) -> None:
 def test_every_size_of_group_keeps_its_policy_while_a_version_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """31 whole episodes come in groups of 16, 8, 4, 2 and 1, iteration after iteration."""
+    """31 whole episodes run in groups of 16, 8, 4, 2 and 1 in each iteration."""
     made = []
 
     class Counted(Policy):
@@ -125,7 +125,7 @@ def test_every_size_of_group_keeps_its_policy_while_a_version_lasts(
 
 
 def test_slots_may_have_others_beside_them_each_time() -> None:
-    """As when the number of workers changes, or one is lost."""
+    """This happens when the number of workers changes or a worker is lost."""
     tasks, lone, shared = slots(HOPPER), RolloutWorker(), RolloutWorker()
     for workers in (2, 1, 4, 3, 1):
         expected = alone(tasks, lone)
@@ -135,11 +135,11 @@ def test_slots_may_have_others_beside_them_each_time() -> None:
 
 
 def test_ends_and_hidden_observations_come_to_their_slots() -> None:
-    """Episodes of both kinds of end lie in the fragments that are compared above."""
+    """The fragments in the tests above contain both kinds of episode ends."""
     fragments = together(slots(HOPPER, steps=40), RolloutWorker())
     for fragment in fragments:
         arrays = [getattr(fragment, field.name) for field in dataclasses.fields(fragment)]
-        # Or sums over them would add in another order than over those of a lone slot.
+        # Otherwise, sums would add in another order than those of a single slot.
         assert all(x.flags.c_contiguous for x in arrays if isinstance(x, np.ndarray))
         assert {episode.row for episode in fragment.episodes} == set(range(8))
         assert {episode.truncated for episode in fragment.episodes} == {True, False}
@@ -150,7 +150,7 @@ def test_ends_and_hidden_observations_come_to_their_slots() -> None:
 def test_every_worker_has_as_many_slots_as_another() -> None:
     tasks = slots(HOPPER, 9)
     joined = {n: [task.slots for task in merge_tasks(tasks, n)] for n in (1, 2, 3, 9, 20)}
-    # No more than 32 rows.
+    # A group has at most 32 rows.
     assert joined[1] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
     assert joined[2] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
     assert joined[3] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
@@ -158,7 +158,7 @@ def test_every_worker_has_as_many_slots_as_another() -> None:
 
 
 def test_later_episodes_are_joined_in_smaller_groups() -> None:
-    """The last to end is then a short one, whoever has it; and of few sizes."""
+    """The last group is then a short one. Groups have few different sizes."""
     policy = rollouts.policy_spec(HOPPER, width=8)
     tasks = slots(HOPPER, 50, policy=policy, rows=1, unit="episodes", states=())
     joined = {n: [len(task.slots) for task in merge_tasks(tasks, n)] for n in (1, 2, 20)}
@@ -185,7 +185,7 @@ def test_a_worker_makes_environments_once_for_each_size() -> None:
 
 
 class Watched(np.ndarray[Any, Any]):
-    """Observations that notice what they are multiplied with."""
+    """Observations that record the heights of matrix products."""
 
     heights: ClassVar[list[int]] = []
 
@@ -195,7 +195,7 @@ class Watched(np.ndarray[Any, Any]):
 
 
 def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
-    """One product for all of them has the same bits with many a BLAS, and not with every one."""
+    """One product for all slots would be identical with many BLAS libraries, but not with all."""
     spec = rollouts.policy_spec(HOPPER, normalise=False)
     policy = Policy(spec, rollouts.weights(spec), slots=4)
     seen = np.zeros((32, 11), np.float32).view(Watched)
@@ -210,7 +210,7 @@ def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
 def test_weights_that_have_diverged_are_told_of() -> None:
     tasks = slots(HOPPER, unit="episodes", states=())
     arrays = rollouts.weights(tasks[0].policy)
-    arrays["actor.2.bias"][:] = np.inf  # cut at the bounds, an environment does not mind it
+    arrays["actor.2.bias"][:] = np.inf  # the environment clips actions to the bounds
     (task,) = merge_tasks(tasks[:2], 1)
     found, expected = (RolloutWorker().run(each, lambda: arrays) for each in (task, tasks[0]))
     assert isinstance(found, RolloutFailure)
@@ -220,7 +220,7 @@ def test_weights_that_have_diverged_are_told_of() -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
 def test_what_lies_behind_a_slot_s_last_step_is_nobody_s() -> None:
-    """Numbers add up in the rows of slots that wait for others; that is no divergence."""
+    """The rows of waiting slots may overflow. This does not count as a divergence."""
     policy = rollouts.policy_spec(HOPPER)
     tasks = slots(HOPPER, 8, policy=policy, rows=1, unit="episodes", steps=300)
     arrays = rollouts.weights(policy)
@@ -235,7 +235,7 @@ def test_what_lies_behind_a_slot_s_last_step_is_nobody_s() -> None:
 
 
 def test_what_is_stepped_now_is_an_episode_that_is_not_over() -> None:
-    """Whoever kills a worker that hangs tells of it."""
+    """If a worker hangs and is killed, the error names this episode."""
     tasks = slots(HOPPER, 16, rows=1, unit="episodes")
     worker, told = RolloutWorker(), []
     step = MujocoVectorEnv.step

@@ -1,4 +1,4 @@
-"""The wire: what goes in comes out, and bytes that were not put in never do anything else."""
+"""The wire format: values survive a round trip, and damaged messages do no harm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlflame.rollout.wire import WireError
 
 quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
-# Strategies for every type in `rollout.task`.
+# Strategies for all types in `rollout.task`.
 
 words = st.text(max_size=12)
 whole = st.integers(-(2**63), 2**63)
@@ -143,7 +143,7 @@ VALUES = {
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in type, shape and bits, all the way down."""
+    """Whether two values have equal types, shapes and bits at all levels."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -154,12 +154,12 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return a == b and str(a) == str(b)  # str tells -0.0 from 0.0
+    return a == b and str(a) == str(b)  # str distinguishes -0.0 and 0.0
 
 
 @pytest.fixture(scope="module")
 def fragment_bytes() -> bytes:
-    """A small fragment that a worker really made, with an episode's end and states in it."""
+    """A small fragment of a real worker, with an episode end and states."""
     env = rollouts.fake(length=3, continuous=True)
     return wire.encode(rollouts.run(rollouts.task(env, steps=4, rows=1)))
 
@@ -170,12 +170,12 @@ def read_header(data: bytes) -> dict[str, Any]:
 
 
 def sealed(data: bytes) -> bytes:
-    """The bytes with a checksum that fits them: damage that a hostile sender could do."""
+    """Set a valid checksum, as a malicious sender could."""
     return data[:6] + struct.pack("<I", zlib.crc32(data[10:])) + data[10:]
 
 
 def with_header(data: bytes, header: Any) -> bytes:
-    """The message with another header in front of the same arrays, checksum and sizes right."""
+    """Replace the header of a message, with a valid checksum and valid sizes."""
     (length,) = struct.unpack_from("<Q", data, 10)
     old_start = -(-(18 + length) // 64) * 64
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -250,7 +250,7 @@ def test_any_single_flipped_bit_is_noticed(fragment_bytes: bytes) -> None:
 
 
 def test_damage_with_a_checksum_that_fits_is_refused_or_harmless(fragment_bytes: bytes) -> None:
-    """Whatever a hostile sender does, the worst is a fragment with other numbers in it."""
+    """The worst that a malicious sender can achieve is a fragment with other numbers."""
     generator = np.random.default_rng(0)
     outcomes = {"refused": 0, "read": 0}
     for _ in range(4000):
@@ -351,7 +351,7 @@ def test_arrays_that_cannot_be(entry: Any) -> None:
 
 
 def whole_message() -> tuple[bytes, dict[str, Any]]:
-    """A task and a fragment together: every type of the boundary is somewhere in it."""
+    """A task and a fragment, which together contain all types of the wire format."""
     env = rollouts.fake(length=3, continuous=True)
     task = rollouts.task(env, steps=4, rows=1)
     fragment = rollouts.run(task)
@@ -363,7 +363,7 @@ def whole_message() -> tuple[bytes, dict[str, Any]]:
 
 @dataclasses.dataclass
 class Place:
-    """A field of a dataclass in a header, or a column of a table of them."""
+    """A field of a dataclass in a header, or a column of a table of dataclasses."""
 
     kind: str
     name: str
@@ -375,7 +375,7 @@ class Place:
 
 
 def typed_places(value: Any) -> list[Place]:
-    """Every field of every dataclass in a header."""
+    """All fields of all dataclasses in a header."""
     if isinstance(value, list):
         return [place for item in value for place in typed_places(item)]
     if not isinstance(value, dict):
@@ -387,7 +387,7 @@ def typed_places(value: Any) -> list[Place]:
 
 
 def belongs(field: str, wrong: Any) -> bool:
-    """Whether this value is right for a field of this annotation, said by hand."""
+    """Whether a value is valid for a field with this annotation, by separate rules."""
     if field in ("Mapping[str, Any]",):
         return wrong == {}
     if field == "int | None":
@@ -441,7 +441,7 @@ def test_a_field_too_few_or_too_many_is_refused_in_every_place() -> None:
 
 
 def tables(value: Any) -> list[dict[str, Any]]:
-    """Every table in a header."""
+    """All tables in a header."""
     own = [value] if isinstance(value, dict) and "$table" in value else []
     inner = list(value.values()) if isinstance(value, dict) else value
     return own + [t for item in inner for t in tables(item)] if isinstance(inner, list) else own
@@ -548,7 +548,7 @@ def test_nothing_is_ever_unpickled() -> None:
 
 
 def test_an_array_is_known_where_numpy_gives_its_alias_a_name(monkeypatch):
-    """As numpy does from 2.5 on, where the language lets it."""
+    """numpy 2.5 gives the alias a name if Python supports it."""
     scalar = TypeVar("scalar", bound=np.generic)
     named = TypeAliasType(
         "NDArray", np.ndarray[tuple[Any, ...], np.dtype[scalar]], type_params=(scalar,)

@@ -1,4 +1,4 @@
-"""A rollout task is a pure function, and its fragment is what Gymnasium really did."""
+"""A rollout task is a pure function, and its fragment is identical to Gymnasium's steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENVS["fake"] = FAKE
 
 
 def tasks_in_a_row(env: EnvSpec, count: int = 4, **changes: Any) -> list[RolloutTask]:
-    """A slot's first tasks, each beginning where the one before ended."""
+    """A slot's first tasks. Each continues where the previous one ended."""
     task = rollouts.task(env, **changes)
     tasks, worker = [task], RolloutWorker()
     while len(tasks) < count:
@@ -62,7 +62,7 @@ def test_caches_other_tasks_and_repetition_do_not_change_a_byte(name: str) -> No
     for turn, task in enumerate(tasks):
         answer(others[turn % len(others)], busy)
         found.append(answer(task, busy))
-        assert answer(task, busy) == found[-1]  # again: its environments stand elsewhere now
+        assert answer(task, busy) == found[-1]  # once more, with environments in another state
     assert found == cold
 
     backwards = RolloutWorker()
@@ -101,9 +101,9 @@ def test_global_random_state_is_neither_read_nor_written() -> None:
 
 
 def replayed(task: RolloutTask, fragment: Fragment, row: int) -> None:
-    """Give the fragment's own actions to a plain Gymnasium loop, and compare all it says.
+    """Repeat the fragment's actions in a plain Gymnasium loop, and compare all results.
 
-    Only for a slot's first task: it begins with the reset of episode 0.
+    The task must be the first task of a slot, because the loop begins with the reset of episode 0.
     """
     env, whole = task.env, task.unit == "episodes"
     options = {**env.kwargs}
@@ -209,7 +209,7 @@ def test_actions_are_those_of_the_policy_with_the_row_s_own_stream() -> None:
     task = rollouts.task(HOPPER, slot=3, rows=2, first_row=4, steps=300)
     fragment = rollouts.run(task)
     policy = Policy(task.policy, rollouts.weights(task.policy))
-    # Streams are drawn in blocks of 256 steps.
+    # Random numbers are drawn in blocks of 256 steps.
     streams = [make_stream(0, Role.ACTION, 3, row, 0) for row in range(2)]
     blocks = [
         np.concatenate([draw_noise(task.policy, "sample", generator, 256) for _ in range(2)])
@@ -225,9 +225,10 @@ def test_actions_are_those_of_the_policy_with_the_row_s_own_stream() -> None:
 
 
 def test_a_slot_s_fragments_join_into_one_long_one() -> None:
-    """Two tasks of 20 steps see and get what an environment without interruption gives.
+    """Two tasks of 20 steps have the observations and rewards of an uninterrupted environment.
 
-    (Their actions differ from one task of 40, whose streams are keyed by another iteration.)
+    Their actions differ from those of one task of 40 steps, because the key of the random streams
+    contains the iteration.
     """
     env = rollouts.fake(length=7)
     for row in range(2):
@@ -267,7 +268,7 @@ def test_whole_episodes_leave_ended_rows_idle_and_stop_at_the_cap() -> None:
 
 
 def test_a_long_episode_outgrows_the_first_arrays_and_noise() -> None:
-    """One episode of 700 steps, compared step by step with tasks that never had to grow."""
+    """One episode of 700 steps is equal to tasks that did not have to grow their arrays."""
     env = rollouts.fake(length=700)
     long = rollouts.run(rollouts.task(env, unit="episodes", rows=1, steps=1000))
     assert long.lengths.tolist() == [700]
@@ -277,7 +278,7 @@ def test_a_long_episode_outgrows_the_first_arrays_and_noise() -> None:
 
 
 def evaluation(env: EnvSpec, episodes: int, **changes: Any) -> list[RolloutTask]:
-    """Episode k in row k mod 8 of group k div 8."""
+    """Episode k is in row k mod 8 of group k div 8."""
     return [
         rollouts.task(
             env,
@@ -391,7 +392,7 @@ def failed(**kwargs: Any) -> RolloutFailure:
         ("shape", "returned an observation of shape (4,)"),
     ],
 )
-@pytest.mark.parametrize("at", [4, 10])  # 10: the last step of an episode
+@pytest.mark.parametrize("at", [4, 10])  # 10 is the last step of an episode
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_failure_names_its_row_seed_and_step(fault: str, words: str, at: int) -> None:
     seed = make_reset_seed(0, Role.RESET, 4, 1, 1)
@@ -420,7 +421,7 @@ def test_a_worker_goes_on_after_a_failure_as_if_nothing_had_happened() -> None:
 
 
 def test_a_task_that_was_broken_off_leaves_nothing_behind_that_could_be_believed() -> None:
-    """Ctrl-C in the middle of a step, in this process: the states in the cache are gone."""
+    """Ctrl-C in the middle of a step removes the states from the cache of this process."""
     tasks = tasks_in_a_row(HOPPER, count=2)
     worker = RolloutWorker()
     answer(tasks[0], worker)

@@ -1,4 +1,4 @@
-"""What is left of memory, on machines that are made of files."""
+"""The available memory of simulated machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_system_without_such_files_is_asked_itself(tmp_path):
         ("/", "4000000000", 1_000_000_000, 500_000_000, 3_500_000_000),
         ("/", "max", 1_000_000_000, 0, AVAILABLE),
         ("/", "1000", 2_000, 0, 0),
-        # Of the host, where nothing is mounted under that name: the container's own counts.
+        # A group of the host that is not mounted here, so the container's own files count.
         ("/../../docker/abc", "4000000000", 0, 0, 4_000_000_000),
         ("/kubepods/pod1/abc", "4000000000", 0, 0, 4_000_000_000),
     ],

@@ -1,7 +1,7 @@
-"""Checkpoints come back as they were written, and whatever else is refused with a sentence.
+"""Checkpoints survive a round trip, and other files are refused with a sentence.
 
-Damaged and forged files are put together by hand from the published layout of safetensors: eight
-bytes of header length, the header, the tensors.
+The tests build damaged and forged files from the published layout of safetensors: eight bytes of
+header length, the header, and the tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlflame.training.evaluation import EvaluationRecord, make_evaluation_plan
 
 
 class Nobody:
-    """A recorder, and a stop, for runs that nobody watches or interrupts."""
+    """A recorder and a stop request that do nothing."""
 
     is_requested = False
 
@@ -51,7 +51,7 @@ class Nobody:
 
 
 def made(env, **learning):
-    """A checkpoint after a short run, with every field filled."""
+    """A checkpoint after a short run, with all fields set."""
     config = failpoints.config(
         env, learning=learning, stop_at_steps=64, evaluation={"every_steps": None}
     )
@@ -104,7 +104,7 @@ def _no_unpickling(monkeypatch):
 
 
 def refused(path):
-    """The sentence with which a file is refused; anything else than a sentence fails."""
+    """The message with which a file is refused."""
     with pytest.raises(CheckpointError) as caught:
         checkpoint.load(path)
     message = caught.value.message
@@ -124,7 +124,7 @@ def taken_apart(data):
 
 
 def put_together(header, body, repeated=""):
-    """A file with a valid checksum; `repeated` is raw JSON put in front of the header's members."""
+    """A file with a valid checksum. `repeated` is raw JSON at the start of the header."""
     header = json.loads(json.dumps(header))
     if isinstance(header.get("__metadata__"), dict):
         header["__metadata__"]["checksum"] = "0" * 64
@@ -154,7 +154,7 @@ def tensors_of(data):
 
 
 def forged(path, tensors, metadata):
-    """A file of these tensors and texts in which every digest and the checksum are right."""
+    """Write a file with these tensors and texts, with valid digests and a valid checksum."""
     state = hashlib.sha256()
     for name in sorted(tensors):
         array = tensors[name]
@@ -180,7 +180,7 @@ def forged(path, tensors, metadata):
 
 @pytest.fixture
 def forge(file):
-    """Change tensors and texts of a valid file in place, and make all its digests right again."""
+    """Change tensors and texts of a valid file, with valid digests."""
 
     def change(tensors=None, metadata=None):
         old_tensors, old_metadata = tensors_of(file.read_bytes())
@@ -196,7 +196,7 @@ def forge(file):
 
 
 def assert_same(a, b):
-    """Deep equality of dataclasses that hold arrays."""
+    """Check that two dataclasses with arrays are equal at all levels."""
     assert type(a) is type(b)
     if dataclasses.is_dataclass(a):
         for field in dataclasses.fields(a):
@@ -323,7 +323,7 @@ def test_the_order_of_the_metadata_means_nothing(file):
 
 
 def test_equal_checkpoints_are_equal_files(cartpole, tmp_path):
-    # safetensors itself orders metadata anew each time it is called.
+    # safetensors itself writes metadata in a different order in each call.
     paths = [tmp_path / f"{number}.safetensors" for number in range(4)]
     for path in paths:
         checkpoint.save(path, cartpole)
@@ -431,7 +431,7 @@ def test_bytes_of_no_meaning_are_refused(tmp_path):
 
 
 class Bomb:
-    """Unpickling it would leave a mark."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -441,7 +441,7 @@ class Bomb:
 
 
 def test_a_header_of_any_length_is_read(cartpole, tmp_path):
-    """A file begins with its header's length: in some files that looks like a pickle's mark."""
+    """A file begins with the header's length, which may look like the start of a pickle."""
     path, firsts = tmp_path / "a.safetensors", set()
     for padding in range(64):
         marked = {**cartpole.fingerprint, "note": "x" * 8 * padding}
@@ -464,7 +464,7 @@ def test_pickles_are_never_opened(tmp_path):
 
 
 def test_a_pickle_inside_is_data_like_any_other(file, forge):
-    """Where bytes are expected, the bytes of a pickle are refused as the wrong bytes."""
+    """If an array is replaced by the bytes of a pickle, it is refused as an invalid array."""
     mark = file.with_name("mark")
     bomb = np.frombuffer(pickle.dumps(Bomb(mark)), np.uint8)
     refused(forge({"envs": bomb}))
@@ -536,7 +536,7 @@ def test_a_name_given_twice_is_refused(file):
     assert "twice" in refused(file)
 
 
-# Forgeries: every digest and checksum is right, the content is not.
+# Forgeries: the digests and the checksum are valid, but the contents are not.
 
 
 @pytest.mark.parametrize(
@@ -598,7 +598,7 @@ def test_a_format_from_the_future_is_refused(forge, version):
 
 
 def with_state(whole, **changes):
-    """The environment states of a checkpoint, the first one changed."""
+    """The environment states of a checkpoint, with the first one changed."""
     (first, *rest), *slots = whole.snapshot.states
     return ((dataclasses.replace(first, **changes), *rest), *slots)
 
@@ -881,7 +881,7 @@ def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):
         assert peak < 20 * path.stat().st_size + 2_000_000
 
 
-# Not a file at all.
+# Other files.
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
@@ -940,7 +940,7 @@ def test_files_are_readable_as_the_user_s_mask_says(cartpole, tmp_path):
 
 
 def test_records_are_printed_by_stable_names():
-    """`--json` prints them: a changed name breaks other people's programs."""
+    """`--json` prints these names, so changing one breaks other programs."""
     assert [field.name for field in dataclasses.fields(EvaluationRecord)] == [
         "episodes",
         "seed",

@@ -1,4 +1,4 @@
-"""`rlflame export`: the policy alone, and as an ONNX model, against the policy itself."""
+"""`rlflame export`: the policy alone, and the ONNX model compared with the policy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def lively(env: str, algorithm: str = "ppo"):
-    """A policy whose normaliser, weights and biases all matter, and whose bounds are met."""
+    """A policy whose normaliser, weights, biases and bounds all have an effect."""
     source = begun(env, algorithm=algorithm)
     generator = np.random.default_rng(3)
     policy = {
         name: generator.normal(0.0, 1.5, array.shape).astype(np.float32)
         for name, array in source.policy.items()
     }
-    policy["actor.1.bias"] *= np.float32(0.1)  # or one choice would win everywhere
+    policy["actor.1.bias"] *= np.float32(0.1)  # otherwise, one action would always be the best
     policy["normaliser.scale"] = np.abs(policy["normaliser.scale"]) + np.float32(0.1)
     return replace(source, policy=policy)
 
@@ -58,7 +58,7 @@ def test_the_model_acts_as_a_loaded_policy_does(tmp_path, env, algorithm):
     file = policy_file(tmp_path / "policy.safetensors", source)
     policy = load_policy(file)
     size = source.policy_spec.observation_size
-    # Far out too, where the normaliser and the action bounds cut.
+    # The observations include values that the normaliser and the action bounds clip.
     spread = np.random.default_rng(0).normal(0, 1, (60, size)) * np.logspace(-1, 2, 60)[:, None]
     observations = spread.astype(np.float32)
     found = answers(export.write_onnx(source, tmp_path / "x.onnx"), observations)
@@ -86,7 +86,7 @@ def test_the_check_replays_what_the_policy_meets_and_finds_a_difference(tmp_path
     source = begun("Pendulum-v1")
     met = export.sample_observations(source, 100)
     assert met.shape == (100, 3)
-    # Pendulum shows a cosine, a sine and a speed.
+    # Pendulum's observation is a cosine, a sine and a speed.
     np.testing.assert_allclose(np.square(met[:, :2]).sum(axis=1), 1.0, atol=1e-5)
     assert len(np.unique(met[:, 2])) > 50
     policy = Policy(source.policy_spec, source.policy)

@@ -1,4 +1,4 @@
-"""The run's own logs: lines that can be cut back, names that are explained, no wall clock."""
+"""The logs of a run: they can be truncated, explain all names, and have no wall-clock times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(path, lines, header="", kind=LineFile):
     return file
 
 
-# A story of a log: lines appended, checkpoints that count them, deaths that tear the last line.
+# A history of a log: lines are appended, checkpoints count them, deaths truncate the last line.
 ACTS = st.one_of(
     st.text("xyzäö,", max_size=5).map(lambda text: ("append", text)),
     st.just(("checkpoint", "")),
@@ -104,7 +104,7 @@ def test_synced_lines_were_flushed_to_the_disk(tmp_path, monkeypatch):
 
 
 def strict(text):
-    """JSON as other languages read it: without NaN and infinity."""
+    """Parse JSON without NaN and infinity, as other languages do."""
 
     def never(name):
         raise ValueError(name)

@@ -1,7 +1,7 @@
-"""A replay on disk: what is written once, what is refused, and what may be gone.
+"""A replay buffer on disk: what is written, what is refused, and what may be deleted.
 
-The runs learn from a replay of forty transitions in segments of twelve (replays.py); what is
-expected of a damaged one is its untouched copy.
+The runs have a replay buffer of forty transitions in segments of twelve (replays.py). The expected
+values for a damaged buffer come from an undamaged copy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _many_segments():
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory):
-    """A run that ended, of 96 steps in 24 rows; its folder must not be changed."""
+    """A finished run of 96 steps in 24 rows. Tests must not change its folder."""
     folder = tmp_path_factory.mktemp("untouched") / "run"
     wanted = {"out": folder, "runtime": {"keep_checkpoints": 9}}
     api.train(failpoints.config(**wanted, learning=LEARNING))
@@ -59,7 +59,7 @@ def copied(untouched, tmp_path):
 
 @pytest.fixture
 def stopped(copied):
-    """The same run as it stood after 64 steps."""
+    """The same run as it was after 64 steps."""
     for file in copied.glob("checkpoints/step-000000096*"):
         file.unlink()
     (copied / "latest.safetensors").unlink()
@@ -78,17 +78,17 @@ def digest_of(folder):
     return checkpoint.load(folder / "latest.safetensors").digest
 
 
-# What is there.
+# The files.
 
 
 def test_a_segment_is_named_by_its_number_and_what_came_before_it(untouched):
-    # Twenty-four rows of four, three to a segment: eight, all named by some checkpoint.
+    # 24 rows of four transitions, three rows per segment: eight segments, all named by checkpoints.
     files = segment_files(untouched)
     assert [file.name[:14] for file in files] == [f"segment-{n:06d}" for n in range(8)]
     found = checkpoint.load(untouched / "checkpoints" / step(64))
-    # Sixteen rows, of which the newest ten are sampled: the first of these is in segment 2.
+    # Of sixteen rows, the newest ten are sampled. The first of these is in segment 2.
     assert [segment.number for segment in found.snapshot.segments] == [2, 3, 4]
-    # Row 15 is in no segment yet.
+    # Row 15 is not in a segment yet.
     assert found.snapshot.learner["experience.tail.rewards"].shape == (1, 4)
     for segment in found.snapshot.segments:
         assert segment.arrays()["rewards"].shape == (3, 4)
@@ -115,7 +115,7 @@ def test_what_was_set_aside_keeps_its_segments(copied, untouched):
     (aside,) = copied.glob("checkpoints/step-000000064*.later")
     for segment in checkpoint.load(aside).snapshot.segments:
         segment.arrays()
-    # Two pasts of one number lie side by side.
+    # Two segments with the same number exist side by side.
     numbers = [file.name[:14] for file in segment_files(copied)]
     assert len(numbers) > len(set(numbers))
 
@@ -141,7 +141,7 @@ def test_files_of_others_beside_the_segments_are_left_alone(stopped):
 
 
 def test_what_was_left_damaged_is_written_again_by_the_run_that_comes_there(copied, untouched):
-    """Named by checkpoints of a later step, which the run that went back has set aside."""
+    """The damaged segments belong to later checkpoints, which the resumed run sets aside."""
     later = [file for file in segment_files(copied) if file.name > "segment-000003"]
     assert len(later) == 5
     later[0].write_bytes(later[0].read_bytes()[:-1])
@@ -174,7 +174,7 @@ def test_a_segment_is_asked_for_once(untouched, tmp_path):
     assert len(asked) == 1
 
 
-# What is missing or damaged.
+# Missing and damaged segments.
 
 
 def needed(folder):
@@ -210,7 +210,7 @@ def swapped(file):
 
 
 def forged(file):
-    """Another reward, under a valid checksum."""
+    """Change the rewards, with a valid checksum."""
     strings, arrays = safetensors_file.read(file, "segment", ())
     arrays["rewards"] = arrays["rewards"] + np.float32(1)
     safetensors_file.write(
@@ -222,7 +222,7 @@ def poisoned(file):
     strings, arrays = safetensors_file.read(file, "segment", ())
     arrays["rewards"] = np.full_like(arrays["rewards"], np.nan)
     kept = {name: strings[name] for name in ("kind", "segment", "digest")}
-    with pytest.MonkeyPatch.context() as patch:  # as a writer would that does not look
+    with pytest.MonkeyPatch.context() as patch:  # as a writer without this check would
         patch.setattr(safetensors_file, "_find_not_finite", lambda tensors: None)
         safetensors_file.write(file, arrays, kept)
 
@@ -272,7 +272,7 @@ def test_a_replay_that_is_not_whole_is_refused_before_anything_is_written(stoppe
 
 
 def test_where_an_earlier_checkpoint_is_whole_it_is_named_first(stopped, untouched):
-    """A segment that only the newest one needs; what is advised leads to the same end."""
+    """Only the newest checkpoint needs the damaged segment. The hint leads to the same end."""
     last, others = newest(stopped), sorted(stopped.glob("checkpoints/step-*"))[:-1]
     spared = set().union(*map(checkpoint.read_segment_names, others))
     only = min(checkpoint.read_segment_names(last) - spared)
@@ -293,7 +293,7 @@ def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
     shutil.rmtree(stopped / "replay")
     with pytest.raises(CheckpointError) as caught:
         resumed(stopped)
-    # Before the first step no segment is needed.
+    # The first checkpoint needs no segment.
     first = stopped / "checkpoints" / step(0)
     assert caught.value.hint.startswith(f"rlflame resume {first} ")
     first.unlink()
@@ -303,14 +303,14 @@ def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
 
 
 def advised(hint, after="rlflame"):
-    """The target of the `rlflame resume` that a hint has after these words, and its steps."""
+    """The target and the steps of the `rlflame resume` in a hint, after the given words."""
     words = hint[hint.index(after) :].split("rlflame resume ", 1)[1].split()
     steps = int(words[words.index("--steps") + 1]) if "--steps" in words[:4] else None
     return Path(words[0]), steps
 
 
 def only_needed_by_the_last(folder):
-    """Segments that no checkpoint but the newest names."""
+    """The segments that only the newest checkpoint names."""
     *others, last = sorted(folder.glob("checkpoints/step-*.safetensors"))
     spared = set().union(*map(checkpoint.read_segment_names, others))
     return [folder / "replay" / name for name in checkpoint.read_segment_names(last) - spared]
@@ -327,7 +327,7 @@ def test_what_is_advised_goes_as_far_as_was_asked_for(copied, tmp_path):
     target, steps = advised(caught.value.hint)
     assert (target, steps) == (copied / "checkpoints" / step(96), 160)
     assert advised(caught.value.hint, "bit-identically; ") == (copied, 160)
-    # Nobody has asked for more than the 128 steps that it has.
+    # The run has its 128 steps, and no more were requested.
     assert advised(rlflame("inspect", copied).err, "bit-identically; ") == (copied, 256)
     resumed(target, steps=steps)
     assert digest_of(copied) == digest_of(other)
@@ -385,7 +385,7 @@ def test_a_run_that_has_its_return_is_begun_anew_with_the_command_that_is_advise
 
 
 def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, monkeypatch):
-    """It may be the one that needs it."""
+    """The unreadable checkpoint may need the segments."""
     kept = sorted((copied / "replay").iterdir())
     (copied / "replay" / "segment-000099-0123456789abcdef.safetensors").touch()
     header, opened = run_folder.list_step_files(copied)[0], regular_file.open_to_read
@@ -405,7 +405,7 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
 
 
 def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
-    """What was the newest a moment ago may have lost its replay since."""
+    """A running process may have deleted the segments of the checkpoint that was the newest."""
     before = checkpoint.load(copied / "checkpoints" / step(64))
     for name in checkpoint.read_segment_names(copied / "checkpoints" / step(64)):
         if name not in checkpoint.read_segment_names(newest(copied)):
@@ -430,7 +430,7 @@ def test_two_names_of_one_file_are_both_put_aside(copied):
 
 
 def test_a_replay_is_taken_up_in_the_memory_of_the_empty_one():
-    """For one that fills the machine there is no room twice."""
+    """There may not be enough memory for two buffers."""
     world = World(slots=2, rows=2, rng=np.random.default_rng(0))
     first, second = buffer_for(world, 40), buffer_for(world, 40)
     ring = second._ring
@@ -439,7 +439,7 @@ def test_a_replay_is_taken_up_in_the_memory_of_the_empty_one():
 
 
 def forget(path, name):
-    """Write a checkpoint anew, without this array of its learner."""
+    """Write a checkpoint again, without this array of its learner."""
     found = checkpoint.load(path)
     learner = {n: array for n, array in found.snapshot.learner.items() if n != name}
     snapshot = dataclasses.replace(found.snapshot, learner=learner)
@@ -496,7 +496,7 @@ def test_a_fresh_replay_goes_on_where_the_old_one_is_lost(stopped, untouched):
     assert result.progress.steps == 96
     assert result.digest != digest_of(untouched)
     found = checkpoint.load(stopped / "latest.safetensors").snapshot
-    # Thirty-two steps of its own, twelve beyond the first twenty: six updates at one for two.
+    # 32 new steps, of which twelve are beyond the first twenty: six updates at 0.5 per step.
     before = checkpoint.load(untouched / "checkpoints" / step(64)).snapshot
     made = [int(s.learner["experience.updates"]) for s in (before, found)]
     assert made == [22, 22 + 6]
@@ -530,7 +530,7 @@ def test_what_a_fresh_replay_replaces_is_kept_with_its_segments(stopped, untouch
 
 
 def test_whatever_is_replaced_or_set_aside_is_kept_however_often(copied):
-    """Three lineages from one step, then the second is taken up again."""
+    """Three branches start at one step, then the second one is resumed again."""
     there = copied / "checkpoints" / step(64)
     digests = {path: checkpoint.load(path).digest for path in copied.glob("checkpoints/step-*")}
     for steps in (128, 160, 192):
@@ -561,7 +561,7 @@ def test_without_a_replay_there_is_none_to_begin_anew(tmp_path):
     assert "ppo has none" in said.err
 
 
-# A copy without its replay, and what inspect says.
+# A copy without its replay buffer, and the output of inspect.
 
 
 def test_a_copy_without_its_replay_is_good_for_all_but_resuming(untouched, tmp_path):
@@ -628,7 +628,7 @@ def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path)
         assert f"rlflame resume {seed} --fresh-replay" in said.err
 
 
-# What it costs.
+# Costs.
 
 
 def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
@@ -638,8 +638,9 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
     assert said.code == 2
-    # Eight columns; 105 observations, 8 actions and a reward of four bytes, one for the end, and a
-    # thousandth of what the limit of 1,000 steps hides.
+    # Eight columns. Each transition has 105 observations, 8 actions and a reward of four bytes
+    # each, one byte for the end, and a thousandth of the observation that the limit of 1,000 steps
+    # hides.
     assert "A replay of 1,000,000 transitions takes 458 MB of memory" in said.err
     assert "but only 123 MB are available" in said.err
     assert not out.exists()
@@ -655,13 +656,13 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
 
 def test_what_a_replay_takes_is_said_at_the_start(tmp_path):
     said = rlflame("train", "--env", "hopper", "--algo", "sac", "--dry-run")
-    # Eleven observations, three actions, a reward, and a byte: 61 for each of a million.
+    # Eleven observations, three actions, a reward and one byte are 61 bytes per transition.
     assert "a replay of 1,000,000 transitions takes 61 MB when full" in said.out
     assert "when full" not in rlflame("train", "--env", "hopper", "--dry-run").out
 
 
 def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched, monkeypatch):
-    """A million steps with a checkpoint every ten thousand, as the files see them."""
+    """A million steps with a checkpoint every ten thousand, measured by the written files."""
     template = checkpoint.load(untouched / "latest.safetensors")
     begun = dataclasses.replace(
         template, snapshot=None, line_counts=(0, 0), best=None, evaluation=None
@@ -694,7 +695,7 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
                 buffer.list_segments(),
             )
             recorder.record_snapshot(lambda snapshot=snapshot: snapshot, progress, False)
-    # Eleven observations, three actions, a reward, and how it ended.
+    # Eleven observations, three actions, a reward, and how the step ended.
     each = 4 * (11 + 3 + 1) + 2
     assert 1_000_000 * each < written < 1.25 * 1_000_000 * each
     files = segment_files(tmp_path / "run")
@@ -703,7 +704,7 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
 
 
 def idle(seed, steps, columns, observation_size, action_size) -> Fragment:
-    """Steps of noise in which nothing ends."""
+    """Random steps without an episode end."""
     rng = np.random.default_rng(seed)
     nothing = np.zeros((steps, columns), bool)
     return Fragment(

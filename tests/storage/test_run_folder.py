@@ -1,4 +1,4 @@
-"""A run on disk: who may write it, what is in it at every moment, and how it is taken up again."""
+"""A run on disk: locks, contents at each moment, and resuming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from rlflame.storage.tracking.tensorboard import EventFile
 
 
 class Watching:
-    """Whoever is told what happens."""
+    """An observer that keeps notes and saved steps."""
 
     def __init__(self):
         self.notes = []
@@ -68,7 +68,7 @@ INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpo
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory):
-    """A run that ended; its folder must not be changed."""
+    """A finished run. Tests must not change its folder."""
     folder = tmp_path_factory.mktemp("untouched") / "run"
     learning = {"horizon_steps": 128}
     api.train(failpoints.config(out=folder, learning=learning, runtime={"keep_checkpoints": 9}))
@@ -77,7 +77,7 @@ def untouched(tmp_path_factory):
 
 @pytest.fixture
 def copied(untouched, tmp_path):
-    """A copy of that run to do something to."""
+    """A copy of the finished run, which a test may change."""
     return Path(shutil.copytree(untouched, tmp_path / "run"))
 
 
@@ -87,7 +87,7 @@ def whole(untouched):
 
 
 def at(whole, steps, **changes):
-    """The same checkpoint as if it were of another step."""
+    """The same checkpoint at another step."""
     batch = whole.progress.steps // whole.progress.iteration
     counters = {"iteration": -(-steps // batch), "episodes": min(steps, whole.progress.episodes)}
     progress = dataclasses.replace(whole.progress, steps=steps, evaluations=0, **counters)
@@ -96,14 +96,14 @@ def at(whole, steps, **changes):
 
 
 def fresh(whole):
-    """What a run of the recipe starts from."""
+    """The checkpoint from which a run of the recipe starts."""
     nothing = {"snapshot": None, "line_counts": (0, 0), "best": None, "evaluation": None}
     return dataclasses.replace(whole, **nothing)
 
 
 @contextlib.contextmanager
 def recording(folder, begun, every_steps=10, keep=2):
-    """A recorder in a folder of its own, and who watches it."""
+    """A recorder in a new folder, and its observer."""
     watching = Watching()
     run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder)
     try:
@@ -151,14 +151,14 @@ def test_an_existing_folder_is_never_touched(tmp_path):
 
 
 def test_an_empty_folder_is_used_as_it_is(tmp_path):
-    """A volume that was mounted for a run, say."""
+    """An empty folder may be a volume that was mounted for the run."""
     wanted = tmp_path / "volume"
     wanted.mkdir()
     first, second = RunFolder.create(wanted), RunFolder.create(wanted)
     assert [folder.path.name for folder in (first, second)] == ["volume", "volume-2"]
     for folder in (first, second):
         folder.release()
-    # Of one that ended before it began there is a lock, which nobody holds.
+    # A run that ended before it began leaves a lock that no process holds.
     again = RunFolder.create(wanted)
     again.release()
     assert again.path == wanted
@@ -218,7 +218,7 @@ def test_asking_whether_a_folder_is_locked_leaves_nothing_in_it(tmp_path):
 
 
 def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
-    """Killed while it holds the lock, with a child of its own still alive."""
+    """The process is killed while it holds the lock, and its child is still alive."""
     program = (
         "import subprocess, sys; from pathlib import Path\n"
         "from rlflame.storage.run_folder import RunFolder\n"
@@ -254,7 +254,7 @@ def test_other_users_cannot_open_the_lock(tmp_path):
 
 
 def writes(recorder, whole):
-    """Each way in which a recorder writes by path."""
+    """All ways in which a recorder writes by path."""
     snapshot = whole.snapshot
     return {
         "iteration": lambda: recorder.record_iteration(snapshot.progress, {}, ()),
@@ -418,7 +418,7 @@ def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path):
 
 
 def test_what_could_not_be_read_is_not_written_and_nothing_older_goes(copied, whole):
-    """Weights that are NaN would leave the newest checkpoints of no use, and older ones pruned."""
+    """NaN weights would make the newest checkpoints useless while older ones are pruned."""
     weights = {name: array.copy() for name, array in whole.policy.items()}
     weights["actor.0.bias"][3] = np.nan
     spoiled = at(whole, 128)
@@ -520,7 +520,7 @@ def test_the_best_is_remembered_by_the_run_that_goes_on(tmp_path, whole):
 def test_an_evaluation_is_not_passed_on_to_later_checkpoints(copied, whole):
     assert whole.evaluation is not None
     with recording(copied, whole) as (recorder, _):
-        # Until there is a later one, it is still the evaluation of this very policy.
+        # Until a later evaluation, this is the evaluation of this policy.
         assert checkpoint.load(copied / "latest.safetensors").evaluation == whole.evaluation
         offer(recorder, at(whole, 200))
     assert checkpoint.load(copied / "latest.safetensors").evaluation is None
@@ -535,7 +535,7 @@ def found(target):
 
 
 def damage(*paths):
-    """Change the files' content."""
+    """Change the contents of the files."""
     for path in paths:
         with path.open("r+b") as file:
             file.seek(100)
@@ -561,7 +561,7 @@ def test_the_newest_valid_checkpoint_is_found_and_what_was_damaged_is_said(copie
 
 
 def test_a_checkpoint_that_nothing_points_to_yet_is_the_newest(copied):
-    """As after a death between writing the checkpoint and pointing to it."""
+    """The state after a death between writing the checkpoint and linking it."""
     (copied / "latest.safetensors").unlink()
     shutil.copy(copied / "checkpoints" / step(64), copied / "latest.safetensors")
     assert found(copied) == (96, [])
@@ -581,7 +581,7 @@ def test_folders_without_a_checkpoint_say_what_to_do(tmp_path):
         found(tmp_path / "absent")
 
 
-# Going on.
+# Resuming.
 
 
 def resumed(target, show=None, steps=None):
@@ -594,8 +594,8 @@ def same_run(folder, untouched):
 
 
 def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path, monkeypatch):
-    """What it acts with is in its checkpoints besides, and they are scored by the average."""
-    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
+    """Its checkpoints also contain the acting policy, and the average is what is evaluated."""
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # average from the second version on
     folders = [tmp_path / name for name in ("whole", "resumed")]
     for folder in folders:
         runtime = {"out": str(folder), "keep_checkpoints": 9}
@@ -613,7 +613,7 @@ def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path, monkeypat
 
 @pytest.mark.parametrize("steps", [0, 32, 64, 96])
 def test_an_older_checkpoint_takes_its_folder_back_to_it(copied, untouched, steps):
-    """Later checkpoints are set aside, the logs are cut, and all of it is worked out again."""
+    """Later checkpoints are set aside, the logs are truncated, and the steps are repeated."""
     later = [s for s in (0, 32, 64, 96) if s > steps]
     watching = Watching()
     resumed(copied / "checkpoints" / step(steps), watching)
@@ -627,7 +627,7 @@ def test_an_older_checkpoint_takes_its_folder_back_to_it(copied, untouched, step
 
 
 def rising(whole, folder):
-    """A run whose evaluations became better at steps 10 and 30, and not at 20."""
+    """A run whose evaluations improved at steps 10 and 30, but not at 20."""
     with recording(folder, fresh(whole), keep=9) as (recorder, _):
         for now, mean in ((10, 1.0), (20, 0.5), (30, 2.0)):
             weights = {name: array + np.float32(now) for name, array in whole.policy.items()}
@@ -651,7 +651,7 @@ def test_the_best_policy_goes_back_with_its_run(tmp_path, whole):
         assert all(np.array_equal(best.policy[name], right[name]) for name in right)
     assert checkpoint.load(folder / "best.safetensors.later").digest == then.digest
     with recording(folder, checkpoint.load(folder / "latest.safetensors"), keep=9) as (again, _):
-        assert again.best == best.best  # nothing more to take back
+        assert again.best == best.best  # nothing more is set aside
 
 
 def test_a_best_policy_that_is_kept_nowhere_is_no_longer_spoken_of(tmp_path, whole):
@@ -714,7 +714,7 @@ def test_a_checkpoint_in_a_folder_of_its_own_begins_a_new_record(tmp_path, untou
     whole = (untouched / "episodes.csv").read_text().splitlines()
     assert header == whole[0]
     assert rows == whole[len(whole) - len(rows) :]
-    # And that record goes on in its turn.
+    # That record continues too.
     assert resumed(folder).digest == result.digest
 
 
@@ -742,7 +742,7 @@ def test_a_missing_log_has_lost_all_its_lines(copied):
 
 
 def test_a_changed_recipe_is_on_disk_before_the_first_step(copied, whole):
-    """`resume --steps` that is killed at once must not forget the new end."""
+    """If `resume --steps` is killed at once, the new end must not be lost."""
     longer = dataclasses.replace(
         whole, recipe=whole.recipe.model_copy(update={"stop_at_steps": 5000})
     )
@@ -762,7 +762,7 @@ def test_the_runtime_changes_neither_bits_nor_logs(tmp_path, untouched):
 
 
 def test_an_iteration_can_be_read_of_at_once(tmp_path, whole):
-    """By who looks at the folder while the next one, which may take minutes, is collected."""
+    """The next iteration may take minutes, and the folder must be readable meanwhile."""
     with recording(tmp_path / "run", fresh(whole), every_steps=1_000) as (recorder, _):
         recorder.record_iteration(dataclasses.replace(whole.progress, steps=64), {"loss": 0.5}, [])
         (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -790,7 +790,7 @@ def test_the_logs_agree_with_each_other_and_with_the_weights(untouched, whole):
             assert line["episode_return_mean"] == pytest.approx(mean)
             length = sum(int(row["l"]) for row in mine) / len(mine)
             assert line["episode_length_mean"] == pytest.approx(length)
-    # A CartPole earns 1 for each step.
+    # CartPole pays 1 for each step.
     assert all(float(row["r"]) == int(row["l"]) for row in episodes)
     assert not any("time" in key or key.endswith("_s") for line in lines for key in line)
 
@@ -805,7 +805,7 @@ def test_an_iterations_episodes_stand_row_by_row_and_not_as_they_ended(tmp_path)
     iterations = rows[-1]["iteration"]
     places = [(row["iteration"], row["slot"], row["row"]) for row in rows]
     assert places == [*itertools.product(range(1, iterations + 1), range(2), range(4))]
-    # As they ended, every slot's would be sorted by length.
+    # In the order of their ends, the episodes of each slot would be sorted by length.
     slots = [[row["l"] for row in rows[i : i + 4]] for i in range(0, len(rows), 4)]
     assert sum(lengths == sorted(lengths) for lengths in slots) < len(slots) / 2
 
@@ -818,10 +818,10 @@ def test_times_are_kept_apart(untouched):
     assert {"evaluate_s", "checkpoint_s", "wall_s"} <= closing.keys()
     for line in lines:
         spent = {"wall_s", "driver_cpu_s", "collect_s", "transfer_s", "learn_s"}
-        # Nothing leaves this process; what a fleet of processes sends is another test's business.
+        # Nothing leaves this process. Other tests check the numbers of fleets with processes.
         assert line.keys() >= {*spent, "bytes_out", "bytes_in"}
         assert (line["bytes_out"], line["bytes_in"]) == (0, 0)
-    # Each iteration but the last is scored and saved before the next one's line.
+    # Each iteration but the last is evaluated and saved before the next line.
     assert all({"evaluate_s", "checkpoint_s"} <= line.keys() for line in lines[1:])
 
 
@@ -867,7 +867,7 @@ def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, t
     assert failed.value.message == f"{tmp_path} could not be written: {os.strerror(number)}."
     assert hint in failed.value.hint
     if files:
-        assert f"'{tmp_path}" in failed.value.hint  # as a shell reads it
+        assert f"'{tmp_path}" in failed.value.hint  # quoted for a shell
 
 
 def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to(tmp_path):
@@ -877,7 +877,7 @@ def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to
     assert failed.value.message.startswith(f"{tmp_path}/latest.safetensors could not be written: ")
     assert failed.value.hint.endswith("start again with the same command")
     with pytest.raises(CheckpointError) as full, report_disk_errors(tmp_path):
-        # What the system says of a file that is already open has no name in it.
+        # The error of a file that is already open contains no name.
         raise CheckpointError("a/b could not be written.", "") from OSError(errno.ENOSPC, "full")
     assert full.value.message == "a/b could not be written."
     assert full.value.hint.startswith("make room, then ")

@@ -1,4 +1,4 @@
-"""A run's files damaged in every way: reports, plots and lists end in a sentence or a dash."""
+"""Reports, plots and lists of damaged runs end with a sentence or show a dash."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from rlflame.errors import RlflameError
 from rlflame.experiment import listings
 from rlflame.storage import run_reader
 
-#: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
-#: tests/storage/test_run_reader_damage.py` tries all, for an hour.
+#: Each file has some hundred damaged variants, of which the tests try every STRIDE-th. `python
+#: tests/storage/test_run_reader_damage.py` tries all of them, which takes an hour.
 STRIDE = 41
 DAMAGE = {
     "config.toml": damage.of_toml,
@@ -57,7 +57,7 @@ def few_resamples(monkeypatch):
 
 
 def look_at(folder: Path) -> None:
-    """All that reads a run's files; an RlflameError is how it may end."""
+    """Run all code that reads a run. It may raise an RlflameError."""
     for work in (_reported, _drawn, listings.read_run_overview):
         with contextlib.suppress(RlflameError):
             work(folder)
@@ -93,12 +93,12 @@ def tried(
     work: Callable[..., object],
     *given: Any,
 ) -> None:
-    """The work on a file that is damaged in one way after the other; an RlflameError is fine."""
+    """Call `work` for each damaged variant of a file. It may raise an RlflameError."""
     for what, data in itertools.islice(damages, 0, None, stride):
         file.write_bytes(data)
         try:
             with warnings.catch_warnings(), contextlib.suppress(RlflameError):
-                warnings.simplefilter("error")  # numpy's would reach the user's terminal
+                warnings.simplefilter("error")  # warnings of numpy would reach the user's terminal
                 work(*given)
         except Exception as error:
             said = f"{file.name} with {what}: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a run notes of the machine it ran on, and what its workers spent there."""
+"""The record of the machine, and of the processor time of workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_children_spend_counts_while_they_live_and_after():
     )
     spent = float(child.stdout.readline())
     living = read_children_cpu_s() - before
-    # The system counts in hundredths, of two kinds of time.
+    # The system counts hundredths of a second, for user and system time.
     assert spent - 0.03 <= living <= spent + 0.1
     child.communicate()
     assert spent - 0.03 <= read_children_cpu_s() - before <= spent + 0.5
@@ -43,7 +43,7 @@ def test_a_lap_holds_what_workers_spent_in_it(monkeypatch):
     monkeypatch.setattr(metrics, "read_children_cpu_s", lambda: next(readings))
     times = PhaseTimer()
     assert times.finish_lap()["workers_cpu_s"] == 2.5
-    assert times.finish_lap()["workers_cpu_s"] == 0.0  # one that has just ended is counted late
+    assert times.finish_lap()["workers_cpu_s"] == 0.0  # a worker has just ended
     assert "workers_cpu_s" not in times.finish_lap()
     monkeypatch.setattr(metrics, "read_children_cpu_s", lambda: None)
     assert "workers_cpu_s" not in PhaseTimer().finish_lap()
@@ -62,7 +62,7 @@ def test_every_process_that_trained_is_noted(tmp_path):
     assert first["machine"]["memory_bytes"] > 1 << 26
     (worker,) = first["workers"]
     assert (worker["number"], worker["numpy"]) == (1, numpy.__version__)
-    # A finished run that is resumed again has not trained.
+    # Resuming a finished run trains nothing.
     assert rlflame("resume", run).code == 0
     assert len(json.loads((run / "machines.json").read_text())) == 2
 

@@ -1,4 +1,4 @@
-"""Evaluations: the same episodes wherever they run, and statistics that mean what they say."""
+"""Evaluations: the same episodes everywhere, and correct statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlflame.training.evaluation import (
 
 
 def untrained(env):
-    """A policy of full width with weights that do something."""
+    """A policy of full width whose weights have an effect."""
     recipe = failpoints.config(
         env, learning={"network": {"last_layer_scale": 1.0}, "rollout": {"envs_per_slot": 4}}
     ).recipe
@@ -93,11 +93,11 @@ def test_every_episode_has_one_task_and_every_worker_has_one(episodes, width, wo
     covered = [first + k for first, count in shares for k in range(count)]
     assert covered == list(range(episodes))
     assert all(first // width == (first + count - 1) // width for first, count in shares)
-    # Groups of a whole width on their own are `episodes / width`, rounded up.
+    # With groups of one width each, the number of groups is `episodes / width`, rounded up.
     assert len(shares) >= -(-episodes // width)
     if episodes <= workers:
         assert len(shares) == episodes
-    # No task is longer than an even share.
+    # No task is longer than an even share of the work.
     assert max(count for _, count in shares) <= -(-episodes // workers)
 
 
@@ -108,7 +108,7 @@ def test_episodes_that_do_not_end_are_cut():
 
 
 class Backwards:
-    """A fleet whose answers arrive last first, each with its episodes the wrong way round."""
+    """A fleet whose fragments arrive in reverse order, each with its episodes reversed."""
 
     def __init__(self, inner, fail=""):
         self.inner = inner
@@ -164,7 +164,7 @@ def test_the_policy_is_released_whatever_happens(fail):
 
 @pytest.mark.parametrize("n", range(1, 14))
 def test_the_interquartile_mean_is_that_of_four_copies_of_every_sample(n):
-    """Four copies of n samples divide into quarters without a remainder: count, do not weigh."""
+    """Four copies of n samples can be divided into quarters, so counting replaces weights."""
     samples = np.random.default_rng(n).normal(size=n) * 10
     copies = sorted(np.repeat(samples, 4))
     assert compute_interquartile_means(samples) == pytest.approx(
@@ -197,7 +197,7 @@ def test_a_difference_is_that_of_the_pairs():
     plan = EvaluationPlan(episodes=4)
     a = summarise_episodes(plan, stats((10.0, 200.0, 30.0, 4000.0), (1, 1, 1, 1)))
     b = summarise_episodes(plan, stats((9.0, 198.0, 29.0, 3998.0), (1, 1, 1, 1)))
-    # Pair by pair 1, 2, 1, 2: the spread of the episodes themselves is gone.
+    # The differences of the pairs are 1, 2, 1, 2, without the spread of the episodes.
     found = compute_paired_difference(a, b)
     assert found["mean"] == pytest.approx(1.5)
     assert 1.0 <= found["low"] <= found["high"] <= 2.0

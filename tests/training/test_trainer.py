@@ -1,4 +1,4 @@
-"""The loop against fakes: what is asked of whom, in which order, and what a stop leaves behind."""
+"""The training loop with fakes: the order of calls, failures, and stops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = SLOTS * ROWS * STEPS
 
 
 def plan(*, unit="steps", staleness=0, average=None, every=None, target=None, **ends):
-    """Four iterations, unless `ends` say when the run and its schedules end."""
+    """Four iterations, unless `ends` set the end of the run and of its schedules."""
     horizons = {name: ends.pop(name, None) for name in ("horizon_steps", "horizon_iterations")}
     rollout = RolloutSettings(
         unit=unit, num_slots=SLOTS, envs_per_slot=ROWS, steps=STEPS, staleness=staleness
@@ -44,9 +44,9 @@ def version_of(policy):
 
 
 class World:
-    """Fleet, algorithm, experience, recorder and stop in one; everything goes into `events`.
+    """A fake fleet, algorithm, recorder and stop request in one. `events` records all calls.
 
-    A policy is its version number. A state is a token that counts the iterations of its slot.
+    A policy is its version number. A state is a token with the number of iterations of its slot.
     """
 
     name, capacity = "fake", 1
@@ -66,7 +66,7 @@ class World:
         self.batches = []
 
     def happens(self, *event):
-        """An event; the moment that a test has chosen for a failure or a stop request."""
+        """Record an event. If the test has chosen this event, fail or request a stop."""
         self.events.append(event)
         if event in self._fail:
             raise self._fail[event]
@@ -144,7 +144,7 @@ class World:
 
 
 class Experience:
-    """Hands on what it is given, and remembers the order."""
+    """Returns the fragments that it receives, and records their order."""
 
     def __init__(self):
         self.given = []
@@ -166,7 +166,7 @@ class Experience:
 
 
 class Batch:
-    """Tasks under way: their fragments arrive in another order each time."""
+    """Running tasks, whose fragments arrive in a different order in each iteration."""
 
     def __init__(self, world, tasks):
         self._world = world
@@ -207,14 +207,14 @@ def fragment(task, episode_return):
 
 
 def standing(slot, iteration):
-    """The state that a slot's environments are left in before an iteration."""
+    """The state of a slot's environments before an iteration."""
     nothing = np.zeros(0, np.float32)
     place = ("fresh", 0, 0, 0, 0.0, nothing, nothing.astype(np.float64), nothing)
     return EnvState(*place, token=f"slot {slot} before iteration {iteration}")
 
 
 def train(world, wanted, snapshot=None):
-    """A trainer in this world, after it ran; every policy put was released, every batch ended."""
+    """Run a trainer in this world, and check that all policies and batches were released."""
     experience = Experience()
     trainer = Trainer(wanted, world, experience, world, world, world)
     if snapshot is not None:
@@ -247,7 +247,7 @@ def test_the_version_that_acts_lags_by_exactly_the_staleness(staleness):
     world = World()
     trainer = train(world, plan(staleness=staleness, stop_at_iterations=5))
     acted = [version for _, version in trainer.given]
-    # The first iteration has nothing to lag behind.
+    # The first iteration cannot lag behind.
     assert acted == ([0, 1, 2, 3, 4] if staleness == 0 else [0, 0, 1, 2, 3])
     submitted = [version for *_, version in places(world.events, "submit")]
     assert submitted == acted
@@ -286,7 +286,7 @@ def test_nothing_is_collected_beyond_the_budget(limits, iterations, staleness):
 def test_steps_of_whole_episodes_are_counted_as_they_were():
     world = World()
     trainer = train(world, plan(unit="episodes", stop_at_iterations=2))
-    # The fakes' episodes in slot i are i + 1 steps long.
+    # In the fake episodes, slot i has i + 1 steps.
     assert trainer.progress.steps == 2 * ROWS * (1 + 2 + 3)
 
 
@@ -316,20 +316,20 @@ def test_an_evaluation_follows_every_multiple_that_is_passed(every):
             due.append(steps)
             passed = 0
     assert [steps for steps, _, _ in world.evaluations] == due
-    # What is evaluated is what was just learned.
+    # The newest policy is evaluated.
     assert [version for _, version, _ in world.evaluations] == [s // BATCH for s in due]
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_average_is_what_is_evaluated_and_saved_and_never_acts(staleness, monkeypatch):
-    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # average from the second version on
     world = World()
     wanted = {"average": 2, "staleness": staleness, "stop_at_iterations": 5}
     trainer = train(world, plan(**wanted, every=BATCH))
     assert [version for _, version in trainer.given] == (
         [0, 1, 2, 3, 4] if staleness == 0 else [0, 0, 1, 2, 3]
     )
-    # Of versions 1, 2, 3, 4 and 5: each but the first moves the average half of the way.
+    # Of versions 1, 2, 3, 4 and 5: each but the first moves the average by half.
     averages = [1.0, 1.5, 2.25, 3.125, 4.0625]
     assert [version for _, version, _ in world.evaluations] == [int(a) for a in averages]
     saved = [float(snapshot.policy["version"][0]) for _, snapshot in world.saved]
@@ -338,7 +338,7 @@ def test_an_average_is_what_is_evaluated_and_saved_and_never_acts(staleness, mon
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_average_goes_on_where_a_snapshot_has_it(staleness, monkeypatch):
-    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # average from the second version on
     wanted = {"average": 3, "staleness": staleness, "stop_at_iterations": 6}
     world = World()
     whole = train(world, plan(**wanted))
@@ -363,29 +363,29 @@ def test_a_run_ends_when_an_evaluation_lies_above_the_return_that_was_asked_for(
         target=40.2,
     )
     trainer = train(world, wanted)
-    # Two episodes, one better by 1: after four versions 40 and 41, of which the mean is above.
+    # Two episodes whose returns differ by 1: after four versions 40 and 41, with a mean above 40.2.
     found = [(steps // BATCH, mean) for steps, _, mean in world.evaluations]
     assert found == [(2, 20.5), (4, 40.5), (6, 60.5)]
     assert trainer.complete
     assert trainer.progress.reached
     assert world.version == 6
-    # It has ended for good.
+    # The run does not continue after a resume.
     again = World()
     assert train(again, wanted, world.saved[-1][1]).complete
     assert not again.batches
 
 
-# Stopping and going on.
+# Stop and resume.
 
 
 def the_middle_of(world):
-    """Moments at which a stop request can come, after the first iteration."""
+    """The events after the first iteration at which a stop request can come."""
     return [event for event in dict.fromkeys(world.events) if event[0] != "recorded evaluation"]
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_stop_at_any_moment_loses_nothing_and_repeats_nothing(staleness):
-    """Stopped at each event in turn and resumed, the loop does what the untouched one did."""
+    """A run that is stopped at any event and resumed has the events of an undisturbed run."""
     wanted = plan(staleness=staleness, every=BATCH + 7)
     untouched = World()
     whole = train(untouched, wanted)
@@ -458,7 +458,7 @@ def test_a_snapshot_is_offered_at_the_start_and_after_every_iteration():
 
 
 def recorded(world):
-    """The iterations that were written down."""
+    """The recorded iterations."""
     return [event[1] for event in world.events if event[0] == "record"]
 
 
@@ -497,7 +497,7 @@ def test_policies_are_released_when_a_submission_or_a_record_fails(staleness):
         world = World(fail={moment: OSError("full")})
         with pytest.raises(OSError, match="full"):
             train(world, plan(staleness=staleness))
-        assert world.refcounts  # and all of them zero: see `train`
+        assert world.refcounts  # `train` has checked that all of them are zero
 
 
 def test_snapshots_of_another_staleness_are_refused():

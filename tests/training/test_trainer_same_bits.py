@@ -1,7 +1,7 @@
-"""Equal recipes end in equal bits: whatever the number of workers, however often interrupted.
+"""Equal recipes give bit-for-bit identical results for any number of workers and interruptions.
 
-Compared are the state digest and every number that was recorded on the way. The reference is a
-run in this process, without any parallelism.
+The tests compare the state digest and all recorded numbers with a run in this process without any
+parallelism.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlflame.storage import checkpoint
 
 
 class Diary:
-    """A recorder that keeps all it hears in memory."""
+    """A recorder that keeps all calls in memory."""
 
     def __init__(self):
         self.lines = []
@@ -42,7 +42,7 @@ class Diary:
 
 
 class StopAfter:
-    """Asks to stop once the diary has so many iterations."""
+    """Requests a stop after a number of recorded iterations."""
 
     def __init__(self, diary, iterations):
         self._diary = diary
@@ -57,7 +57,7 @@ class StopAfter:
 
 
 def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
-    """A recipe of a few iterations, evaluated in the middle; gsde's intervals overlap fragments."""
+    """A recipe of a few iterations with an evaluation. Intervals of gSDE span fragments."""
     algorithm, _, exploration = algorithm.partition("+")
     rollout = {"num_slots": slots, "envs_per_slot": 2, "steps": 8, "staleness": staleness}
     if algorithm == "reinforce":
@@ -76,7 +76,7 @@ def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
 
 
 def run(recipe, fleet, diary, *, start=None, stop_after=10**9, name="run"):
-    """A trainer of the recipe, after it ran; from a checkpoint if one is given."""
+    """Train a recipe, from a checkpoint if one is given, and return the trainer."""
     begun = start or components.make_initial_checkpoint(
         recipe, components.make_env_spec(recipe.learning.environment)
     )
@@ -87,7 +87,7 @@ def run(recipe, fleet, diary, *, start=None, stop_after=10**9, name="run"):
 
 
 def saved(begun, trainer, path):
-    """The run's state by way of a file, as a resume would see it."""
+    """The run's state, saved into a file and loaded again."""
     snapshot = trainer.take_snapshot()
     whole = dataclasses.replace(
         begun, policy=snapshot.policy, progress=snapshot.progress, snapshot=snapshot
@@ -125,7 +125,7 @@ MORE = [
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory):
-    """Every scenario's outcome on the fleet that does one thing after the other."""
+    """The results of all scenarios on the inline fleet."""
     folder = tmp_path_factory.mktemp("reference")
     outcomes = {}
     for case in FULL + MORE:
@@ -145,7 +145,7 @@ def test_the_number_of_workers_changes_no_bit(workers, in_process, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_cluster_changes_no_bit(workers, in_process, tmp_path):
-    """On the stub, or on the cluster that FLAME_ENDPOINT names."""
+    """The stub, or the cluster that FLAME_ENDPOINT names."""
     flames.settle(flames.environment())
     with flames.fleet(lambda event: None, workers) as fleet:
         for case in FULL + MORE:
@@ -167,7 +167,7 @@ def test_a_run_stopped_after_any_iteration_goes_on_to_equal_bits(case, in_proces
             begun, trainer = run(recipe, fleet, diary, stop_after=iterations)
         assert trainer.progress.iteration == iterations
         half = saved(begun, trainer, tmp_path / "half.safetensors")
-        # A fleet of its own, so that no environment is still held where it stood.
+        # A new fleet, in which no worker holds an environment's state.
         with InlineFleet() as fleet:
             begun, trainer = run(recipe, fleet, diary, start=half)
         whole = saved(begun, trainer, tmp_path / "whole.safetensors")
@@ -176,7 +176,7 @@ def test_a_run_stopped_after_any_iteration_goes_on_to_equal_bits(case, in_proces
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_training_on_to_the_horizon_equals_training_to_it(staleness, in_process, tmp_path):
-    """A finished run, given more steps, is the run that had them from the start."""
+    """A finished run that gets more steps is identical to a run that had them from the start."""
     case = ("CartPole-v1", "ppo", staleness)
     diary = Diary()
     with InlineFleet() as fleet:

@@ -45,8 +45,8 @@ P = ParamSpec("P")
 
 app = typer.Typer(
     name="rlflame",
-    help="Reinforcement learning from one command, with the same result to the last bit.",
-    epilog="Begin with: rlflame train --env hopper",
+    help="Train reinforcement-learning policies with bit-for-bit reproducible results.",
+    epilog="Get started: rlflame train --env hopper",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # importing Rich takes longer than all of --help
@@ -133,7 +133,7 @@ for command in (bench.rollouts, bench.scaling, bench.replay, bench.learners):
     bench_group.command(cls=HelpCommand)(handle_errors(command))
 app.add_typer(bench_group, name="bench")
 trust_group = typer.Typer(
-    help="Manage the modules that checkpoints, configs and run folders may import.",
+    help="Manage the Python modules that you trust.",
     **GROUP_SETTINGS,
 )
 trust_group.command("add", cls=HelpCommand)(handle_errors(listings.add))

@@ -35,41 +35,42 @@ LARGE_UPDATES = (
 
 Counts = Annotated[
     str | None,
-    typer.Option("--workers", metavar="N,N,...", help="Numbers of workers, or of executors."),
+    typer.Option("--workers", metavar="N,N,...", help="Worker or executor counts to measure."),
 ]
 Compare = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,...", help="local, flame, inline. [default: local, and a configured flame]"
+        metavar="NAME,...",
+        help="Fleets: local, flame, inline. [default: local, and flame if configured]",
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("-o", "--out", metavar="DIR", help="Folder for JSON, Markdown, CSV and plots."),
+    typer.Option("-o", "--out", metavar="DIR", help="Output folder (JSON, Markdown, CSV, plots)."),
 ]
-Env = Annotated[str, typer.Option(metavar="ENV", help="An alias of `rlflame envs`, or an id.")]
+Env = Annotated[str, typer.Option(metavar="ENV", help="Environment alias or Gymnasium id.")]
 Algo = Annotated[str | None, typer.Option(metavar="ALGO", help=ALGO_HELP)]
 Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Another preset than the environment's.")
+    str | None, typer.Option(metavar="NAME", help="Preset. [default: depends on ENV and ALGO]")
 ]
 Iterations = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Iterations per repetition.")
+    int | None, typer.Option(metavar="N", min=1, help="Training iterations per repetition.")
 ]
-Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each case.")]
+Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Number of repetitions.")]
 
 
 def bench(
     context: typer.Context,
     diff: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="OLD.json NEW.json", help="Compare the medians of two results."),
+        typer.Option(metavar="OLD.json NEW.json", help="Compare the medians of two result files."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure rollouts, scaling, replay and learners on this machine and on Flame.
+    """Benchmark rollouts, scaling, replay and learners.
 
-    The warm-up does not count. An interrupted benchmark keeps its results.
+    The warm-up is not timed. An interrupted benchmark keeps its results.
     """
     limit_threads(1)  # before numpy is imported
     name = context.invoked_subcommand
@@ -87,10 +88,10 @@ def scaling(
     compare: Compare = None,
     episode_ms: Annotated[
         str | None,
-        typer.Option(metavar="MS,MS,...", help="Episode lengths. [default: 1,15,50,100]"),
+        typer.Option(metavar="MS,MS,...", help="Sleep per episode in ms. [default: 1,15,50,100]"),
     ] = None,
     env: Annotated[
-        str | None, typer.Option(metavar="ENV", help="Use this environment, not sleeping episodes.")
+        str | None, typer.Option(metavar="ENV", help="Real environment to use instead of sleeping.")
     ] = None,
     algo: Algo = None,
     preset: Preset = None,
@@ -105,9 +106,9 @@ def scaling(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Time the same work with several numbers of workers and fleets.
+    """Time the same work with different fleets and numbers of workers.
 
-    Reports the speed-up, the overhead of a task and the break-even of Flame.
+    Episodes only sleep unless --env is set. Reports speed-up, overhead and when Flame is faster.
     """
     from rlflame.bench.case import make_env_case, make_sleeping_cases
     from rlflame.bench.scaling import ScalingBenchmark
@@ -132,14 +133,14 @@ def rollouts(
     workers: Counts = None,
     fleet: Annotated[
         str,
-        typer.Option(metavar="NAME", help="local, flame, or inline: processes without workers."),
+        typer.Option(metavar="NAME", help="Fleet: local, flame or inline (independent processes)."),
     ] = "local",
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Seconds per measurement.")
     ] = 2.0,
     repeat: Repeat = 3,
     limit: Annotated[
-        bool, typer.Option("--limit/--no-limit", help="Also measure bare stepping; not on Flame.")
+        bool, typer.Option("--limit/--no-limit", help="Also step without a policy (not on Flame).")
     ] = True,
     algo: Algo = None,
     preset: Preset = None,
@@ -148,9 +149,9 @@ def rollouts(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure environment steps per second, beside those of the bare environments.
+    """Measure environment steps per second, with and without a policy.
 
-    Reports the time per episode too.
+    Also reports the time per episode.
     """
     from rlflame.bench.case import make_env_case
     from rlflame.bench.rollouts import RolloutsBenchmark
@@ -168,10 +169,10 @@ def rollouts(
 
 def replay(
     transitions: Annotated[
-        int, typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Transitions to add.")
+        int, typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Transitions to store.")
     ] = 500_000,
     env: Annotated[
-        str, typer.Option(metavar="ENV", help="An environment with continuous actions.")
+        str, typer.Option(metavar="ENV", help="Environment with continuous actions.")
     ] = "Pendulum-v1",
     workers: Counts = None,
     compare: Compare = None,
@@ -181,7 +182,7 @@ def replay(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure transitions per second into and out of the replay. Actions are random."""
+    """Measure how fast the replay buffer stores and samples data. Actions are random."""
     from rlflame.bench.case import make_replay_case
     from rlflame.bench.replay import ReplayBenchmark
 
@@ -197,7 +198,7 @@ def learners(
     preset: Preset = None,
     iterations: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Iterations per run, after one warm-up iteration."),
+        typer.Option(metavar="N", min=1, help="Timed iterations per run, after one for warm-up."),
     ] = 2,
     repeat: Repeat = 5,
     sets: Sets = None,
@@ -205,10 +206,10 @@ def learners(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Time the same training with several numbers of learners.
+    """Time the same training with different numbers of learners.
 
-    Reports computation and communication separately. By default PPO has 256x256 units and
-    minibatches of 8,192 samples.
+    Reports the times for computation and communication. By default, PPO trains networks with two
+    layers of 256 units on minibatches of 8,192 samples.
     """
     from rlflame.bench.case import make_env_case
     from rlflame.bench.learners import LearnersBenchmark, find_shard_count

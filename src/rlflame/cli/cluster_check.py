@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def cluster_check(
     clean: Annotated[
         bool,
-        typer.Option("--clean", help="Remove the remains of dead runs, and nothing of live runs."),
+        typer.Option("--clean", help="Remove leftovers of dead runs. Live runs are not affected."),
     ] = False,
     workers: Annotated[
         int | None,
@@ -27,9 +27,9 @@ def cluster_check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Examine the Flame cluster and this machine.
+    """Check the Flame cluster and this machine for problems.
 
-    Reports each problem and its fix. Exit code 0: healthy, 1: degraded, 3: unreachable.
+    Prints a fix for each problem. Exit code 0: healthy, 1: degraded, 3: unreachable.
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.rendering.gl_backend import check_graphics

@@ -29,13 +29,13 @@ Episodes = Annotated[
     int | None, typer.Option(metavar="N", help="Number of episodes. [default: 100]", min=1)
 ]
 Stochastic = Annotated[
-    bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
+    bool, typer.Option("--stochastic", help="Sample actions instead of using the most likely one.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="Seed of the episodes. [default: 0]", min=0)
+    int | None, typer.Option(metavar="N", help="Seed for the episodes. [default: 0]", min=0)
 ]
 MinReturn = Annotated[
-    float | None, typer.Option(metavar="X", help="Exit 1 unless the mean return reaches this.")
+    float | None, typer.Option(metavar="X", help="Exit with code 1 if the mean return is below X.")
 ]
 Versus = Annotated[
     Path | None,
@@ -44,7 +44,8 @@ Versus = Annotated[
 ExpectRecorded = Annotated[
     bool,
     typer.Option(
-        "--expect-recorded", help="Repeat the recorded evaluation; exit 1 if the result differs."
+        "--expect-recorded",
+        help="Repeat the recorded evaluation. Exit with code 1 if the returns differ.",
     ),
 ]
 
@@ -61,7 +62,7 @@ def evaluate(
     expect_recorded: ExpectRecorded = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a policy over a fixed set of episodes."""
+    """Evaluate a policy on a fixed set of episodes."""
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):

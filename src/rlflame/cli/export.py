@@ -15,17 +15,18 @@ from rlflame.errors import ConfigError, RlflameError
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="FILE", help="The file to write. [default: ENV-ALGO.safetensors]"
+        "--out", "-o", metavar="FILE", help="Output file. [default: ENV-ALGO.safetensors or .onnx]"
     ),
 ]
 Onnx = Annotated[
-    bool, typer.Option("--onnx", help="Write an ONNX model with normaliser and bounds.")
+    bool, typer.Option("--onnx", help="Write an ONNX model with normaliser and action bounds.")
 ]
 Check = Annotated[
     bool,
     typer.Option(
         "--check",
-        help="Compare the model with the policy on 1,000 observations; exit 1 above 1e-5.",
+        help="Compare the model with the policy on 1,000 observations. Exit with code 1 if an "
+        "action differs by more than 1e-5.",
     ),
 ]
 
@@ -39,7 +40,7 @@ def export(
     check: Check = False,
     as_json: Json = False,
 ) -> None:
-    """Export the policy without the training state."""
+    """Export a policy without its training state."""
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Files = Annotated[
     list[Path],
-    typer.Argument(metavar="CKPT...", help="Checkpoints, policies, run folders, folders of seeds."),
+    typer.Argument(metavar="CKPT...", help="Checkpoints, policies, run folders or sweep folders."),
 ]
-PrintRecipe = Annotated[bool, typer.Option("--recipe", help="Print only the recipe, as TOML.")]
+PrintRecipe = Annotated[bool, typer.Option("--recipe", help="Print only the settings, as TOML.")]
 #: The paths of two files and their first difference, or None if they are equal.
 Difference = tuple[Path, Path, str | None]
 
@@ -27,9 +27,9 @@ Difference = tuple[Path, Path, str | None]
 def inspect(
     files: Files, recipe: PrintRecipe = False, as_json: Json = False, debug: Debug = False
 ) -> None:
-    """Show the contents of a file, or the differences of files.
+    """Show the contents of a checkpoint, or compare several.
 
-    For several files, print the first difference in recipe and tensors; exit 1 if there is one.
+    With several files, print the first difference and exit with code 1 if there is one.
     """
     from rlflame.config import toml_io
     from rlflame.experiment import resume

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder of run folders.")
+        Path, typer.Argument(metavar="DIR", help="Folder that contains the run folders.")
     ] = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
@@ -73,7 +73,7 @@ def _print_json(value: Any) -> None:
 
 
 def envs(as_json: Json = False, debug: Debug = False) -> None:
-    """List environments with their sizes and presets."""
+    """List environments with their aliases, sizes and presets."""
     from rlflame.config import resolve
     from rlflame.experiment.listings import list_environments
 
@@ -101,7 +101,7 @@ def config(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List all settings with meaning, default and range."""
+    """List all settings with descriptions, defaults and ranges."""
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
     from rlflame.experiment.listings import list_settings
@@ -116,11 +116,11 @@ def config(
         print_result(f"    {setting['description']}")
 
 
-Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names of modules.")]
+Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names of Python modules.")]
 
 
 def add(modules: Modules) -> None:
-    """Trust modules in every command. Their code then runs when a file names them."""
+    """Trust modules. If a file names a trusted module, rlflame imports it, which runs its code."""
     from rlflame.config import module_trust
 
     module_trust.add_trusted(modules)

@@ -21,55 +21,53 @@ if TYPE_CHECKING:
     from rlflame.storage.checkpoint import Checkpoint
 
 _names, _last = ", ".join(ALGORITHM_NAMES[:-1]), ALGORITHM_NAMES[-1]
-ALGO_HELP = f"{_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
+ALGO_HELP = f"Algorithm: {_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
 
-CheckpointFile = Annotated[
-    Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")
-]
+CheckpointFile = Annotated[Path, typer.Argument(metavar="CKPT", help="Checkpoint or policy file.")]
 ExistingRun = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder, a checkpoint, or a folder of --seeds.")
+    Path, typer.Argument(metavar="RUN", help="Run folder, checkpoint or sweep folder.")
 ]
 TotalSteps = Annotated[
-    int | None, typer.Option(metavar="N", help="Train to this total number of steps.")
+    int | None, typer.Option(metavar="N", help="Stop at step N, counted from the start of the run.")
 ]
 FreshReplay = Annotated[
     bool,
     typer.Option(
         "--fresh-replay",
-        help="Keep the weights and start with an empty replay if its files are lost.",
+        help="Empty the replay buffer and keep the weights. Use this if replay files are lost.",
     ),
 ]
 Seeds = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Train several seeds as one sweep: 0-9 or 0,3,7.")
+    str | None, typer.Option(metavar="LIST", help="Train several seeds as a sweep: 0-9 or 0,3,7.")
 ]
 InitFrom = Annotated[
-    Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
+    Path | None, typer.Option(help="Start training from the policy in this file.", metavar="CKPT")
 ]
-PlotReturns = Annotated[bool, typer.Option("--plot", help="Plot the returns into the run folder.")]
+PlotReturns = Annotated[bool, typer.Option("--plot", help="Save a plot of the training returns.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the resolved config as TOML and exit.")
+    bool, typer.Option("--dry-run", help="Print the complete configuration as TOML and exit.")
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="Number of worker processes or executors. [default: all that fit]"
+        metavar="N", help="Maximum number of workers or Flame executors. [default: all that fit]"
     ),
 ]
 Fleet = Annotated[
     str | None,
     typer.Option(
-        help="Where rollouts run: local, flame, inline or auto. auto uses the faster one of local "
-        "and a configured Flame cluster.",
+        help="Where rollouts run: local (worker processes), flame (Flame cluster), inline (this "
+        "process) or auto, which chooses between local and flame. [default: auto]",
         metavar="NAME",
     ),
 ]
 Local = Annotated[
-    bool, typer.Option("--local", help="Use this machine even if a Flame cluster is configured.")
+    bool, typer.Option("--local", help="Run on this machine even if a Flame cluster is configured.")
 ]
 EnvFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.py", help="A Python file with your environment. It is sent to all workers."
+        metavar="FILE.py", help="Python file that defines your environment. Sent to all workers."
     ),
 ]
 AllowModules = Annotated[
@@ -77,10 +75,11 @@ AllowModules = Annotated[
     typer.Option(
         "--allow-module",
         metavar="MODULE",
-        help="Allow the file to import this module, which runs its code. Repeatable.",
+        help="Allow the import of this Python module. Importing a module runs its code. "
+        "Repeatable.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show tracebacks and the output of environments.")
 ]
@@ -88,7 +87,7 @@ Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any setting of `rlflame config`, such as ppo.clip_range=0.1. Repeatable.",
+        help="Change a setting, such as ppo.clip_range=0.1. See `rlflame config`. Repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -96,7 +95,8 @@ RuntimeSets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any runtime setting of `rlflame config`, such as runtime.max_retries=5. Repeatable.",
+        help="Change a runtime setting, such as runtime.max_retries=5. See `rlflame config`. "
+        "Repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -107,11 +107,11 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Environment": {
         "env": typer.Option(
             metavar="ENV",
-            help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
+            help="Alias from `rlflame envs`, Gymnasium id, or module:Id. [default: cartpole]",
         ),
         "env_kwargs": Annotated[
             list[str] | None,
-            typer.Option(help="An argument of the environment. Repeatable.", metavar="KEY=VALUE"),
+            typer.Option(help="Environment constructor argument. Repeatable.", metavar="KEY=VALUE"),
         ],
         "env_file": EnvFile,
         "allow_modules": AllowModules,
@@ -119,11 +119,11 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Algorithm": {
         "algo": typer.Option(metavar="ALGO", help=ALGO_HELP),
         "preset": typer.Option(
-            metavar="NAME", help="A preset of `rlflame envs`. [default: the environment's]"
+            metavar="NAME", help="Preset from `rlflame envs`. [default: depends on ENV and ALGO]"
         ),
-        "config": typer.Option(metavar="FILE", help="TOML settings that override the preset."),
+        "config": typer.Option(metavar="FILE", help="TOML file with settings."),
         "sets": Sets,
-        "seed": typer.Option(metavar="N", help="Seed of all random numbers. [default: 0]"),
+        "seed": typer.Option(metavar="N", help="Seed for all random numbers. [default: 0]"),
         "seeds": Seeds,
         "init_from": InitFrom,
         "scale_batch": typer.Option(
@@ -134,41 +134,38 @@ _PANELS: dict[str, dict[str, Any]] = {
         ),
         "fresh_replay": FreshReplay,
     },
-    "Budget": {
-        "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
-        "iterations": typer.Option(
-            metavar="N", help="Stop after this many iterations (REINFORCE)."
-        ),
+    "Duration": {
+        "steps": typer.Option(metavar="N", help="Stop after N environment steps."),
+        "iterations": typer.Option(metavar="N", help="Stop after N iterations (REINFORCE)."),
         "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
         "until_return": typer.Option(
-            metavar="X", help="Stop when an evaluation's 95% interval is above this return."
+            metavar="X", help="Stop if an evaluation's 95% confidence interval is above X."
         ),
     },
-    "Where it runs": {
+    "Execution": {
         "workers": Workers,
         "learners": typer.Option(
-            metavar="N",
-            help="Number of processes that share the gradients, or auto. [default: auto]",
+            metavar="N", help="Number of processes that compute gradients, or auto. [default: auto]"
         ),
         "device": typer.Option(
-            metavar="NAME", help="Device that computes gradients: cpu, cuda or auto. [default: cpu]"
+            metavar="NAME", help="Device for computing gradients: cpu, cuda or auto. [default: cpu]"
         ),
         "fleet": Fleet,
         "local": Local,
     },
     "Output": {
-        "out": typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
+        "out": typer.Option(metavar="DIR", help="Run folder. [default: runs/ENV-ALGO-SEED]"),
         "plot": PlotReturns,
         "video_every": typer.Option(
             "--video-every", metavar="N", help="Record a short video every N steps.", min=1
         ),
         "tensorboard": typer.Option(
-            "--tensorboard", help="Write curves for TensorBoard into the run folder."
+            "--tensorboard", help="Write TensorBoard logs to the run folder."
         ),
         "dry_run": DryRun,
-        "json_lines": typer.Option("--json", help="Print one JSON object per line."),
-        "quiet": typer.Option("--quiet", "-q", help="Print only the run folder, at the end."),
-        "plain": typer.Option("--plain", help="Print plain lines even on a terminal."),
+        "json_lines": typer.Option("--json", help="Print progress as JSON, one object per line."),
+        "quiet": typer.Option("--quiet", "-q", help="Print only the run folder after training."),
+        "plain": typer.Option("--plain", help="Print progress as plain lines, even on a terminal."),
         "debug": Debug,
     },
 }

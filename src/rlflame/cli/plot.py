@@ -18,23 +18,23 @@ Runs = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN...",
-        help="Run folders, folders of them, or one .csv of workers,backend,seconds.",
+        help="Run folders, folders that contain them, or one .csv file with run times.",
     ),
 ]
-_AXIS_HELP = "steps, total-steps, wall, cpu or episodes. [default: steps]"
+_AXIS_HELP = "x-axis: steps, total-steps, wall, cpu or episodes. [default: steps]"
 Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Mean of each point and the N - 1 before it. [default: 1]"),
+    typer.Option(metavar="N", help="Average each point with the N - 1 before it. [default: 1]"),
 ]
 _METRIC_HELP = (
-    "A name of metrics.jsonl, or episode_return. [default: the evaluations if there are three, "
-    "else the training return]"
+    "Metric: a name in metrics.jsonl, or episode_return. [default: evaluation returns if each run "
+    "has at least three, otherwise training returns]"
 )
 Metric = Annotated[str | None, typer.Option(metavar="NAME", help=_METRIC_HELP)]
 _OUT_HELP = (
-    "A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of several runs "
-    "plot.png]"
+    "Output file (.png, .svg or .pdf), or - to draw in the terminal. [default: RUN/plot.png; "
+    "plot.png for several runs]"
 )
 Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help=_OUT_HELP)]
 
@@ -47,10 +47,10 @@ def plot(
     out: Out = None,
     debug: Debug = False,
 ) -> None:
-    """Plot the returns of runs. Runs that differ only in the seed share a line and an interval.
+    """Plot the learning curves of runs.
 
-    Each environment has its own panel. Without matplotlib, the plot is drawn in the
-    terminal.
+    Each environment has a separate panel. Runs that differ only in the seed become one curve with a
+    95% confidence interval. Without matplotlib, the plot is drawn in the terminal.
     """
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart

@@ -33,14 +33,14 @@ FilmFile = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        help="A .gif or .mp4 video, or a .png strip of pictures. [default: ENV.gif]",
+        help="Output file: a .gif or .mp4 video, or a .png strip of images. [default: ENV.gif]",
     ),
 ]
 FrameRate = Annotated[
     float | None,
     typer.Option(
         metavar="N",
-        help="Frames per second, in real time. [default: 25, .mp4: 50]",
+        help="Frames per second. Does not change the playback speed. [default: 25; 50 for .mp4]",
         min=1,
         max=1000,
     ),
@@ -51,34 +51,34 @@ def render(
     file: CheckpointFile,
     out: FilmFile = None,
     episodes: Annotated[
-        int, typer.Option(metavar="N", help="Number of episodes.", min=1, max=1000)
+        int, typer.Option(metavar="N", help="Number of episodes to render.", min=1, max=1000)
     ] = 1,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the episodes, as for eval.", min=0)
+        int, typer.Option(metavar="N", help="Seed for the episodes, as in `rlflame eval`.", min=0)
     ] = 0,
     best_of: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Use the best of the first N episodes.", min=1, max=100_000),
+        typer.Option(metavar="N", help="Play N episodes and render the best.", min=1, max=100_000),
     ] = None,
     vs_untrained: Annotated[
-        bool, typer.Option("--vs-untrained", help="Show the untrained policy on the left.")
+        bool, typer.Option("--vs-untrained", help="Also show the untrained policy, on the left.")
     ] = False,
     width: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Width of a picture in pixels.", min=32, max=4096),
+        typer.Option(metavar="N", help="Width of each image in pixels.", min=32, max=4096),
     ] = None,
     height: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Height of a picture in pixels.", min=32, max=4096),
+        typer.Option(metavar="N", help="Height of each image in pixels.", min=32, max=4096),
     ] = None,
     fps: FrameRate = None,
-    human: Annotated[bool, typer.Option("--human", help="Show it in a window.")] = False,
+    human: Annotated[bool, typer.Option("--human", help="Show the video in a window.")] = False,
     env_file: EnvFile = None,
     allow_modules: AllowModules = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Render episodes of a policy, the same that eval plays. Needs no display."""
+    """Render episodes of a policy as a video or an image. No display is needed."""
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")
     flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)

@@ -26,19 +26,19 @@ Runs = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN... [--vs RUN...]",
-        help="Run folders, folders of them, or .json results of a benchmark; behind --vs those "
-        "to compare with.",
+        help="Run folders, folders that contain them, or .json results of `rlflame bench`. The "
+        "runs after --vs are the baseline.",
     ),
 ]
 Require = Annotated[
     str | None,
     typer.Option(
         metavar="CLAIM",
-        help="better, equivalent or not-worse than the runs after --vs; exit 1 if it is not.",
+        help="Claim: better, equivalent or not-worse. Exit with code 1 unless data supports it.",
     ),
 ]
 Margin = Annotated[
-    float, typer.Option(metavar="PERCENT", help="Differences within this count as equivalent.")
+    float, typer.Option(metavar="PERCENT", help="Largest difference that counts as equivalent.")
 ]
 Out = Annotated[
     Path | None,
@@ -46,7 +46,7 @@ Out = Annotated[
         "-o",
         "--out",
         metavar="FILE",
-        help="A .md, .html or .json file; - is Markdown here. [default: -]",
+        help="Output file (.md, .html or .json), or - to print Markdown. [default: -]",
     ),
 ]
 
@@ -59,9 +59,9 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Report machines, settings, speed and returns of runs, with all seeds together.
+    """Report the returns, speed, settings and machines of runs.
 
-    With --vs, compare them with other runs: better, equivalent or not worse.
+    With --vs, test whether the runs are better than, equivalent to, or not worse than other runs.
     """
     from rlflame.analysis.report import build
     from rlflame.storage import safetensors_file

@@ -45,9 +45,9 @@ def train(
     plot: PlotReturns = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a policy in a new run folder.
+    """Train a policy and save it in a new run folder.
 
-    These options override --set, which overrides --config, which overrides the preset.
+    Options such as --steps override --set, which overrides --config, which overrides the preset.
     """
     _run_replica_if_launched(dry_run=dry_run)
     from rlflame.cli import sweep
@@ -77,9 +77,9 @@ def resume(
     steps: TotalSteps = None,
     fresh_replay: FreshReplay = False,
 ) -> None:
-    """Continue a run from its newest checkpoint, to the same bits.
+    """Continue a run from its newest checkpoint.
 
-    Workers, fleet and other runtime settings (--set runtime...) may change.
+    The result is bit-for-bit identical to that of an uninterrupted run, on any number of workers.
     """
     _run_replica_if_launched()
     from rlflame.cli import sweep

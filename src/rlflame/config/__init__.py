@@ -1,1 +1,1 @@
-"""Settings: the recipe decides the bits, the runtime decides the speed."""
+"""Settings: the recipe determines the result, the runtime only the speed."""

@@ -47,42 +47,40 @@ class AlgorithmSection(SettingsModel):
 
 
 class PpoSettings(AlgorithmSection):
-    learning_rate: Rate = Field(3e-4, description="Adam's step size.")
-    anneal_learning_rate: bool = Field(True, description="Decrease it linearly to 0.")
-    adam_epsilon: Epsilon = Field(1e-5, description="Adam's epsilon.")
+    learning_rate: Rate = Field(3e-4, description="Adam learning rate.")
+    anneal_learning_rate: bool = Field(True, description="Reduce the learning rate linearly to 0.")
+    adam_epsilon: Epsilon = Field(1e-5, description="Adam epsilon.")
     discount: Fraction = Field(0.99, description="Discount factor.")
     final_discount: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
         None,
-        description="The discount at the horizon. 1 / (1 - discount) changes linearly. Absent: the "
-        "discount is constant.",
+        description="Discount factor at the end of the schedule. 1 / (1 - discount) changes "
+        "linearly. If unset, the discount factor is constant.",
     )
     discount_moves_from: float = Field(
-        0.0,
-        ge=0.0,
-        lt=1.0,
-        description="The fraction of the horizon after which the discount starts to change to "
-        "final_discount.",
+        0.0, ge=0.0, lt=1.0, description="Fraction of the schedule before the discount changes."
     )
     gae_lambda: Fraction = Field(0.95, description="Lambda of generalised advantage estimation.")
-    clip_range: float = Field(0.2, gt=0.0, le=100.0, description="Clip range of the ratio.")
-    anneal_clip_range: bool = Field(False, description="Decrease it linearly to 0.")
+    clip_range: float = Field(
+        0.2, gt=0.0, le=100.0, description="Clip range of the probability ratio."
+    )
+    anneal_clip_range: bool = Field(False, description="Reduce the clip range linearly to 0.")
     clip_range_value: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
-        None, description="Clip range of the value function; absent: no clipping."
+        None, description="Clip range of the value function. If unset, no clipping."
     )
     normalise_advantages: Literal["off", "batch", "minibatch"] = Field(
-        "off", description="Standardise advantages over the batch or over each minibatch."
+        "off", description="Standardise advantages over each batch or each minibatch."
     )
-    recompute_advantages: bool = Field(True, description="Recompute advantages in every epoch.")
+    recompute_advantages: bool = Field(True, description="Recompute advantages before every epoch.")
     scale_rewards: bool = Field(
-        True, description="Divide rewards by the discounted return's running standard deviation."
+        True, description="Divide rewards by the running standard deviation of discounted returns."
     )
-    epochs: Positive = Field(10, le=1000, description="Passes over each batch.")
+    epochs: Positive = Field(10, le=1000, description="Number of passes over each batch.")
     minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
     value_weight: float = Field(0.25, ge=0.0, le=100.0, description="Weight of the value loss.")
-    max_gradient_norm: MaxNorm = Field(0.5, description="Clip the gradient to this norm.")
+    max_gradient_norm: MaxNorm = Field(0.5, description="Clip gradients to this maximum norm.")
     target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
-        None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
+        None, description="End an update if a minibatch's KL estimate exceeds 1.5 times this value."
     )
 
     @model_validator(mode="after")
@@ -102,23 +100,23 @@ class PpoSettings(AlgorithmSection):
 
 
 class ReinforceSettings(AlgorithmSection):
-    learning_rate: Rate = Field(1e-3, description="Adam's step size.")
-    anneal_learning_rate: bool = Field(False, description="Decrease it linearly to 0.")
-    adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
+    learning_rate: Rate = Field(1e-3, description="Adam learning rate.")
+    anneal_learning_rate: bool = Field(False, description="Reduce the learning rate linearly to 0.")
+    adam_epsilon: Epsilon = Field(1e-8, description="Adam epsilon.")
     discount: Fraction = Field(0.99, description="Discount factor.")
     normalise_returns: Literal["off", "episode", "batch"] = Field(
-        "batch", description="Standardise reward-to-go within each episode or over the batch."
+        "batch", description="Standardise the reward-to-go over each episode or over the batch."
     )
     average: Literal["steps", "episodes"] = Field(
         "steps", description="Divide the summed loss by the number of steps or episodes."
     )
     continue_truncated: bool = Field(
         False,
-        description="Extend the reward-to-go of truncated episodes with the batch's mean; needs a "
-        "discount below 1.",
+        description="Continue the reward-to-go of truncated episodes with the mean of the batch. "
+        "Requires a discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
-    max_gradient_norm: MaxNorm = Field(None, description="Clip the gradient to this norm.")
+    max_gradient_norm: MaxNorm = Field(None, description="Clip gradients to this maximum norm.")
 
     @model_validator(mode="after")
     def _check_coherent(self) -> ReinforceSettings:
@@ -128,69 +126,59 @@ class ReinforceSettings(AlgorithmSection):
 
 
 class SacSettings(AlgorithmSection):
-    learning_rate: Rate = Field(3e-4, description="Adam's step size for the actor.")
+    learning_rate: Rate = Field(3e-4, description="Adam learning rate of the actor.")
     critic_learning_rate: Rate | None = Field(
-        None, description="Adam's step size for the critics; absent: the actor's."
+        None, description="Adam learning rate of the critics. If unset, learning_rate."
     )
     entropy_learning_rate: Rate | None = Field(
-        None, description="Adam's step size for the entropy coefficient; absent: the actor's."
+        None, description="Adam learning rate of the entropy coefficient. If unset, learning_rate."
     )
-    anneal_learning_rate: bool = Field(False, description="Decrease the rates linearly to 0.")
-    adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
+    anneal_learning_rate: bool = Field(False, description="Reduce learning rates linearly to 0.")
+    adam_epsilon: Epsilon = Field(1e-8, description="Adam epsilon.")
     discount: Fraction = Field(0.99, description="Discount factor.")
     batch_size: Positive = Field(256, le=1_000_000, description="Transitions per update.")
     buffer_size: Positive = Field(
-        1_000_000, le=1_000_000_000, description="Size of the replay buffer, in transitions."
+        1_000_000, le=1_000_000_000, description="Capacity of the replay buffer in transitions."
     )
     learning_starts: int = Field(
-        10_000,
-        ge=0,
-        le=1_000_000_000,
-        description="Steps with random actions before the first update.",
+        10_000, ge=0, le=1_000_000_000, description="Steps with random actions before any update."
     )
     updates_per_step: float = Field(
-        1.0, gt=0.0, le=1000.0, description="Gradient updates per step."
+        1.0, gt=0.0, le=1000.0, description="Gradient updates per environment step."
     )
-    n_step: Positive = Field(1, le=1000, description="Steps of the n-step return.")
+    n_step: Positive = Field(1, le=1000, description="Number of steps in the n-step return.")
     target_update_rate: float = Field(
-        0.005, gt=0.0, le=1.0, description="Rate of the target critics' moving average."
+        0.005, gt=0.0, le=1.0, description="Rate at which the target critics follow the critics."
     )
     target_update_interval: Positive = Field(
-        1, le=1_000_000, description="Updates per update of the target critics."
+        1, le=1_000_000, description="Number of updates between updates of the target critics."
     )
     policy_delay: Positive = Field(
-        1, le=1_000_000, description="Critic updates per update of the actor and the coefficient."
+        1,
+        le=1_000_000,
+        description="Number of critic updates per update of the actor and the entropy coefficient.",
     )
     entropy_coefficient: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1e6)] = Field(
-        "auto", description="Weight of the entropy; auto adapts it to the target entropy."
+        "auto", description="Weight of the entropy. auto adjusts it to reach target_entropy."
     )
     initial_entropy_coefficient: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
-        1.0, description="Initial coefficient for auto."
+        1.0, description="Initial entropy coefficient if entropy_coefficient is auto."
     )
     target_entropy: Literal["auto"] | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
-        "auto", description="Target entropy; auto is minus the number of action dimensions."
+        "auto", description="Target entropy. auto is minus the number of action dimensions."
     )
     critic_norm: CriticNorm = Field(
         "none",
-        description="batch applies batch normalisation in the critics, over current and next "
-        "observations together, and uses no target critics.",
+        description="Normalisation in the critics. batch normalises current and next observations "
+        "together, and uses no target critics.",
     )
     quantiles: Positive = Field(
-        1,
-        le=100,
-        description="Quantiles of the return that each critic estimates. With 1, it estimates the "
-        "expected return, and the target is the minimum of two critics.",
+        1, le=100, description="Quantiles per critic. With 1, critics estimate the expected return."
     )
     dropped_quantiles: int = Field(
-        0,
-        ge=0,
-        le=99,
-        description="Quantiles per critic that the target leaves out: the highest of the pooled "
-        "quantiles of both target critics.",
+        0, ge=0, le=99, description="Number of top quantiles per critic to omit from the target."
     )
-    max_gradient_norm: MaxNorm = Field(
-        None, description="Clip the gradients of the actor and the critics to this norm."
-    )
+    max_gradient_norm: MaxNorm = Field(None, description="Clip gradients to this maximum norm.")
 
     @model_validator(mode="after")
     def _check_coherent(self) -> SacSettings:
@@ -273,6 +261,6 @@ else:
     AlgorithmSections = create_model(
         "AlgorithmSections",
         __base__=SettingsModel,
-        __doc__="The sections of all algorithms; a recipe has only that of its own algorithm.",
+        __doc__="Sections for all algorithms. A recipe has only the section of its algorithm.",
         **{name: (traits.settings | None, None) for name, traits in TRAITS.items()},
     )

@@ -136,8 +136,10 @@ def _write_trusted(modules: Iterable[str]) -> None:
 
 
 def _get_trust_path() -> Path | None:
-    """Return the path of the list, or None without a home folder. The current folder must not
-    decide what is trusted, so a relative path is ignored."""
+    """Return the path of the list of trusted modules, or None without a home folder.
+
+    Relative paths are ignored, so that the current folder cannot add trusted modules.
+    """
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.expanduser("~/.config")

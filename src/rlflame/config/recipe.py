@@ -1,4 +1,4 @@
-"""The recipe, which decides the bits, and the config of a run: a recipe and a runtime.
+"""The recipe, which determines the result, and the config of a run: a recipe and a runtime.
 
 The descriptions of the fields appear in help texts, error messages and the docs' settings table.
 """
@@ -29,14 +29,16 @@ class EnvironmentSettings(SettingsModel):
         "CartPole-v1",
         min_length=1,
         pattern=r"^([A-Za-z_][\w.]*:)?([\w.-]+/)?[\w.:-]+$",
-        description="A Gymnasium id, or `module:Id` to import the module that registers it.",
+        description="Gymnasium id, or `module:Id` if a module registers the environment.",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Environment arguments.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments for the constructor of the environment."
+    )
     max_episode_steps: Positive | None = Field(
-        None, description="Time limit in steps; by default the environment's registered limit."
+        None, description="Maximum steps per episode. If unset, the environment's registered limit."
     )
     file_digest: str | None = Field(
-        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file; a new run sets it."
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file. Set automatically."
     )
 
     @model_validator(mode="after")
@@ -55,16 +57,20 @@ class EnvironmentSettings(SettingsModel):
 class RolloutSettings(SettingsModel):
     unit: Literal["steps", "episodes"] = Field(
         "steps",
-        description="A fragment is a fixed number of steps, or one whole episode per environment.",
+        description="Collect a fixed number of steps, or one whole episode, per environment.",
     )
     num_slots: Positive = Field(
-        8, le=100_000, description="Slots per iteration; also the maximum number of workers."
+        8,
+        le=100_000,
+        description="Number of slots (groups of environments). Limits the number of workers.",
     )
-    envs_per_slot: Positive = Field(8, le=4096, description="Environments per slot.")
+    envs_per_slot: Positive = Field(8, le=4096, description="Number of environments per slot.")
     steps: Positive = Field(
-        32, le=10_000_000, description="Steps per environment, or the limit of a whole episode."
+        32, le=10_000_000, description="Steps per environment, or the maximum length of an episode."
     )
-    staleness: Literal[0, 1] = Field(0, description="1: collect the next batch while learning.")
+    staleness: Literal[0, 1] = Field(
+        0, description="0 collects the next batch after an update. 1 collects it during the update."
+    )
 
     @property
     def width(self) -> int:
@@ -83,10 +89,12 @@ class RolloutSettings(SettingsModel):
 
 class NetworkSettings(SettingsModel):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
-        (64, 64), max_length=16, description="Units of each hidden layer, in actor and critic."
+        (64, 64), max_length=16, description="Units in each hidden layer of the actor and critic."
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="Activation function.")
-    orthogonal_init: bool = Field(True, description="Orthogonal initial weights; else uniform.")
+    orthogonal_init: bool = Field(
+        True, description="Use orthogonal instead of uniform initial weights."
+    )
     last_layer_scale: float = Field(
         0.01, gt=0.0, le=100.0, description="Initial scale of the actor's last layer."
     )
@@ -95,17 +103,19 @@ class NetworkSettings(SettingsModel):
     )
     exploration: Literal["independent", "gsde"] = Field(
         "independent",
-        description="Exploration noise: drawn at every step (independent), or a function of the "
-        "state that stays fixed for some steps (gsde).",
+        description="Exploration noise: new at every step (independent), or a random function of "
+        "the state that stays the same for several steps (gsde).",
     )
     exploration_interval: Positive | None = Field(
-        None, le=1_000_000_000, description="Steps between gsde's draws; absent: one per episode."
+        None,
+        le=1_000_000_000,
+        description="Steps until gsde draws a new function. If unset, one draw per episode.",
     )
     normalise_observations: bool = Field(
         True, description="Standardise observations with running statistics, saved in the policy."
     )
     observation_clip: float = Field(
-        10.0, gt=0.0, le=1e6, description="Clip standardised observations to this magnitude."
+        10.0, gt=0.0, le=1e6, description="Clip standardised observations to this absolute value."
     )
 
     @model_validator(mode="after")
@@ -120,38 +130,33 @@ class NetworkSettings(SettingsModel):
 class _CommonLearningSettings(SettingsModel):
     """The settings that all algorithms share."""
 
-    algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="The algorithm.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random numbers.")
+    algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="Learning algorithm.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed for all random numbers.")
     horizon_steps: Positive | None = Field(
-        None, description="Step where schedules end; by default the initial stop_at_steps."
+        None, description="Step at which schedules end. If unset, the initial stop_at_steps."
     )
     horizon_iterations: Positive | None = Field(
-        None, description="Iteration where schedules end; by default the initial limit."
+        None, description="Iteration where schedules end. If unset, the initial stop_at_iterations."
     )
     provider: Literal["numpy", "torch"] = Field(
-        "numpy", description="Computes gradients: hand-derived in numpy, or torch's autograd."
+        "numpy", description="Library for gradients: numpy (hand-derived) or torch (autograd)."
     )
     device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Device of torch's gradients; rollouts always run on CPUs."
+        "cpu", description="Device on which torch computes gradients. Rollouts always run on CPUs."
     )
     threads: Positive = Field(
-        1, le=256, description="Threads of the learner, used by BLAS. SAC uses at most two."
+        1, le=256, description="Number of threads that compute gradients. SAC uses at most two."
     )
     gradient_shards: Positive = Field(
-        1,
-        le=4096,
-        description="Parts of each minibatch, whose gradients are added in a fixed order. More "
-        "parts give work to more learners.",
+        1, le=4096, description="Number of parts into which learners can divide each minibatch."
     )
     policy_average: Positive | None = Field(
         None,
-        description="Evaluate and save the average of the policies of about this many iterations, "
-        "at most of the last twentieth. It never acts in training. Absent: the newest policy.",
+        description="Evaluate and save an average of the policies of about this many iterations, "
+        "at most the last twentieth. Training uses the newest policy. If unset, no average.",
     )
     init_policy: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{32}$",
-        description="Content hash of the policy from which --init-from copied the weights.",
+        None, pattern=r"^[0-9a-f]{32}$", description="Hash of the policy that --init-from copied."
     )
     environment: EnvironmentSettings = EnvironmentSettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -224,22 +229,26 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
 
 class EvaluationSettings(SettingsModel):
-    """When and how the policy is evaluated, which never changes the weights."""
+    """When and how the policy is evaluated. These settings never change the weights."""
 
     every_steps: Positive | None = Field(
-        None, description="Steps between evaluations during training; absent: only at the end."
+        None, description="Steps between evaluations. If unset, evaluate only at the end."
     )
-    episodes: Positive = Field(8, le=100_000, description="Episodes per evaluation.")
-    final_episodes: Positive = Field(20, le=100_000, description="Episodes per final evaluation.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the evaluation episodes.")
-    max_episode_steps: Positive = Field(10_000, description="Truncate longer evaluation episodes.")
+    episodes: Positive = Field(
+        8, le=100_000, description="Number of episodes per evaluation during training."
+    )
+    final_episodes: Positive = Field(
+        20, le=100_000, description="Number of episodes in the final evaluation."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed for the evaluation episodes.")
+    max_episode_steps: Positive = Field(10_000, description="Maximum steps per evaluation episode.")
     until_return: float | None = Field(
-        None, description="Stop once the 95% interval of an evaluation is above this return."
+        None, description="Stop if an evaluation's 95% confidence interval is above this return."
     )
 
 
 class Recipe(SettingsModel):
-    """The settings that decide the bits: equal recipes give bit-identical weights."""
+    """Settings that determine the result: equal recipes give bit-for-bit identical weights."""
 
     stop_at_steps: Positive | None = Field(None, description="Train for this many steps.")
     stop_at_iterations: Positive | None = Field(None, description="Train for this many iterations.")
@@ -290,7 +299,7 @@ def make_defaults(algorithm: str) -> dict[str, Any]:
 
 
 class RunConfig(Recipe):
-    """A recipe and the runtime to run it with."""
+    """A recipe and a runtime."""
 
     runtime: RuntimeSettings = RuntimeSettings()
 

@@ -1,6 +1,6 @@
-"""The runtime, which decides the speed: where a run executes, how it is shown, what it keeps.
+"""The runtime: where a run executes, how progress is shown, and which files are kept.
 
-No setting here may change a bit of the weights.
+These settings affect the speed and must never change the weights.
 """
 
 from __future__ import annotations
@@ -36,89 +36,91 @@ class FlameSettings(SettingsModel):
     """How a run uses a Flame cluster."""
 
     cpu: int | None = Field(
-        None, ge=0, le=1024, description="CPUs per executor; by default the cluster's setting."
+        None, ge=0, le=1024, description="CPUs per executor. If unset, the default of the cluster."
     )
     memory: str | None = Field(
         None,
         pattern=r"^[0-9]+[kmgtKMGT]?$",
-        description="Memory per executor, such as 2g; by default the cluster's setting.",
+        description="Memory per executor, such as 2g. If unset, the default of the cluster.",
     )
     min_executors: int = Field(0, ge=0, le=4096, description="Minimum number of executors.")
     python_version: str | None = Field(
         None,
         pattern=r"^3\.[0-9]+$",
-        description="The executors' Python, such as 3.12. The default is this machine's version "
-        "if packages are installed, and the executors' own version otherwise.",
+        description="Python version of the executors, such as 3.12. If unset, the version of this "
+        "machine if executors install packages, and their own version otherwise.",
     )
     dependencies: Literal["auto", "prepared", "install"] = Field(
         "auto",
-        description="Whether executors have numpy and Gymnasium (prepared) or install them for "
-        "each run (install). auto asks the executors.",
+        description="Whether executors already have numpy and Gymnasium (prepared) or install them "
+        "for each run (install). auto installs them only if needed.",
     )
     extra_dependencies: tuple[str, ...] = Field(
-        (), description="Additional packages to install for your environment."
+        (), description="Additional packages that executors install for your environment."
     )
-    template: str | None = Field(None, description="Application template; by default flmrun.")
-    start_deadline_s: float = Field(300.0, gt=0.0, description="Longest wait for an executor.")
+    template: str | None = Field(None, description="Flame application template. If unset, flmrun.")
+    start_deadline_s: float = Field(300.0, gt=0.0, description="Seconds to wait for an executor.")
     task_deadline_s: float = Field(
-        600.0, gt=0.0, description="Retry a slower fragment elsewhere, up to max_retries times."
+        600.0,
+        gt=0.0,
+        description="Seconds until a task is sent to another executor, up to max_retries times.",
     )
     reconnect_s: float = Field(
-        120.0, ge=0.0, description="Longest outage of the session manager or cache during a run."
+        120.0, ge=0.0, description="Maximum outage of the session manager or cache, in seconds."
     )
-    delay_release_s: int = Field(120, ge=1, le=86_400, description="Time idle executors are kept.")
+    delay_release_s: int = Field(
+        120, ge=1, le=86_400, description="Seconds after which an idle executor is released."
+    )
 
 
 class RuntimeSettings(SettingsModel):
-    """The settings that decide the speed and change no bit of the weights."""
+    """Settings that affect the speed of a run but never its weights."""
 
     fleet: Literal["auto", "local", "flame", "inline"] = Field(
         "auto",
-        description="Where rollouts run: worker processes (local), a Flame cluster (flame) or this "
-        "process (inline). auto is local. If a cluster is configured, auto times both in the first "
-        "iterations and continues with the faster.",
+        description="Where rollouts run: in local worker processes (local), on a Flame cluster "
+        "(flame) or in the main process (inline). auto is local unless a Flame cluster is "
+        "configured. In that case, training times both and continues with the faster one.",
     )
     workers: Positive | None = Field(
         None,
         le=4096,
-        description="Worker processes; by default one per usable core. On Flame, the maximum "
-        "number of executors; by default all that fit.",
+        description="Number of local worker processes, by default one per usable core. On Flame, "
+        "the maximum number of executors, by default all that fit.",
     )
     learners: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="Processes that share the gradient computation. auto times one and several "
-        "learners at the start and continues with the faster.",
+        description="Number of processes that compute gradients. auto times one and several "
+        "learners and continues with the faster choice.",
     )
     learner_deadline_s: float = Field(
-        60.0, gt=0.0, description="A learner that takes longer counts as hung."
+        60.0, gt=0.0, description="Seconds to wait for a learner before it counts as hung."
     )
     compare_learners_every: Positive | None = Field(
-        None, description="Updates between comparisons of the learners' states; absent: none."
+        None, description="Updates between comparisons of the learners' states. If unset, none."
     )
     env_file: str | None = Field(
         None,
-        description="A Python file with your environment, sent to every worker. In a config file, "
-        "a path relative to that file.",
+        description="Python file that defines your environment. It is sent to all workers. In a "
+        "config file, the path is relative to that file.",
     )
     out: str | None = Field(
-        None,
-        description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED, with a number "
-        "added if that folder exists.",
+        None, description="Run folder. If unset, a new folder runs/ENVIRONMENT-ALGORITHM-SEED."
     )
     checkpoint_every_steps: Positive = Field(
-        100_000, description="Steps between checkpoints; one is always written at the end."
+        100_000, description="Steps between checkpoints. The last step always has a checkpoint."
     )
     keep_checkpoints: Positive = Field(3, description="Number of newest checkpoints to keep.")
     video_every_steps: Positive | None = Field(
-        None, description="Steps between short videos of the policy, in videos/; absent: none."
+        None, description="Steps between short videos of the policy in videos/. If unset, none."
     )
     step_deadline_s: float = Field(
-        60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
+        60.0, gt=0.0, description="Seconds after which an environment step counts as hung."
     )
-    max_retries: int = Field(3, ge=0, le=1000, description="Retries of a lost worker's fragment.")
+    max_retries: int = Field(3, ge=0, le=1000, description="Retries per task if workers are lost.")
     progress: Literal["auto", "live", "plain", "json", "quiet"] = Field(
-        "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
+        "auto", description="Progress display. auto is live on a terminal and plain otherwise."
     )
-    tensorboard: bool = Field(False, description="Write curves for TensorBoard to the run folder.")
+    tensorboard: bool = Field(False, description="Write TensorBoard logs to the run folder.")
     debug: bool = Field(False, description="Show tracebacks and the output of environments.")
     flame: FlameSettings = FlameSettings()

@@ -46,7 +46,7 @@ def generate_turns(
     """Yield for each iteration the side that runs it, and whether it is timed into `rates`.
 
     The home side runs until the away side `is_ready`. After that, the choice takes at most
-    seventeen iterations. `is_complete`: whether all workers of the away side have answered.
+    16 iterations. `is_complete`: whether all workers of the away side have answered.
     """
     yield "home", False
     while not is_ready():

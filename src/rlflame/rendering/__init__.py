@@ -1,1 +1,1 @@
-"""Pictures and films of policies, and clips during training."""
+"""Images and videos of policies, and clips during training."""

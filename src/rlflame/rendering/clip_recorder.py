@@ -47,9 +47,9 @@ def render_job(job: RenderJob, is_stopped: Callable[[], bool]) -> RenderResult:
 
 
 class ClipRecorder:
-    """A recorder that also films the policy every `every_steps` steps; with 0, never.
+    """A recorder that also records the policy every `every_steps` steps; with 0, never.
 
-    It makes one clip at a time. Of several waiting policies, it films the newest.
+    It makes one clip at a time. Of several waiting policies, it records the newest.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ClipRecorder:
     def close(self, hurry: Callable[[], bool]) -> None:
         """Wait for the present clip, or cancel it if there is no time."""
         if self.is_busy() and not hurry():
-            self._note("The last film is being drawn; Ctrl-C goes without it.")
+            self._note("The last video is being rendered; press Ctrl-C to skip it.")
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while (thread := self._thread) is not None:
             if hurry() or time.monotonic() > deadline:
@@ -123,11 +123,11 @@ class ClipRecorder:
             thread.join(_POLL_S)
         self._report_failure()
         if self._due_count:
-            films = format_count(self._due_count, "film")
-            self._note(f"{self._rendered_count} of {films} drawn: {self._folder}.")
+            videos = format_count(self._due_count, "video")
+            self._note(f"{self._rendered_count} of {videos} rendered: {self._folder}.")
 
     def _offer(self, progress: Progress, policy: PolicyArrays) -> None:
-        """Film this policy as soon as no other clip is being made."""
+        """Record this policy as soon as no other clip is being made."""
         from rlflame.rendering import episodes, policy_render  # imports Gymnasium
 
         # Copies: the learner changes the arrays in place.
@@ -173,5 +173,5 @@ class ClipRecorder:
 
     def _report_failure(self) -> None:
         if self._failure:
-            self._note(f"There will be no more films of this run: {self._failure}")
+            self._note(f"No more videos of this run are rendered: {self._failure}")
             self._failure = ""

@@ -1,4 +1,4 @@
-"""Draws a policy file into an image or a film, in a process with working graphics."""
+"""Draws a policy file into an image or a video, in a process with working graphics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resolve_kind(out: Path) -> RenderKind:
     if kind is None:
         raise ConfigError(
             f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.",
-            format_shell("-o", replace_suffix(out, ".gif", "film")),
+            format_shell("-o", replace_suffix(out, ".gif", "video")),
         )
     if kind == "mp4":
         check_extra("imageio_ffmpeg", "no .mp4 can be written", "video")
@@ -60,7 +60,7 @@ def check_options(options: RenderOptions) -> None:
             f"--best-of {options.episodes * 10}",
         )
     if options.kind == "window" and options.versus_untrained:
-        raise ConfigError("--human shows one policy.", "-o film.gif --vs-untrained")
+        raise ConfigError("--human shows one policy.", "-o video.gif --vs-untrained")
     if options.kind == "gif" and (options.fps or 0.0) > MAX_GIF_FPS:
         raise ConfigError(
             f"--fps {options.fps:g} is more than viewers show of a GIF.",
@@ -146,7 +146,7 @@ def check_display(environment: Mapping[str, str]) -> None:
         raise RenderError(
             "There is no display here, so no window can be opened (DISPLAY and WAYLAND_DISPLAY "
             "are not set).",
-            "-o film.gif instead of --human",
+            "-o video.gif instead of --human",
         )
 
 

@@ -1,1 +1,1 @@
-"""Everything that a worker imports: numpy and gymnasium, and nothing else of rlflame."""
+"""Everything that a worker imports; depends only on numpy and Gymnasium."""

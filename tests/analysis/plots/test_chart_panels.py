@@ -1,4 +1,4 @@
-"""`plot` of runs of several environments: a panel for each."""
+"""`plot` of runs in several environments: one panel for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflame.storage import run_reader
 
 @pytest.fixture
 def two_environments(tmp_path, monkeypatch):
-    """PPO and REINFORCE in one; PPO in another, whose returns are a thousand times as large."""
+    """PPO and REINFORCE in one environment, and PPO in another with much larger returns."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs"
     for seed in range(3):
@@ -59,7 +59,7 @@ def test_each_environment_has_axes_limits_and_a_legend_of_its_own(two_environmen
 
 
 def test_what_is_called_alike_has_one_colour_in_all_panels(two_environments):
-    # PPO is first in Hopper, and second in CartPole.
+    # PPO is first in Hopper and second in CartPole.
     names = ("z-0", "z-1", "z-2", "re-0", "re-1", "ppo-0", "ppo-1", "ppo-2")
     found = [run_reader.read_run(two_environments / name) for name in names]
     hopper, cartpole = matplotlib_backend.make_figure(curves.make_figure(found)).axes
@@ -76,7 +76,7 @@ def test_a_name_that_a_panel_has_twice_is_two_lines():
 
 
 def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environments):
-    """A seed that occurs twice is two lines, and the next one is itself in both panels."""
+    """A seed that occurs twice gives two lines. The other seed has one style in both panels."""
     found = [run_reader.read_run(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
     hopper, cartpole = matplotlib_backend.make_figure(curves.make_figure([found[0], *found])).axes
     colours = {line.get_label(): line.get_color() for line in hopper.lines}
@@ -89,11 +89,11 @@ def test_panels_are_drawn_as_asked_and_what_lines_are_is_said_once(two_environme
     found = read(two_environments)
     panels = curves.make_figure(found, "wall", "eval_return_mean", 2)
     assert isinstance(panels, Panels)
-    # 30 seconds in one, two hours in the other.
+    # 30 seconds in one environment, two hours in the other.
     assert [chart.x_label for chart in panels.parts] == ["Wall clock (s)", "Wall clock (h)"]
     for chart in panels.parts:
         assert chart.y_label == "Evaluation return, mean of 2"
-    # Seed 1 is the middle one: 100,001 and 200,001 have the mean 150,001.
+    # Seed 1 is the median: 100,001 and 200,001 have the mean 150,001.
     assert panels.parts[1].series[0].y[1] == pytest.approx(150_001)
     texts = matplotlib_backend.make_figure(panels).findobj(
         lambda artist: hasattr(artist, "get_text")
@@ -128,7 +128,7 @@ def test_a_picture_of_panels_is_as_wide_and_grows_by_rows(two_environments):
     assert rlflame("plot", two_environments).code == 0
     sizes = (two_environments.parent / "plot.png").read_bytes()[16:24]
     assert int.from_bytes(sizes[:4], "big") == 1200
-    assert int.from_bytes(sizes[4:], "big") > 1200  # five panels are three rows
+    assert int.from_bytes(sizes[4:], "big") > 1200  # five panels need three rows
 
 
 @pytest.mark.parametrize(

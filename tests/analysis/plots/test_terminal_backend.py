@@ -1,4 +1,4 @@
-"""Charts in characters on terminals of any width: no line is longer, and nothing is lost."""
+"""Charts as text for terminals of any width: no line is too long, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_said_is_said_at_every_width(width):
     text = terminal_backend.render_text(chart(), width)
     for part in ("Evaluation return", "Environment steps", *chart().title.split(), "Line: mean."):
         assert all(word in words(text) for word in part.split())
-    # The long name is broken, and whole.
+    # The long name is wrapped and complete.
     assert "".join(chart().notes).replace(" ", "") in "".join(text.split())
     for series in chart().series:
         assert series.label.replace(" ", "") in "".join(text.split())
@@ -62,7 +62,7 @@ def test_what_is_said_is_said_at_every_width(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_numbers_on_the_axes_do_not_run_into_each_other(width):
-    # The lines with numbers alone; the axis of returns has a bar beside it.
+    # Only the lines with numbers. The axis of returns has a bar next to it.
     rows = [line for line in terminal_backend.render_text(chart(), width).splitlines()
             if line.strip() and set(line) <= set("0123456789.kM -")]  # fmt: skip
     (under,) = rows
@@ -85,6 +85,6 @@ def test_bars_are_as_long_as_their_numbers_at_every_width(width):
     assert len(lengths) == 4
     by_height = sorted(range(4), key=lambda i: BARS.heights.T.flat[i])
     assert [lengths[i] for i in by_height] == sorted(lengths)
-    # The mark stands at 16, and the bar ends at 12.34: as far apart as that, to half a character.
+    # The mark is at 16, and the bar ends at 12.34. The distance is correct to half a character.
     ideal = lines[2].index("┊") - lines[2].index("█")
     assert lengths[2] == pytest.approx(ideal * 12.34 / 16.0, abs=1.0)

@@ -1,4 +1,4 @@
-"""Learners that torchrun starts: equal bits, and what remains when one dies, hangs or fails."""
+"""Learners that torchrun starts: identical results, and the outcome if one dies, hangs or fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logs(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("metrics.jsonl", "episodes.csv")]
 
 
-#: The second process waits before it joins, and shows that by a file.
+#: The second process waits before it joins, and creates a file to show this.
 STALLS = """
 import os
 if os.environ.get("RANK") == "1":
@@ -81,7 +81,7 @@ def free_port() -> str:
 
 
 def test_processes_that_torchrun_starts_learn_as_one(tmp_path):
-    """As one group, and as two groups that meet at a port, as two machines would."""
+    """As one group, and as two groups that meet at a port, like two machines."""
     words = ("train", *SHARDED_RUNS["ppo"], "--quiet")
     assert rlflame(*words, "--out", tmp_path / "1").code == 0
 
@@ -101,7 +101,7 @@ def test_processes_that_torchrun_starts_learn_as_one(tmp_path):
     assert digest(tmp_path / "1") == digest(tmp_path / "2") == digest(tmp_path / "3")
 
 
-#: The second learner stops, or never returns from its own arithmetic.
+#: The second learner stops, or hangs in its own computation.
 HANGS = """
 import os
 if os.environ.get("RANK") == "1":
@@ -128,12 +128,12 @@ def test_a_learner_of_torchrun_that_hangs_is_named_and_nobody_waits_for_it(
     learner = int((tmp_path / "hung").read_text())
     assert re.search(hung(1, learner, 2), spoken.events()[-1]["message"])
     assert not is_alive(learner)
-    # What torchrun says where it had to kill a process, for which it waits half a minute.
+    # torchrun prints this when it has to kill a process, for which it waits half a minute.
     assert "forcefully" not in spoken.err
 
 
 def test_ctrl_c_does_not_wait_for_a_learner_that_it_has_ended(tmp_path, monkeypatch):
-    """It reaches the others too, while torch still loads."""
+    """The signal reaches the other learners too, while torch is still loading."""
     (tmp_path / "sitecustomize.py").write_text(STALLS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     words = ("train", *ENDLESS_RUN, "--json", "--out", tmp_path / "x")
@@ -151,13 +151,13 @@ def test_a_run_whose_torchrun_is_killed_saves_and_ends(tmp_path):
     running = launched(*words, nproc_per_node="2", master_port=free_port())
     first_iteration(running)
     running.kill()
-    spoken = finished(running, 100.0)  # what it has started holds its streams open until it ends
+    spoken = finished(running, 100.0)  # the children hold its output open until they end
     assert re.search("^Stopped at step .* everything is saved", spoken.events()[-1]["message"])
 
 
 @pytest.mark.parametrize("words", [("resume", "x"), ("train", *TINY, "--dry-run")])
 def test_where_nothing_is_left_to_learn_torchrun_ends(words, tmp_path, monkeypatch):
-    """Nobody waits for a first process that has no need of the others."""
+    """The other processes do not wait for a first process that does not need them."""
     monkeypatch.chdir(tmp_path)
     assert rlflame("train", *SHARDED_RUNS["ppo"], "--out", "x").code == 0
     running = launched(*words, nproc_per_node="2", master_port=free_port())

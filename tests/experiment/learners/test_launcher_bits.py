@@ -1,8 +1,8 @@
-"""One table: three algorithms by numbers of learners by fleets, and the digests of a row are equal.
+"""Three algorithms, several numbers of learners and fleets: equal digests in each row.
 
-Everything is as in use: learners are processes that meet over torch.distributed, rollouts come from
-worker processes here or from Flame (the stub, or the cluster that FLAME_ENDPOINT names). Each row
-is held against one learner that collects its rollouts itself.
+The learners are processes that communicate with torch.distributed. Rollouts come from local worker
+processes or from Flame (the stub, or the cluster that FLAME_ENDPOINT names). The expected digest of
+a row comes from one learner with the inline fleet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from tiny_runs import run
 from rlflame.fleet.local import LocalFleet
 from rlflame.learning.parallel.process_group import Shards, release_replicas
 
-#: Eight shards, however many learners there are. The last of them is shorter than the first in
-#: PPO's minibatches of 50 and of 42 samples and in SAC's of 15; REINFORCE's are what episodes give.
+#: Eight shards for any number of learners. The last shard is shorter than the first in PPO's
+#: minibatches of 50 and 42 samples and in SAC's minibatches of 15. In REINFORCE, the lengths of the
+#: shards depend on the episodes.
 ROWS = {
     name: case | {"gradient_shards": 8}
     for name, case in (("reinforce", REINFORCE), ("ppo", PPO), ("sac", SAC))
@@ -39,7 +40,7 @@ def fleets():
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What every cell of a row has to be: the digest, and every number on the way to it."""
+    """The expected results of each cell in a row: the digest and all recorded numbers."""
     folder = tmp_path_factory.mktemp("alone")
     runs = {name: run(recipe(row, 3)) for name, row in ROWS.items()}
     cells = {name: (ran.state_digest(folder), ran.recorded.metrics) for name, ran in runs.items()}

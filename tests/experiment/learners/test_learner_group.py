@@ -1,4 +1,4 @@
-"""Learners on one machine as processes: equal bits whatever becomes of the other learners."""
+"""Learner processes on one machine: identical results, even if other learners are lost."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def running_learners(pid: int) -> list[int]:
 
 
 def has_joined(pid: int) -> bool:
-    """Whether a learner uses the memory of the group; before, it may not know its parent."""
+    """Whether a learner uses the group's memory. Before that, it may not know its parent."""
     maps = Path(f"/proc/{pid}/maps")
     return not maps.exists() or "rlflame-learners" in maps.read_text()
 
 
 class Group:
-    """A learner alone and a group of learners beside it that has joined."""
+    """One learner, and a group of learners in the same state."""
 
     def __init__(self, learning: LearningSettings, size: int, **runtime: object) -> None:
         self.notes: list[str] = []
@@ -70,7 +70,7 @@ class Group:
 
 @pytest.fixture
 def make_group():
-    """Makes groups that are closed at the end of the test."""
+    """Makes groups and closes them at the end of the test."""
     made: list[Group] = []
 
     def make(*words, **runtime) -> Group:
@@ -85,7 +85,7 @@ def make_group():
 
 
 class Alone:
-    """Batches, and the metrics and the state of one learner after each of them."""
+    """Batches, and the metrics and state of one learner after each of them."""
 
     def __init__(self, **options: object) -> None:
         self.learning = LearningSettings.model_validate(
@@ -137,7 +137,7 @@ def test_a_group_continues_from_a_loaded_state(sharded, make_group):
 def test_a_learner_that_is_lost_at_any_exchange_costs_no_bit(
     number, exchange, sharded, make_group, monkeypatch
 ):
-    """The rest of the group continues, and the next batches are those of one learner too."""
+    """The rest of the group continues, and later results are also identical to one learner's."""
     made = make_group(sharded.learning, 4, learner_deadline_s=1.0)
     pid, group = made.pids[1], made.group._group
     gather, calls = group.gather, []
@@ -214,7 +214,7 @@ def test_a_trial_keeps_the_faster_side_and_the_bits(sharded, make_group, monkeyp
     made.group._trial_s = []
     for batch in (*sharded.data, *sharded.data):
         made.group.update(batch, 0.1)
-    # Both sides take one tick, and one process is enough then.
+    # Both variants take one tick of the fake clock, so one process is chosen.
     assert made.pids == []
     assert len(made.notes) == 1
     alone = learner(sharded.learning, spec_of())
@@ -249,7 +249,7 @@ def test_runs_with_several_learners_end_in_the_bits_of_one(algorithm, tmp_path):
 
 @pytest.fixture
 def endless(tmp_path, monkeypatch):
-    """A run without an end that three processes learn in, and the other two of them."""
+    """An endless run with three learners, and the processes of two of them."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     words = ("train", *ENDLESS_RUN, "--learners", "3", "--json", "--out", tmp_path / "x")
@@ -278,7 +278,7 @@ def test_no_stopped_learner_outlives_a_killed_run(endless):
     os.kill(learners[0], signal.SIGSTOP)
     running.kill()
     running.wait()
-    if sys.platform == "linux":  # elsewhere a stopped process stays until it continues
+    if sys.platform == "linux":  # on other systems, a stopped process remains until it continues
         wait_until(lambda: not any(map(is_alive, learners)))
 
 
@@ -304,7 +304,7 @@ def test_the_second_signal_ends_a_run_that_waits_for_a_learner(tmp_path):
         (pid,) = running_learners(running.pid)
         os.kill(pid, signal.SIGSTOP)
         running.send_signal(signal.SIGTERM)
-        time.sleep(0.3)  # signals of one kind are one until they are delivered
+        time.sleep(0.3)  # equal signals merge until they are delivered
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=60) in (130, -signal.SIGINT, 143)
         wait_until(lambda: not is_alive(pid))
@@ -312,7 +312,7 @@ def test_the_second_signal_ends_a_run_that_waits_for_a_learner(tmp_path):
         running.kill()
 
 
-#: Python runs this when it starts; it breaks the gradients of the other learners only.
+#: Python runs this module at start. It breaks the gradients of the other learners only.
 BREAKS = """
 import sys
 if "rlflame.experiment.learners.learner_main" in sys.orig_argv:

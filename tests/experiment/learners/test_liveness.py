@@ -1,4 +1,4 @@
-"""Who of several learners is well, asked over the port where they met."""
+"""The state of several learners, read over the port of their rendezvous."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlflame.experiment.learners.liveness import (
 
 
 class Called(LivenessMonitor):
-    """A part of it whose exchanges are said here."""
+    """A monitor whose number of exchanges the test sets."""
 
     def __init__(self, meeting, rank, size):
         self.exchanges, self.meeting = 0, meeting
@@ -31,7 +31,7 @@ class Called(LivenessMonitor):
 
 @pytest.fixture
 def calls():
-    """The monitors of three learners, of which the first has made five exchanges."""
+    """The monitors of three learners. The first learner has made five exchanges."""
     meeting, store = hosted(socket.create_server((HERE, 0)))
     found = [Called(meeting, rank, 3) for rank in range(3)]
     found[0].exchanges = 5
@@ -72,7 +72,7 @@ def test_one_that_ends_by_itself_is_meant_one_that_another_takes_along_is_not(ca
 
 
 def test_only_those_who_begin_together_answer(calls):
-    """Torchrun may begin again at the same port."""
+    """torchrun may start another group at the same port."""
     again = calls[0].meeting._replace(attempt="1")
     first, other = (Called(again, rank, 2) for rank in range(2))
     other.report_exit(healthy=True)
@@ -91,7 +91,7 @@ def test_nobody_begins_before_all_are_there(calls):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(0.2)  # whoever does not wait is over by then
+        thread.join(0.2)  # a thread that does not wait has ended by now
         assert thread.is_alive()
     come(2)
     for thread in threads:

@@ -1,4 +1,4 @@
-"""One learner, two or four: equal bits for every algorithm, whatever their shards look like."""
+"""One, two or four learners give identical results, for all algorithms and shards of any size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflame.experiment.learners.launcher import LOST_EXIT_CODE
 from rlflame.learning.networks import mlp
 
 _ROLLOUT = {"num_slots": 2, "envs_per_slot": 3, "steps": 32}
-#: 192 samples: a minibatch of 50 has unequal parts, and the last of an epoch 42 samples.
+#: 192 samples: a minibatch of 50 has unequal shards, and the last one of an epoch has 42 samples.
 PPO = {
     "gradient_shards": 4,
     "rollout": _ROLLOUT,
@@ -70,7 +70,7 @@ def recipe(learning, iterations=2):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_number_of_learners_changes_no_bit(case, tmp_path, monkeypatch):
-    # Chunks shorter than a shard, so that their bounds are seen to be those of the shards.
+    # With chunks shorter than a shard, their bounds must be aligned with those of the shards.
     monkeypatch.setattr(mlp, "CHUNK_ROWS", 32)
     wanted = recipe(CASES[case])
     alone = run(wanted)
@@ -89,21 +89,21 @@ def test_the_number_of_shards_is_of_the_recipe(tmp_path):
 
 
 def test_a_run_may_go_on_with_another_number_of_learners(tmp_path):
-    """Two iterations by two learners, one by four and one alone, through all that is saved."""
+    """Two iterations with two learners, one with four and one with one, with all saved state."""
     whole = run(recipe(SAC, 4)).state_digest(tmp_path)
     end = crews.resumed_by(recipe(SAC, 4), [(2, 2), (4, 1), (1, 1)])
     assert end.state_digest(tmp_path) == whole
 
 
 def resolved(*words):
-    """What a command comes to."""
+    """The config of a command."""
     spoken = rlflame("train", *words, "--dry-run", "--json")
     assert spoken.code == 0, spoken.err
     return spoken.json()["config"]["learning"]
 
 
 def test_a_recipe_of_several_learners_is_scaled_as_theirs_is():
-    """By hand: world size 4 of a batch of 4096 at 0.001; every other field is as it was."""
+    """World size 4 with a batch of 4096 at a rate of 0.001. All other fields are unchanged."""
     words = ("--env", "cartpole", "--learners", "4", "--set", "ppo.minibatch_size=4096")
     words = (*words, "--set", "ppo.learning_rate=0.001", "--set", "rollout.steps=2048")
     exact, theirs = resolved(*words), resolved(*words, "--scale-batch", "--scale-lr")
@@ -121,7 +121,7 @@ def test_a_recipe_of_several_learners_is_scaled_as_theirs_is():
 
 
 def test_no_minibatch_is_scaled_beyond_what_is_collected():
-    """8 times 32 samples, where an iteration has 4 environments of 32 steps."""
+    """An iteration has 4 environments with 32 steps; the scaled minibatch is 8 times 32 samples."""
     words = ("train", "--env", "cartpole", "--learners", "8", "--scale-batch", "--dry-run")
     shape = ("rollout.num_slots=2", "rollout.envs_per_slot=2", "ppo.minibatch_size=32")
     words = (*words, *(word for setting in shape for word in ("--set", setting)))
@@ -138,7 +138,7 @@ def test_one_learner_scales_nothing():
 
 
 def test_a_learner_whose_others_are_lost_ends_after_a_moment_as_one_of_the_lost(monkeypatch):
-    """Its own thread may hang, and could not end it."""
+    """Its own thread may hang, and could not end the process."""
     done = []
     monkeypatch.setattr(replica_main, "time", SimpleNamespace(sleep=lambda _: done.append("pause")))
     monkeypatch.setattr(replica_main, "_exit", done.append)

@@ -1,8 +1,8 @@
-"""What distributed learners elsewhere get wrong: what is of a whole minibatch, each does alone.
+"""Common faults of distributed learners, which compute per learner what belongs to the minibatch.
 
-Whether it is of the whole is seen against one learner with one shard: another order of the sums,
-and nothing else, so the weights are equal but for rounding. Each fault is put in, to see by how
-much more it would end elsewhere on the same rollouts.
+The expected values come from one learner with one shard. Without a fault, several learners differ
+from it only by rounding, because the order of the sums differs. Each test inserts a fault, and
+checks that the difference would be much larger on the same rollouts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlflame.learning.parallel.process_group import release_replicas
 from rlflame.learning.parallel.units import Units
 from rlflame.learning.ppo import ppo
 
-#: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.
+#: With a small epsilon, Adam would turn a rounding error in a small gradient into a full step.
 STRICT_PPO = PPO | {
     "ppo": PPO["ppo"]
     | {
@@ -98,7 +98,7 @@ def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere
 
 
 def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
-    """The estimate on the samples of each shard, beside that of all, at the same updates."""
+    """Compare the estimate of each shard with that of the whole minibatch, at the same updates."""
     own: dict[int, list[float]] = {number: [] for number in range(4)}
     whole = Units.compute_gradient
 
@@ -115,7 +115,7 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
     monkeypatch.setattr(Units, "compute_gradient", gradient)
     learned_by(4, recipe(STRICT["ppo"], iterations=1))
     limit = ppo.KL_STOP_FACTOR * STRICT["ppo"]["ppo"]["target_kl"]
-    # All came to the same last minibatch, long before the epochs were used up.
+    # All shards end at the same minibatch, long before the last epoch.
     assert len({len(seen) for seen in own.values()}) == 1
     assert 1 < len(own[0]) < 10 * 4
     alone = {next((n for n, kl in enumerate(seen) if kl > limit), None) for seen in own.values()}
@@ -123,7 +123,7 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
 
 
 def test_no_two_environments_are_alike_however_many_learners_there_are():
-    """Where every learner collects for itself it is easy to collect the same N times."""
+    """If each learner collects its own rollouts, an easy mistake is to collect the same ones."""
     found = learned_by(2, recipe(PPO, 2))
     columns = [
         fragment.observations[:, row]
@@ -132,14 +132,14 @@ def test_no_two_environments_are_alike_however_many_learners_there_are():
     ]
     assert len(columns) == 6
     for one, other in itertools.combinations(columns, 2):
-        # From the first observation on, and after every reset.
+        # The first observations differ, and also those after each reset.
         assert not (one == other).all(axis=1).any()
     episodes = [e for part in found.recorded.fragments for f in part for e in f.episodes]
     assert len({episode.seed for episode in episodes}) == len(episodes) > 6
 
 
 def test_every_learner_makes_the_same_number_of_steps():
-    """Of unequal numbers of minibatches, one learner would wait for a gradient that never comes."""
+    """With unequal numbers of minibatches, one learner would wait forever for a gradient."""
 
     def work(seat):
         if seat.rank:
@@ -151,6 +151,7 @@ def test_every_learner_makes_the_same_number_of_steps():
 
     gathers = together(4, work)[-1]
     assert len(set(gathers)) == 1
-    # 2 iterations of 2 epochs with 4 minibatches, each with gradients, numbers and weights; values
-    # once for each epoch; three vectors at the end of an iteration; and the fingerprints.
+    # There are 2 iterations of 2 epochs with 4 minibatches, each with gradients, numbers and
+    # weights, values once per epoch, three vectors at the end of an iteration, and the
+    # fingerprints.
     assert gathers[0] == 2 * (2 * 4 * 3 + 2 + 3) + 1

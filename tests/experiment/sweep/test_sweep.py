@@ -1,7 +1,7 @@
-"""Many seeds as one job: every one of them is the lone run that it would have been.
+"""Several seeds as one job: each of them is identical to a single run.
 
-The expectation of a run is always a lone run of the same recipe and seed; of a statistic, the sum
-done by hand.
+The expected values of a run come from a single run of the same recipe and seed. Those of a
+statistic are computed by hand.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def config(*more: str, env: str = "cartpole", **settings):
     return make_config(env, sets=sets, settings={"stop_at_steps": 256, **settings})
 
 
-# Which seeds.
+# Selecting seeds.
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_long_list_does_not_become_a_long_name():
     assert format_folder_name(range(0, 200, 2)) == "100-seeds"
 
 
-# How a machine is shared.
+# Sharing a machine.
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_long_list_does_not_become_a_long_name():
         (3, {"cores": 16, "split": False}, SweepResources(3, 0)),
         (10, {"cores": 8, "threads": 4}, SweepResources(2, 0)),
         (10, {"cores": 1, "threads": 4}, SweepResources(1, 0)),
-        # Memory for two replays of 1 GB and their processes, and not for a third.
+        # There is memory for two replay buffers of 1 GB with their processes, but not for a third.
         (
             10,
             {"cores": 8, "replay_bytes": 10**9, "available_bytes": 3 * 10**9},
@@ -132,17 +132,18 @@ def test_as_many_run_side_by_side_as_there_are_cores(seeds, machine, expected):
     assert split_resources(seeds, **machine) == expected
 
 
-# What is said of them.
+# Summaries.
 
 
 def test_the_best_mean_over_seeds_and_the_last_evaluations_by_hand():
     steps = np.array([10.0, 20.0, 30.0])
     curves = [(steps, np.array(returns)) for returns in ([1.0, 8.0, 3.0], [3.0, 4.0, 9.0])]
-    # Means over seeds 2, 6, 6: the first of the highest, where the seeds have 8 and 4.
+    # The means over seeds are 2, 6, 6: the first of the highest counts. The seeds have 8 and 4
+    # there.
     at, over = statistics.find_best_mean(curves)
     assert (at, over.mean) == (20, 6.0)
     assert over.std == pytest.approx(((8 - 6) ** 2 + (4 - 6) ** 2) ** 0.5)
-    # One that ended early: 10 and 20 are what all of them have.
+    # One seed ended early. All seeds have the points at 10 and 20.
     assert statistics.find_best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
     assert statistics.find_best_mean([]) is None
     assert statistics.find_best_mean([*curves, (steps[:0], steps[:0])]) is None
@@ -155,12 +156,12 @@ def test_the_best_mean_over_seeds_and_the_last_evaluations_by_hand():
 
 
 def test_means_over_seeds_agree_with_an_enumeration_of_every_resample():
-    """Of three seeds there are 27 equally likely resamples; their quantiles are the interval's."""
+    """Three seeds have 27 equally likely resamples, whose quantiles are the interval."""
     values = np.array([1.0, 5.0, 6.0])
     found = statistics.summarise(values)
 
     def iqm(three):
-        # The middle half of three: from 0.75 to 2.25, so a quarter, a whole and a quarter.
+        # The middle half of three is from 0.75 to 2.25: a quarter, one, and a quarter.
         low, middle, high = sorted(three)
         return (0.25 * low + middle + 0.25 * high) / 1.5
 
@@ -172,7 +173,7 @@ def test_means_over_seeds_agree_with_an_enumeration_of_every_resample():
     assert found.std == pytest.approx((((1 - 4) ** 2 + (5 - 4) ** 2 + (6 - 4) ** 2) / 2) ** 0.5)
 
 
-# The same bits.
+# Identical results.
 
 
 def test_ten_seeds_are_ten_lone_runs(tmp_path):
@@ -191,7 +192,7 @@ def test_ten_seeds_are_ten_lone_runs(tmp_path):
         assert document["seeds"][seed]["digest"] == result.digest
         finals.append(json.loads((alone / "result.json").read_text())["evaluation"]["mean"])
 
-    # The middle half of ten: from 2.5 to 7.5, so half, four, half.
+    # The middle half of ten is from 2.5 to 7.5: half, four, half.
     ordered = sorted(finals)
     middle = (0.5 * ordered[2] + sum(ordered[3:7]) + 0.5 * ordered[7]) / 5.0
     final = document["final"]
@@ -208,7 +209,7 @@ def test_ten_seeds_are_ten_lone_runs(tmp_path):
     assert {**json.loads((out / "summary.json").read_text())}.items() <= document.items()
     assert (out / "plot.png").exists()
 
-    # All the other commands take the job for what it is.
+    # All other commands accept the job.
     (line,) = rlflame("runs", tmp_path, "--json").json()[-1:] or [None]
     listed = {Path(one["folder"]).name: one for one in rlflame("runs", tmp_path, "--json").json()}
     assert listed["ten"]["seeds"] == listed["ten"]["seeds_finished"] == 10
@@ -221,7 +222,7 @@ def test_ten_seeds_are_ten_lone_runs(tmp_path):
     assert all(one["digest"][:16] in looked.out for one in document["seeds"])
     assert line is not None
 
-    # A finished job says so again, runs nothing, and goes on where it is asked to.
+    # A finished job repeats its summary, runs nothing, and continues with --steps.
     again = rlflame("resume", out, "--json").json()
     assert (again["began"], again["final"]) == (False, final)
     assert "finished already" in rlflame("resume", out, "--plain").out
@@ -245,7 +246,7 @@ def test_a_job_is_taken_further_as_one(tmp_path):
         alone = tmp_path / f"alone-{seed}"
         assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0
         assert_as_alone(out / f"seed-{seed}", alone)
-    # Side by side, two jobs are compared seed by seed.
+    # Two jobs are compared seed by seed.
     assert (
         rlflame("train", *TINY, "--steps", "256", "--seeds", "3", "--out", tmp_path / "b").code == 0
     )
@@ -262,14 +263,14 @@ def test_a_folder_is_never_overwritten(tmp_path):
     assert digest(tmp_path / "job/seed-1") == digest(tmp_path / "job-2/seed-1")
 
 
-# What goes wrong. Seed 1 comes to a step that it waits in until a file is there; others never do.
+# Failures. Seed 1 waits in a step until a file exists; the other seeds never wait.
 
 STEPS = 320
 
 
 @pytest.fixture
 def held(tmp_path):
-    """Words for a recipe in which seed 1 stands still in the middle, and the file it waits for."""
+    """Options of a recipe in which seed 1 waits in the middle, and the file for which it waits."""
     marker = tmp_path / "go"
     wait_in = make_reset_seed(1, Role.RESET, 0, 0, 5)
     words = [*TINY, "--env", "fakes:Fake-v0", "--steps", str(STEPS)]
@@ -280,7 +281,7 @@ def held(tmp_path):
 
 
 def assert_resumed_as_alone(out: Path, words: list[str], marker: Path, seeds: str) -> None:
-    """The job is finished as one, and every seed of it is a lone run."""
+    """Resume the job, and check that each seed is identical to a single run."""
     marker.touch()
     spoken = rlflame("resume", out, "--json")
     assert spoken.code == 0, spoken.err
@@ -297,10 +298,10 @@ def processes_of_seeds(pid: int, number: int) -> list[int]:
 
 
 def the_one_of(folder: Path, pids: list[int]) -> int:
-    """Which process holds the lock of a run folder."""
+    """The process that holds the lock of a run folder."""
     lock = str((folder / ".lock").resolve())
     for pid in pids:
-        with suppress(OSError):  # one that has ended since holds nothing
+        with suppress(OSError):  # the process has ended
             if any(os.path.realpath(link) == lock for link in Path(f"/proc/{pid}/fd").iterdir()):
                 return pid
     raise AssertionError("nobody holds it")
@@ -449,7 +450,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
     out = tmp_path / "job"
 
     class Moving:
-        """A crew during whose work the folder is moved and another job begins."""
+        """A fake during which the folder is moved and another job begins."""
 
         def __init__(self, orders, config, folder, *_):
             self._folder = folder
@@ -494,12 +495,12 @@ def test_who_trains_in_a_seed_s_folder_is_waited_for_and_named(tmp_path, monkeyp
 
 @pytest.mark.parametrize("what", ["job", "job/seed-0"])
 def test_what_may_not_be_written_is_not_resumed_into_another_folder(tmp_path, what):
-    """There is no --out for what goes on."""
+    """`resume` has no --out."""
     words = ("train", *TINY, "--steps", "64", "--seeds", "0", "--out", tmp_path / "job")
     assert rlflame(*words).code == 0
     folder = tmp_path / what
     (folder / ".lock").unlink()
-    (folder / ".lock").mkdir()  # nobody can open that for writing, whatever their rights
+    (folder / ".lock").mkdir()  # nobody, including root, can open this for writing
     spoken = rlflame("resume", folder, "--steps", "128")
     said = " ".join(spoken.err.split())
     assert f"{folder} cannot be written: Is a directory." in said
@@ -529,7 +530,7 @@ def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
     ],
 )
 def test_seeds_that_train_would_refuse_are_refused_in_a_job_file(seeds, said, tmp_path):
-    """One that stands there twice would be two processes in one folder."""
+    """A seed that occurs twice would be two processes in one folder."""
     jobs.write_sweep(tmp_path, Sweep(config(), (0, 1)))
     file = tmp_path / "job.toml"
     file.write_text(file.read_text().replace("seeds = [0, 1]", f"seeds = {seeds}"))
@@ -564,7 +565,7 @@ def test_a_full_disk_advises_to_resume_the_job_and_not_its_seed(tmp_path):
 
 
 def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
-    """Where the file was edited, what has not begun would be counted with what it is unlike."""
+    """If the job file was edited, the remaining seeds would have another recipe than the others."""
     out = tmp_path / "job"
     assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0-1", "--out", out).code == 0
     shutil.rmtree(out / "seed-1")

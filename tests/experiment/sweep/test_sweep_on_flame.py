@@ -1,6 +1,6 @@
-"""Seeds that share one cluster: one application and one session for all of them, equal bits.
+"""Seeds that share a cluster: one application and one session, and identical results.
 
-Against the stub, or the cluster that FLAME_ENDPOINT names.
+The cluster is the stub, or the one that FLAME_ENDPOINT names.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def held(tmp_path: Path) -> tuple[tuple[str, ...], Path]:
 
 
 def test_a_seed_that_is_killed_gives_back_what_it_had(tmp_path: Path, stub: FlameStub) -> None:
-    """The others go on on the same executors; nothing of it is left when they have ended."""
+    """The other seeds continue on the same executors, and all objects of the seed are deleted."""
     words, marker = held(tmp_path)
     out = tmp_path / "job"
     running = process(

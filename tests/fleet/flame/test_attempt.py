@@ -1,4 +1,4 @@
-"""How an attempt bears with a session manager that is away, without a Flame."""
+"""An attempt survives an absent session manager; these tests need no Flame."""
 
 from __future__ import annotations
 

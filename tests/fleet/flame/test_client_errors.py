@@ -1,4 +1,4 @@
-"""A cluster that cannot be used, at the start of a run: what is wrong, where it stands, the fix."""
+"""A cluster that cannot be used at the start of a run: the error, its place, and the hint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def listener() -> Iterator[str]:
-    """A port that takes calls."""
+    """A port that accepts connections."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         found.listen()
@@ -162,7 +162,7 @@ def test_a_web_server_is_no_session_manager(
 def test_one_that_connects_and_refuses_the_first_question(
     home: Path, monkeypatch: pytest.MonkeyPatch, listener: str
 ) -> None:
-    """As the session manager's other port does."""
+    """The session manager has another port that behaves like this."""
 
     class Connection:
         closed = False
@@ -227,7 +227,7 @@ TRAIN = ("train", "--env", "cartpole", "--fleet", "flame", "--steps", "100")
 
 
 def test_without_a_cluster_newcomers_are_told_how_to_get_one(home: Path) -> None:
-    """It does not go looking at flamepy's own default."""
+    """rlflame does not try flamepy's default address."""
     found = run(*TRAIN, "--out", str(home / "run"))
     assert found.returncode == 3
     assert "No Flame cluster is configured" in found.stderr
@@ -236,7 +236,7 @@ def test_without_a_cluster_newcomers_are_told_how_to_get_one(home: Path) -> None
     assert "export FLAME_ENDPOINT=" in found.stderr
 
 
-#: A module that is None in sys.modules is not found.
+#: Importing a module that is None in sys.modules fails.
 WITHOUT = "import sys\nsys.modules['flamepy'] = None\n"
 
 
@@ -255,10 +255,10 @@ def test_without_flamepy(
 
 
 def test_what_arrow_says_twice_is_said_once() -> None:
-    """As pyarrow words it where nobody listens."""
+    """pyarrow repeats this text if nothing listens on the port."""
     flight = pytest.importorskip("pyarrow.flight")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))  # and does not listen on the port
         client = flight.FlightClient(f"grpc://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(flight.FlightUnavailableError) as caught:
             client.do_get(flight.Ticket(b"a/b/c:0")).read_all()

@@ -1,4 +1,4 @@
-"""The bundle for Flame executors runs where numpy, Gymnasium and flamepy alone are installed."""
+"""The bundle for Flame executors needs only numpy, Gymnasium and flamepy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.task import RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
-#: What a prepared executor has, and what those packages import.
+#: The packages on a prepared executor, and their dependencies.
 INSTALLED = ("numpy", "gymnasium", "mujoco", "mujoco-core", "cloudpickle", "farama-notifications",
              "typing-extensions", "packaging", "imageio", "pillow", "glfw", "pyarrow")  # fmt: skip
 HEAVY = (*architecture.HEAVY, "scipy")
-#: The part of flamepy, which every executor has, that reads an object. Objects are files here.
+#: The part of flamepy that reads objects. In these tests, objects are files.
 FLAMEPY = """
 import os
 import pyarrow as pa
@@ -61,14 +61,14 @@ def _get_flight_client(endpoint, tls):
 def _get_cache_tls_config():
     return None
 """
-#: A file of the user's: when it is loaded it prints what its process has imported of rlflame.
+#: A user's file that prints which modules of rlflame are loaded when it is imported.
 ENV_FILE = """
 import json, sys
 modules = {name: module.__file__ for name, module in sys.modules.items()
            if name.split(".")[0] == "rlflame"}
 print("MODULES", json.dumps(modules))
 """
-#: An executor: loads the loader from its text, as flamepy does by value, and runs one call.
+#: An executor: gets the loader by value, as from flamepy, and runs one call.
 EXECUTOR = """
 import json, os, sys
 from pathlib import Path
@@ -95,7 +95,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that finds a few packages of this one and nothing else."""
+    """An interpreter that finds only some packages of this one."""
     folder = tmp_path_factory.mktemp("executor") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -131,7 +131,7 @@ def run_python(python: Path, *words: str | Path) -> str:
 
 
 def bundled_modules() -> dict[str, str]:
-    """The modules in the bundle and the file of each."""
+    """The modules in the bundle and their files."""
     names = zipfile.ZipFile(io.BytesIO(bundle.make_archive())).namelist()
     return {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in names
@@ -196,7 +196,7 @@ def test_every_module_in_the_bundle_can_be_imported_there(python: Path, tmp_path
 
 
 def test_the_bundle_has_whatever_its_modules_import_wherever_they_do() -> None:
-    """Imports inside functions as well, which run only when something goes wrong."""
+    """This includes imports inside functions, which run only in case of an error."""
     modules = bundled_modules()
     assert {"rlflame", "rlflame.rollout", "rlflame.rollout.worker"} <= set(modules)
     missing = []

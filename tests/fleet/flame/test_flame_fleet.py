@@ -1,7 +1,7 @@
-"""What only a cluster can do to a fleet: lose executors, services, objects, messages, patience.
+"""Failures of a cluster: lost executors, services, objects and messages, and long waits.
 
-Against the stub, which fails on demand; what needs no demand is in test_fleet, on real clusters
-too.
+These tests use the stub, which fails on demand. test_base_contract has the tests that also run on
+real clusters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlflame.rollout.task import RolloutTask
 
 
 class Bench:
-    """A stub of its own, and fleets on it with their events."""
+    """A stub for one test, and fleets on it with their events."""
 
     def __init__(self, stub: FlameStub) -> None:
         self.stub = stub
@@ -47,7 +47,7 @@ class Bench:
         return [event.text for event in self.events if event.kind == kind]
 
     def ours(self) -> tuple[list[str], list[str]]:
-        """What of ours is on the cluster: applications, and keys of objects."""
+        """The applications and object keys of rlflame on the cluster."""
         names = [name for name in self.stub.applications() if name.startswith("rlflame")]
         return names, [key for key in self.stub.objects() if key.startswith("rlflame")]
 
@@ -98,7 +98,7 @@ def test_the_cache_does_not_grow(bench: Bench) -> None:
             fleet.release(name)
             assert eventually(lambda: not [k for k in bench.ours()[1] if k.count("-") > 6])
             sizes.append(len(bench.ours()[1]))
-        # The code that executors load, the lease, and what is on its way to be deleted.
+        # The code for executors, the lease, and objects that are about to be deleted.
         assert eventually(lambda: len(bench.ours()[1]) <= 2)
         assert max(sizes[20:]) <= max(sizes[:20]) + 2
 
@@ -120,7 +120,7 @@ def test_what_is_shipped_is_small_and_knows_no_torch() -> None:
 
 
 def test_a_task_too_large_for_the_session_manager_goes_through_the_cache(bench: Bench) -> None:
-    """As that of an environment which is restored by repeating a long episode's actions."""
+    """For example, an environment that is restored by repeating the actions of a long episode."""
     (task,) = slots(1)
     heavy = dataclasses.replace(task, run="x" * (5 << 20))
     with bench.fleet(1) as fleet:
@@ -145,7 +145,7 @@ def test_an_environment_that_always_kills_is_named(bench: Bench) -> None:
         with pytest.raises(FleetError, match="died 3 times in slot 0") as caught:
             run(fleet, slots(1, env))
         assert "a word past Python" in caught.value.detail
-        # The cluster is as healthy as before.
+        # The cluster is as healthy as before the run.
         assert run(fleet, slots(3)) == expected(slots(3))
 
 
@@ -167,7 +167,7 @@ def test_a_service_that_is_killed_takes_its_session_up_again(bench: Bench) -> No
         assert run(fleet, slots(6)) == expected(slots(6))
         after = [worker for worker in fleet.probe() if worker["name"] != before["name"]]
         assert {worker["pid"] for worker in after} != {before["pid"]}
-        # The same executor, and the same processes around it.
+        # The executor and its processes are the same.
         assert len(bench.stub.executors()) == 1
 
 
@@ -308,7 +308,7 @@ def test_a_missing_template_is_named(bench: Bench) -> None:
 
 
 def test_whoever_waits_is_told_who_has_the_executors() -> None:
-    """Of five: two of one session, one of another, and two that belong to nobody."""
+    """Of five executors, one session has two, another one has one, and two belong to no session."""
 
     class Held:
         def call(self, method: str) -> list[Any]:
@@ -373,7 +373,7 @@ def test_what_could_not_be_closed_is_said_with_the_remedy(
 
 
 def test_a_straggler_is_given_to_a_second_executor(bench: Bench, tmp_path: Path) -> None:
-    """The first one waits for a gate that opens only when the second has come by."""
+    """The first executor waits for a file that only the second one creates."""
     env = rollouts.fake(fault="hang_once", marker=str(tmp_path / "once"))
     with bench.fleet(2) as fleet:
         assert run(fleet, slots(4)) == expected(slots(4))
@@ -412,7 +412,7 @@ def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over(
     assert ended.returncode == 0, ended.stderr
 
 
-# Ends that used to be none.
+# Endings that once never came.
 
 
 def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
@@ -449,7 +449,7 @@ def test_a_session_manager_that_stays_away_ends_the_run(bench: Bench) -> None:
 
 
 def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
-    """And not that the session manager is away: it answers."""
+    """The error is not that the session manager is absent, because it answers."""
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         fleet._client.call("close_session", fleet._starter.wait().session.id)
@@ -460,7 +460,7 @@ def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
 def test_a_task_that_is_always_late_ends_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each attempt takes another executor, so there must be a last one."""
+    """Each attempt occupies another executor, so the number of attempts is limited."""
     monkeypatch.setattr("rlflame.fleet.flame.scheduler._SILENCE_S", 0.2)
     with bench.fleet(task_deadline_s=1.0, max_retries=1) as fleet:
         with pytest.raises(FleetError, match="missed its deadline on 2 executors") as caught:
@@ -499,7 +499,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
         bench.stub.start_cache()
 
 
-# What would be left in the cache.
+# Objects in the cache.
 
 
 def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
@@ -518,7 +518,7 @@ def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
         assert len(fleet._scheduler.runner.leftover_tasks) == 1
         gate.touch()
         assert eventually(lambda: not fleet._scheduler.runner.leftover_tasks)
-        # The code that executors load and the lease.
+        # The code for executors and the lease.
         assert eventually(lambda: len(bench.ours()[1]) == 2)
 
 
@@ -530,7 +530,7 @@ def test_weights_are_forgotten_where_they_were_missed_and_nowhere_else(bench: Be
         fleet._policies.forget_reference(name, first)
         second = fleet._policies.find_reference(name)
         assert second != first
-        fleet._policies.forget_reference(name, first)  # somebody else comes late with the same news
+        fleet._policies.forget_reference(name, first)  # another attempt reports the same loss later
         assert fleet._policies.find_reference(name) == second
         assert eventually(lambda: first.key not in bench.ours()[1])
         assert second.key in bench.ours()[1]

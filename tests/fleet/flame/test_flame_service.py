@@ -1,4 +1,4 @@
-"""A Flame worker's own half, without a Flame: a child process, and answers in its name."""
+"""The service of a Flame worker, without a Flame: a child process, and answers on its behalf."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has tasks answered by a service whose run lives, and whose weights are at hand."""
+    """Run tasks in a service whose run is alive and whose weights are available."""
     weights = rollouts.weights(rollouts.policy_spec(FAKE))
     content = wire.encode({"id": "weights", "arrays": weights})
     monkeypatch.setattr(service, "_fetch_policy", lambda endpoint, key: content)
@@ -56,7 +56,7 @@ def test_a_child_that_sends_nonsense_has_died_and_the_next_task_has_another(run:
 def test_a_machine_without_room_for_a_child_costs_a_retry_and_no_run(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another machine may have some."""
+    """Another machine may have enough memory."""
 
     def full(**_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -71,7 +71,7 @@ def test_a_machine_without_room_for_a_child_costs_a_retry_and_no_run(
 
 
 def test_a_group_has_one_look_at_its_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands still in one task goes on standing still in the next."""
+    """A lease that stops moving in one task must still count as stopped in the next task."""
     looked: list[service._LeaseReader] = []
     monkeypatch.setattr(service._LeaseReader, "is_due", lambda self, now: True)
     monkeypatch.setattr(service._LeaseReader, "is_over", lambda self: bool(looked.append(self)))

@@ -1,4 +1,4 @@
-"""The registry of workers: how many there are, and in what they differ from this machine."""
+"""The registry of workers: their number, and differences from this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlflame.rollout.machine import read_versions
 
 
 class Registry:
-    """For two workers, with what its observer was told."""
+    """A registry for two workers, with the notes for its observer."""
 
     def __init__(self, rooms: Iterable[int] = ()) -> None:
         self.events: list[FleetEvent] = []
@@ -46,11 +46,11 @@ def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_go
     assert registry.counts() == [1, 2]
     registry.add("d", numpy="1.0.0")
     assert registry.names() == ["c", "d"]
-    assert len(registry.notes()) == 1  # that one is compared as all are
+    assert len(registry.notes()) == 1  # the new worker is compared too
 
 
 def test_where_room_is_made_all_are_counted() -> None:
-    """It is asked for only when it seems to be full, and once it was there it may be used."""
+    """The capacity is read again only when the registry seems to be full."""
     registry = Registry([3, 1])
     for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
         registry.add(name)

@@ -1,7 +1,7 @@
-"""A worker, or another client of the cache, that answers with pickles, addresses and foreign keys.
+"""A malicious worker or client of the cache: pickles, addresses and keys of other sessions.
 
-The driver must neither unpickle what the cluster sends, nor call an address that a worker names,
-nor read or delete objects of another session.
+The driver must not unpickle data from the cluster, must not connect to an address that a worker
+names, and must not read or delete objects of another session.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlflame.fleet.flame import object_cache
 from rlflame.fleet.flame.object_cache import make_array, read_object
 from rlflame.rollout import wire
 
-#: How flamepy marks its own pickles; what has no mark is unpickled, too.
+#: The mark of flamepy's own pickles. flamepy also unpickles data without a mark.
 PICKLE_MARKS = {"marked": b"FLM\x00", "bare": b""}
 
 
 class Payload:
-    """Runs a command in whatever process unpickles it."""
+    """Runs a command in any process that unpickles it."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -59,7 +59,7 @@ def payload(request: pytest.FixtureRequest, trace: Path) -> bytes:
 
 
 class Session:
-    """All that is read of a session to judge a reference."""
+    """The parts of a session that determine whether a reference is valid."""
 
     application, id = "a", "b"
 
@@ -73,7 +73,7 @@ def cache_of(stub: FlameStub) -> str:
 
 
 def forge_times(times: int, forge: Callable[[str, bytes], bytes]) -> Callable[[str, bytes], bytes]:
-    """Forge as many outputs, and leave those that follow as they are."""
+    """Forge this number of outputs, and return later ones unchanged."""
     left = [times]
 
     def forge_some(prefix: str, output: bytes) -> bytes:
@@ -93,7 +93,7 @@ def forge_pickle(stub: FlameStub, payload: bytes) -> Callable[[str, bytes], byte
 
 
 def test_the_payload_works(trace: Path, bench: Bench) -> None:
-    """The tests below would pass without it."""
+    """Without a payload that works, the tests below would always pass."""
     from flamepy.core import ObjectRef, get_object
 
     flames.settle(bench.stub.environment())
@@ -123,7 +123,7 @@ def test_a_pickled_first_answer_is_not_unpickled(bench: Bench, payload: bytes, t
 def test_cluster_check_does_not_unpickle_answers(
     bench: Bench, payload: bytes, trace: Path, honest: int
 ) -> None:
-    """Neither the first greeting, nor the other greetings, nor the small tasks."""
+    """This includes the first greeting, the other greetings and the small tasks."""
     forge, seen = forge_pickle(bench.stub, payload), []
 
     def forge_late(prefix: str, output: bytes) -> bytes:
@@ -217,7 +217,7 @@ def test_bytes_come_back_from_the_cache_as_they_were(bench: Bench, content: byte
 
 
 def test_damaged_objects_are_refused(bench: Bench) -> None:
-    """Every byte in turn; what Arrow cannot tell from a good one may come back, and no more."""
+    """Each byte is damaged in turn. The reader returns only damage that Arrow cannot detect."""
     from flamepy.core.cache import _serialize_object_data
 
     flames.settle(bench.stub.environment())
@@ -240,7 +240,7 @@ def test_damaged_objects_are_refused(bench: Bench) -> None:
 
 
 def test_executors_read_the_lease_where_the_cache_says_that_it_is(bench: Bench) -> None:
-    """The driver's own address of the cache may lead nowhere from a container."""
+    """The driver's address of the cache may be unreachable from a container."""
     flames.settle(bench.stub.environment())
     bench.stub.faults.reference_endpoint = "grpc://192.0.2.1:9090"
     kept = object_cache.Lease("rlflame-x")

@@ -1,4 +1,4 @@
-"""When failures in a row end a run, by the test's own clock."""
+"""Consecutive failures that end a run, with a fake clock."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_failures_of_an_outage_do_not_count_against_executors() -> None:
     breaker = CircuitBreaker(reconnect_s=120.0)
     fail(breaker, 40, 0.0, 60.0)
     assert breaker.choose_error(OUTAGE, 60.0) is None
-    assert breaker.choose_error(DEAD_EXECUTOR, 70.0) is None  # the server is back
+    assert breaker.choose_error(DEAD_EXECUTOR, 70.0) is None  # the server is available again
     fail(breaker, 24, 71.0, 120.0)
     assert breaker.choose_error(DEAD_EXECUTOR, 120.0) is DEAD_EXECUTOR

@@ -1,4 +1,4 @@
-"""How the service of a Flame worker is started anew, without a process."""
+"""The restarts of a Flame worker's service, without a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlflame.fleet.flame import service_supervisor
 
 
 def test_a_service_that_dies_again_and_again_is_started_anew_after_a_pause(monkeypatch):
-    """The first death costs no pause."""
+    """After the first death, there is no pause."""
     done = []
     clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: done.append("pause"))
     monkeypatch.setattr(service_supervisor, "time", clock)

@@ -1,4 +1,4 @@
-"""Short tasks travel together: how many, and what happens when one of a group goes wrong."""
+"""Groups of short tasks: their size, and failures of one task in a group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlflame.fleet.job_queue import FleetJob, JobQueue
 
 __all__ = ["bench"]
 
-#: Attempts under way where no executor waits for its first.
+#: A number of running attempts at which no executor waits for its first one.
 BUSY = 40
 
 
@@ -39,13 +39,13 @@ def test_a_group_is_an_equal_share_of_what_waits() -> None:
     while left:
         groups.append(pace.compute_group_size("train", left, BUSY))
         left -= groups[-1]
-    # One executor has the first four, the other the rest.
+    # The first four for one executor, the others for the second.
     assert groups == [4, 2, 1, 1]
     assert told(8, train=0.001).compute_group_size("train", 8, BUSY) == 1
 
 
 def test_a_group_is_soon_over() -> None:
-    """0.6 s hold 6 tasks of 0.09 s, and one of 0.4 s or of an hour."""
+    """0.6 s are enough for 6 tasks of 0.09 s. A longer task is alone in its group."""
     assert told(20, train=0.09).compute_group_size("train", 320, BUSY) == 6
     assert told(20, train=0.4).compute_group_size("train", 320, BUSY) == 1
     assert told(20, train=3600.0).compute_group_size("train", 320, BUSY) == 1
@@ -53,19 +53,19 @@ def test_a_group_is_soon_over() -> None:
 
 
 def test_executors_that_begin_together_do_not_end_together() -> None:
-    """Of 320 tasks of 0.15 s, 20 executors are given one to four first, then four each."""
+    """Of 320 tasks of 0.15 s, the 20 executors first get one to four each, then four each."""
     pace = told(20, train=0.15)
     left, groups = 320, []
     while len(groups) < 40:
         groups.append(pace.compute_group_size("train", left, len(groups)))
         left -= groups[-1]
     assert groups == [1] * 5 + [2] * 5 + [3] * 5 + [4] * 5 + [4] * 20
-    # With one round to give and no more, all of them are to end at once.
+    # If the tasks are enough for one round only, all executors end at the same time.
     assert [pace.compute_group_size("train", 40 - 2 * k, k) for k in range(3)] == [2, 2, 2]
 
 
 def test_a_change_of_pace_is_soon_believed() -> None:
-    """After hundreds of short tasks, one round of 40 long ones is enough."""
+    """After hundreds of short tasks, one round of 40 long tasks changes the group size."""
     pace = TaskStatistics(20)
     for _ in range(320):
         pace.add("train", 0.1)
@@ -83,7 +83,7 @@ def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:
 
 
 def jobs(*kinds: tuple[str, str]) -> list[FleetJob]:
-    """One for each policy and purpose."""
+    """Make a job for each policy and purpose."""
     return [
         FleetJob(
             rollouts.task(FAKE, policy_id=policy, purpose=purpose), b"", b"", queue.SimpleQueue()
@@ -93,7 +93,7 @@ def jobs(*kinds: tuple[str, str]) -> list[FleetJob]:
 
 
 def test_only_tasks_of_one_kind_travel_together() -> None:
-    """In the order in which they wait: none overtakes another."""
+    """The order of waiting tasks does not change."""
     waiting = JobQueue()
     a, b, c, d, e = jobs(
         ("x", "train"), ("x", "train"), ("y", "train"), ("x", "train"), ("x", "evaluate")
@@ -121,12 +121,12 @@ def test_a_task_that_went_wrong_travels_alone(what: str) -> None:
 
 @pytest.fixture
 def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is at the moment, tasks count as short."""
+    """Treat tasks as short, even if this machine is slow at the moment."""
     monkeypatch.setattr("rlflame.fleet.flame.task_statistics._GROUP_WORK_S", 1e9)
 
 
 def ended_there(fleet: Any) -> int:
-    """How many tasks the cluster has answered."""
+    """The number of tasks that the cluster has answered."""
     return int(fleet._client.call("get_session", fleet._starter.wait().session.id).succeed)
 
 
@@ -159,9 +159,9 @@ def test_a_group_that_the_cluster_loses_is_sent_again(bench: Bench, sociable: No
         before = ended_there(fleet)
         bench.stub.faults.fail_tasks = 1
         assert run(fleet, slots(6)) == expected(slots(6))
-        # One of them may be why: none can harm another now.
+        # Any of them may be the cause, so each is sent alone.
         assert ended_there(fleet) - before == 6
-    # All of the one group, and the reason told for each.
+    # All tasks of the group are retried, each with the reason.
     assert len([e for e in bench.events if e.kind == "retried"]) == 6
 
 
@@ -179,7 +179,7 @@ def test_weights_that_are_gone_are_put_again_for_a_whole_group(
 
 
 def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: Path) -> None:
-    """Neither a death, nor weights that were gone: only two tasks and one have run."""
+    """Deaths and missing weights do not count; two tasks and one have run."""
     env = rollouts.fake(fault="kill_once", marker=str(tmp_path / "once"))
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(2)) == expected(slots(2))

@@ -1,4 +1,4 @@
-"""The replay against a plain list of all that happened, and against arithmetic by hand."""
+"""The replay buffer, compared with a list of all transitions and with arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ few_rows = small_segments(8)
 
 @st.composite
 def lives(draw):
-    """A world, a capacity, and how many steps each iteration brings."""
+    """Worlds, capacities, and steps per iteration."""
     world = World(
         draw(st.integers(1, 3)),
         draw(st.integers(1, 3)),
@@ -69,7 +69,7 @@ def test_every_transition_is_drawn_as_often_as_any_other():
     counts = np.array([(drawn == name).sum() for name in names])
     assert counts.sum() == 20_000
     statistic = float(np.square(counts - 500).sum() / 500)
-    # Chi-square of 39 degrees of freedom: beyond these in one of a thousand cases on each side.
+    # The chi-square statistic with 39 degrees of freedom leaves this range in 0.2% of cases.
     assert 16.3 < statistic < 72.1
 
 
@@ -107,14 +107,14 @@ def test_updates_owed_are_a_matter_of_steps_and_not_of_their_shape(
         assert batch.fresh.steps == count * columns
         assert [update for update, _ in batch] == list(range(made, made + batch.updates))
         made, steps = made + batch.updates, steps + count * columns
-        # By schoolbook decimals, where three tenths are three tenths.
+        # In decimal arithmetic, three tenths are exact.
         assert made == math.floor(max(0, steps - starts) * Decimal(ratio))
     assert list(buffer.take_batches()) == []
 
 
 @pytest.mark.parametrize(("steps", "ratio", "expected"), [(10, 0.3, 3), (100, 0.29, 29)])
 def test_three_tenths_of_ten_are_three(steps, ratio, expected):
-    """As floats, 0.3 is less than three tenths, and 100 times 0.29 less than 29."""
+    """As floats, 0.3 is less than three tenths, and 100 * 0.29 is less than 29."""
     world = World(1, 1, np.random.default_rng(0))
     buffer = buffer_for(world, 50, updates_per_step=ratio)
     buffer.add(world.iteration(steps), {})
@@ -153,7 +153,7 @@ def test_a_truncated_step_without_its_observation_is_refused():
 
 def test_a_million_steps_of_ant_fit_into_a_gigabyte():
     shape = ReplayShape(1_000_000, 16, 105, 8)
-    # A step's numbers and a byte that says how it ended: 457 bytes.
+    # The numbers of a step, and one byte for its end: 457 bytes.
     assert 457_000_000 <= shape.nbytes < 460_000_000
     world = World(1, 16, np.random.default_rng(0), observation_size=105, action_size=8)
     buffer = buffer_for(world, 1_000_000)
@@ -162,7 +162,7 @@ def test_a_million_steps_of_ant_fit_into_a_gigabyte():
 
 @pytest.mark.parametrize("limit", [1, 3, 50])
 def test_what_time_limits_hide_is_counted(limit):
-    """Every episode as long as its limit, in all columns at once."""
+    """All episodes reach their time limit, in all columns at the same step."""
     shape, plain = (ReplayShape(5000, 4, 30, 2, one) for one in (limit, None))
     ring = TransitionRing(shape.stored_rows, 4, 30, 2)
     most = 0
@@ -186,15 +186,15 @@ def test_the_table_of_hidden_observations_does_not_grow_with_the_run():
     for _ in range(12):
         buffer.add(world.iteration(700), {})
         sizes.append(buffer.nbytes)
-    # The number of time limits among the newest steps is a matter of chance.
+    # The number of time limits among the newest steps is random.
     assert max(sizes[6:]) < 1.2 * max(sizes[:6])
 
 
-# What is saved.
+# Saved state.
 
 
 def saved(buffer):
-    """State and segments as files would hold them: taken at once, and for good."""
+    """A copy of the state and the segments, as files would contain them."""
     kept = []
     for segment in buffer.list_segments():
         arrays = {name: array.copy() for name, array in segment.arrays().items()}

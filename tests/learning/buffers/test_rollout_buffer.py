@@ -1,4 +1,4 @@
-"""How fragments become a batch."""
+"""The conversion of fragments to a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlflame.rollout.task import Fragment
 
 
 def fragment(slot, lengths, size=3, garbage=0.0):
-    """Numbers that say where they come from: slot, step and row; idle places hold garbage."""
+    """A fragment whose numbers encode slot, step and row. Idle steps contain garbage."""
     lengths = np.array(lengths)
     steps, rows = int(lengths.max()), len(lengths)
     t, row = np.meshgrid(np.arange(steps), np.arange(rows), indexing="ij")
@@ -52,7 +52,7 @@ def test_every_number_finds_its_place():
     np.testing.assert_array_equal(batch.log_probs, -batch.rewards)
     assert batch.actions[:, 1].tolist() == [0, 1, 2, 3, 0]
     assert batch.last_observations[:, 0].tolist() == [0, 0, -1, -2, -2, -2]
-    # (t, column) of each truncation, and the observation that belongs to it: slot, t, row.
+    # (t, column) of each truncation, and its observation: slot, t, row.
     assert batch.boundary_index.tolist() == [[3, 1], [0, 4]]
     assert batch.boundary_observations.tolist() == [[0, 3, 1], [2, 0, 1]]
     assert np.argwhere(batch.truncated).tolist() == [[0, 4], [3, 1]]

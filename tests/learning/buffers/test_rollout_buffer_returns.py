@@ -1,4 +1,4 @@
-"""Discounted returns and advantages against sums written out term by term."""
+"""Discounted returns and advantages, compared with sums written out term by term."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def test_an_episodes_end_cuts_the_sum():
     [
         # delta = 1 + 0.5 * 8 - 2 = 3, and the next step's delta 1 + 0.5 * 16 - 4 = 5 at 0.25.
         (False, False, 3.0 + 0.25 * 5.0),
-        # Truncated: the hidden final observation's value 32 counts, the next step does not.
+        # Truncated: the value 32 of the hidden final observation counts, and the next step does
+        # not.
         (False, True, 1.0 + 0.5 * 32.0 - 2.0),
-        # Terminated: no future at all.
+        # Terminated: no later value counts.
         (True, False, 1.0 - 2.0),
     ],
 )
@@ -93,7 +94,7 @@ def test_where_time_limits_cut_the_mean_goes_on(seed):
 
 
 def brute_force(rewards, values, following, terminated, truncated, discount, lam):
-    """GAE as the average of all k-step advantages, weighted (1 - lambda) lambda^(k - 1)."""
+    """GAE as the average of all k-step advantages with weights (1 - lambda) lambda^(k - 1)."""
     steps, columns = rewards.shape
     result = np.zeros((steps, columns))
     for c in range(columns):
@@ -140,7 +141,7 @@ def test_advantages_are_the_weighted_sum_of_all_horizons(seed, steps, columns, d
 
 
 def test_columns_do_not_touch_each_other():
-    """Any order of columns, and any way of splitting them, gives the same bits."""
+    """Any order and any division of the columns gives the same bits."""
     case = random_columns(3, 20, 6)
     whole = compute_gae(*case, 0.99, 0.95)
     order = np.array([4, 0, 5, 1, 3, 2])

@@ -1,4 +1,4 @@
-"""The flat vector and the initialisation of networks, against torch and linear algebra."""
+"""The flat vector and the initialisation of networks, compared with torch and linear algebra."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_orthogonal_initialisation_keeps_lengths(fan_in, fan_out, seed):
 
 
 def test_orthogonal_matrices_are_spread_over_all_directions():
-    """Without the sign correction of QR, the diagonal would have one sign."""
+    """Without the sign correction of QR, all entries of the diagonal would have the same sign."""
     signs = []
     for seed in range(40):
         vector = FlatVector(make_network_shapes("n", (6, 6)))
@@ -86,7 +86,7 @@ def test_uniform_initialisation_is_that_of_torchs_linear_layer():
 
 
 def test_initialisation_is_keyed():
-    """Every layer of every network has a stream of its own, named by the seed and its place."""
+    """Each layer of each network has its own random stream, keyed by the seed and its place."""
 
     def built(seed=0, hidden=(8, 8), critic=True):
         spec = policy_spec("continuous", observations=8, actions=8, hidden=hidden)
@@ -99,7 +99,7 @@ def test_initialisation_is_keyed():
     for i, one in enumerate(square):
         for other in square[:i]:
             assert np.abs(one - other).max() > 0.1
-    # A critic, or another width further on, changes nothing about the actor's first layer.
+    # A critic, or another width of a later layer, does not change the actor's first layer.
     for other in (built(critic=False), built(hidden=(8, 5))):
         np.testing.assert_array_equal(other["actor.0.weight"], first["actor.0.weight"])
 

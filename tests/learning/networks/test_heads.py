@@ -1,4 +1,4 @@
-"""State-dependent exploration: which matrix acts when, what it makes of a state, its density."""
+"""State-dependent exploration: the matrix in use, the noise for a state, and its density."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gsde(env: EnvSpec = PENDULUM, **changes: Any) -> PolicySpec:
 
 
 def latent(shape: PolicySpec, arrays: PolicyArrays, observations: Any) -> Float64:
-    """The last hidden layer's units, by plain float64 products."""
+    """The units of the last hidden layer, in plain float64."""
     x = observations.astype(np.float64)
     x = np.clip((x - arrays["normaliser.mean"]) * arrays["normaliser.scale"], -10.0, 10.0)
     for layer in range(len(shape.hidden)):
@@ -97,7 +97,7 @@ def test_the_noise_does_not_touch_the_best_action_or_the_random_one(squash: bool
     np.testing.assert_allclose(plain.mode(seen), np.tanh(mean) if squash else mean, atol=1e-6)
     assert numbers.shape == (8, 1)
     given = wild.to_environment(wild.distribution.sample_uniform(numbers)[0])
-    np.testing.assert_allclose(given, -2.0 + 4.0 * numbers, atol=1e-6)  # a torque of up to 2
+    np.testing.assert_allclose(given, -2.0 + 4.0 * numbers, atol=1e-6)  # a torque of at most 2
 
 
 @pytest.mark.parametrize("squash", [False, True])
@@ -128,11 +128,11 @@ def test_units_of_zero_leave_a_finite_density() -> None:
     policy, seen = Policy(shape, arrays), np.zeros((8, 3), np.float32)
     actions, log_probs = policy.sample(seen, noise)
     np.testing.assert_array_equal(actions, policy.mode(seen))
-    # A normal of deviation 1e-3 at its mean.
+    # A normal distribution with deviation 1e-3, at its mean.
     np.testing.assert_allclose(log_probs, -math.log(1e-3 * math.sqrt(2.0 * math.pi)), rtol=1e-6)
 
 
-# Which matrix acts when
+# The matrix in use
 
 
 def fragment(task: RolloutTask) -> Fragment:
@@ -142,20 +142,20 @@ def fragment(task: RolloutTask) -> Fragment:
 
 
 def left(task: RolloutTask, found: Fragment) -> tuple[Float64, Float64]:
-    """The units of each step, and by how much its action left the mean: `[T, N, ...]`."""
+    """The units of each step, and the distance of its action from the mean: `[T, N, ...]`."""
     arrays = rollouts.weights(task.policy)
     apart = found.actions - means(task.policy, arrays, found.observations)
     return latent(task.policy, arrays, found.observations), apart
 
 
 def matrix(units: Float64, apart: Float64) -> tuple[Float64, float]:
-    """The matrix that explains these steps best, and what it leaves unexplained at worst."""
+    """The matrix that fits these steps best, and its largest error."""
     solved, *_ = np.linalg.lstsq(units, apart, rcond=None)
     return solved, float(np.abs(units @ solved - apart).max())
 
 
 def test_one_matrix_explains_an_interval_of_an_episode_and_no_longer() -> None:
-    """Pendulum is cut after 50 steps: 10 + 10 + 10 + 10 + 10 in each of its episodes."""
+    """Pendulum has a time limit of 50 steps: 10 + 10 + 10 + 10 + 10 in each episode."""
     task = rollouts.task(PENDULUM, steps=200, rows=3, policy=gsde())
     units, apart = left(task, fragment(task))
     for row, start in itertools.product(range(3), range(0, 200, 10)):
@@ -178,7 +178,7 @@ def test_without_an_interval_a_matrix_is_held_for_an_episode() -> None:
 
 
 def test_an_interval_begins_anew_with_an_episode() -> None:
-    """Of 16 steps in intervals of 10: 10 and 6."""
+    """Episodes of 16 steps have intervals of 10 and 6 steps."""
     env = dataclasses.replace(PENDULUM, max_episode_steps=16)
     task = rollouts.task(env, steps=48, rows=1, policy=gsde())
     units, apart = left(task, fragment(task))
@@ -226,7 +226,7 @@ def test_a_matrix_has_a_name_of_its_own(change: dict[str, Any]) -> None:
 
 
 def test_rows_and_episodes_are_left_by_unrelated_noise_of_the_promised_size() -> None:
-    """Over many episodes of one step: what two rows, two episodes, two actions add."""
+    """The noise of two rows, two episodes and two actions, over many episodes of one step."""
     env = rollouts.fake(length=1, continuous=True)
     shape = gsde(env, exploration_interval=None)
     task = rollouts.task(env, rows=4, steps=500, policy=shape)
@@ -243,7 +243,7 @@ def test_rows_and_episodes_are_left_by_unrelated_noise_of_the_promised_size() ->
 
 
 def test_equal_units_within_an_interval_are_left_in_the_same_direction() -> None:
-    """A network that sees nothing: its noise stands still for ten steps, then jumps."""
+    """The network ignores its input, so the noise is constant for ten steps and then changes."""
     shape = gsde()
     arrays = dict(rollouts.weights(shape))
     arrays["actor.0.weight"] = np.zeros_like(arrays["actor.0.weight"])
@@ -274,10 +274,10 @@ def test_a_sampled_evaluation_s_episode_has_its_return_whatever_runs_beside_it()
 
 
 def test_samples_of_independent_rows_have_the_gradient_that_matrices_have_on_average() -> None:
-    """The learner draws each row's noise from its distribution, never a matrix of many rows.
+    """The learner draws the noise of each row from its distribution and never draws a matrix.
 
-    One state, two hundred thousand samples by each way: for the expected gradient of a function
-    of action and log-density, it is all the same.
+    This test compares both ways for one state and 200,000 samples. The expected gradient of a
+    function of the action and its log-density must be the same.
     """
     generator, rows, actions = np.random.default_rng(3), 200_000, 2
     units = generator.normal(0.0, 1.0, (UNITS, 1)).astype(np.float32)
@@ -318,7 +318,7 @@ def test_actions_begin_with_the_deviation_that_is_asked_for(squash: bool) -> Non
         else build_network(shape, asked, 0, critic=True)["actor.log_std"]
     )
     assert log_std.shape == (100, 3)
-    # Of a hundred units that are all one.
+    # The deviation of a hundred units that are all 1.
     np.testing.assert_allclose(np.square(np.exp(log_std)).sum(axis=0), math.exp(-1.4), rtol=1e-5)
 
 
@@ -332,7 +332,7 @@ def test_a_policy_consists_of_a_matrix_of_deviations_and_a_squashed_one_of_no_se
     assert compute_noise_size(gsde(HOPPER), "uniform") == 3
 
 
-# What is refused
+# Errors
 
 
 def test_what_gsde_cannot_be_made_of_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The hand-derived gradients against torch's autograd, finite differences, and each other."""
+"""The gradients of the networks, compared with torch's autograd and with finite differences."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rlflame.learning.reinforce import reinforce
 from rlflame.learning.reinforce.reinforce import NumpyReinforce
 from rlflame.learning.torch_gradients import TorchPpo, TorchReinforce
 
-#: Well inside and well outside a clip range of 0.2, on both sides.
+#: Ratios well inside and well outside a clip range of 0.2, on both sides.
 RATIOS = (0.4, 0.7, 0.9, 1.0, 1.1, 1.4, 2.5)
 KINDS = ("continuous", "gsde", "discrete")
 PPO, REINFORCE = (NumpyPpo, TorchPpo), (NumpyReinforce, TorchReinforce)
 
 
 def ppo_minibatch(rng, spec, weights, rows, *, value_clip=None, entropy_weight=0.0):
-    """Samples whose ratios are RATIOS, with advantages of both signs for each of them."""
+    """Samples with the ratios RATIOS, each with advantages of both signs."""
     observations = floats(rng, rows, spec.observation_size)
     actions = random_actions(rng, spec, rows)
     tanh = spec.activation == "tanh"
@@ -63,7 +63,7 @@ def reinforce_minibatch(rng, spec, rows, entropy_weight):
 
 
 def assert_close(found, expected, tolerance=1e-5):
-    """Within the tolerance of the largest entry: rounding does not know of small ones."""
+    """Compare with a tolerance relative to the largest entry, because rounding is absolute."""
     scale = np.abs(expected).max() + 1e-12
     assert np.abs(found - expected).max() <= tolerance * scale
 
@@ -264,7 +264,7 @@ def test_the_providers_stay_together_over_a_hundred_updates(kind, algorithm):
 def test_any_shape(kind, activation, observations, actions, hidden, rows, seed):
     rng = np.random.default_rng(seed)
     if kind == "gsde":
-        # Where all units are near zero the density is a spike, on which rounding is everything.
+        # If all units are near zero, the density is very narrow, and rounding dominates.
         hidden, activation = (*hidden, 8), "tanh"
     spec = policy_spec(kind, observations, actions, hidden, activation)
     network, vector = random_network(rng, spec)
@@ -329,7 +329,7 @@ def test_shards_add_up(provider):
 
 
 def test_buffers_leave_no_trace():
-    """Passes of other sizes in between change no bit of what a fresh provider finds."""
+    """Calls with other sizes do not change the results, which are identical to a new provider's."""
     rng = np.random.default_rng(7)
     spec = policy_spec("continuous", activation="relu")
     network, vector = random_network(rng, spec)
@@ -357,7 +357,7 @@ def test_values_of_a_long_batch_are_those_of_its_pieces():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_becomes_float64_on_the_hot_path(kind):
-    """Looks at every local variable of every function between minibatch and weights."""
+    """Inspect each local variable of each function between the minibatch and the weights."""
     rng = np.random.default_rng(9)
     spec = policy_spec(kind)
     network, vector = random_network(rng, spec)

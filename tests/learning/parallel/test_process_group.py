@@ -1,4 +1,4 @@
-"""How a minibatch is cut, and how what comes of its parts is added up."""
+"""The division of a minibatch into shards, and the sums of their results."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def test_every_row_is_in_one_shard_and_none_is_much_longer(count, rows):
     assert sizes == sorted(sizes, reverse=True)
 
 
-#: In float32 the one vanishes beside the large number, wherever the two are added to each other.
+#: In float32, adding 1 to the large number loses the 1, wherever this happens in the sum.
 AWKWARD = np.array([1.0, 1e8, -1e8, 1.0, 1.0, -1.0, 1e8, -1e8], np.float32)
 
 
 def parts(shard):
-    """Two numbers for a gradient, and a sum that float32 could not hold."""
+    """A gradient of two numbers, and a sum that needs float64."""
     return np.repeat(AWKWARD[shard.number], 2), {"loss": 2.0**40 + shard.number}
 
 
 def test_shards_are_added_one_after_the_other_in_float32():
     gradient, sums = Shards(8).compute_gradient(80, parts)
-    # By hand: 1 vanishes in 1e8, which -1e8 cancels; then 0 + 1 + 1 - 1 = 1 vanishes again.
+    # By hand: 1e8 absorbs 1, -1e8 cancels 1e8, then 0 + 1 + 1 - 1 = 1, which 1e8 absorbs.
     np.testing.assert_array_equal(gradient, np.zeros(2, np.float32))
     assert sums == {"loss": 8 * 2.0**40 + 28}
-    # In the other order, by hand again: 0 - 1 + 1 + 1 = 1 vanishes, and the last 1 does not.
+    # In the reverse order: 0 - 1 + 1 + 1 = 1 is absorbed, and the last 1 is not.
     backward, _ = Shards(8).compute_gradient(
         80, lambda shard: (AWKWARD[7 - shard.number, None], {})
     )
@@ -62,13 +62,13 @@ def test_any_number_of_learners_adds_in_the_same_order(learners):
 
     alone, sums = Shards(8).compute_gradient(81, parts)
     assert together(learners, work) == [(alone.tobytes(), sums)] * learners
-    # Every shard once, and by a learner each as many.
+    # Each shard is computed once, and each learner computes the same number of shards.
     assert sorted(number for _, number in computed) == list(range(8))
     assert {sum(rank == n for rank, _ in computed) for n in range(learners)} == {8 // learners}
 
 
 def test_unequal_shards_are_weighted_by_their_true_numbers_of_samples():
-    """Seven samples in three parts: the mean of the samples, not the mean of the means."""
+    """Seven samples in three shards: the mean of the samples, and not the mean of the means."""
     samples = np.array([1, 2, 3, 4, 5, 6, 70], np.float32)
 
     def part(shard):
@@ -83,7 +83,7 @@ def test_unequal_shards_are_weighted_by_their_true_numbers_of_samples():
 
 
 def test_the_whole_is_clipped_and_not_its_parts():
-    """Two large gradients that nearly cancel: clipped apart, they would not."""
+    """Two large gradients nearly cancel each other. Clipped separately, they would not."""
     halves = np.array([[30.0, 40.0], [-30.0, -39.0]], np.float32)
 
     def work(seat):
@@ -91,7 +91,7 @@ def test_the_whole_is_clipped_and_not_its_parts():
         return clip_by_norm(gradient, 0.5), gradient.copy()
 
     for norm, clipped in together(2, work):
-        assert norm == pytest.approx(1.0)  # of (0, 1)
+        assert norm == pytest.approx(1.0)  # the norm of (0, 1)
         np.testing.assert_allclose(clipped, [0.0, 0.5], atol=1e-6)
     apart = sum(half * 0.5 / math.hypot(*half) for half in halves)
     assert not np.allclose(apart, [0.0, 0.5], atol=0.1)
@@ -113,7 +113,7 @@ def test_too_few_rows_are_everybodys_own_work():
 
 @pytest.mark.parametrize(("every", "update"), [(1, 3), (2, 4), (5, None)])
 def test_learners_that_come_apart_are_found_at_the_next_comparison(every, update):
-    """One of them has another bit after its third update; four are made."""
+    """One learner has a different bit after its third update. Four updates are made."""
 
     def work(seat):
         weights = np.zeros(3, np.float32)

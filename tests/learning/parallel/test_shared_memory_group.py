@@ -18,7 +18,7 @@ from rlflame.learning.parallel.shared_memory_group import (
 
 
 def fork_learners(size: int, work, **options) -> tuple[SharedMemoryGroup, list[int]]:
-    """The group of this process as rank 0, and the processes of the others, which do `work`."""
+    """The group of this process with rank 0, and the other processes, which call `work`."""
     descriptors = GroupDescriptors.create(size)
     pids = []
     for rank in range(1, size):
@@ -45,7 +45,7 @@ def test_arrays_of_changing_shapes_arrive_by_rank(size):
         pause = np.random.default_rng(group.rank)
         for number, shape in enumerate(shapes):
             if pause.random() < 0.1:
-                time.sleep(0.001)  # so that a fast learner is an exchange ahead
+                time.sleep(0.001)  # a fast learner is one exchange ahead
             rows = group.gather(np.full(shape, 1000.0 * number + group.rank, np.float32))
             for rank in range(size):
                 if not (rows[rank] == 1000.0 * number + rank).all() or rows[rank].shape != shape:
@@ -76,7 +76,7 @@ def test_values_of_any_size_are_broadcast():
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_learner_that_has_ended_is_noticed_at_once(size):
-    read, write = os.pipe()  # as the pipe of a child: closed when the child ends
+    read, write = os.pipe()  # as a child's pipe, which closes when the child ends
 
     def end(group: SharedMemoryGroup) -> int:
         group.gather(np.zeros(2, np.float32))
@@ -86,7 +86,7 @@ def test_a_learner_that_has_ended_is_noticed_at_once(size):
         return 0
 
     group, pids = fork_learners(size, end, child_pipes=[read])
-    os.close(write)  # the others hold the write end
+    os.close(write)  # the other processes hold the write end
     group.gather(np.zeros(2, np.float32))
     os.waitpid(pids[0], 0)
     for pid in pids[1:]:

@@ -1,4 +1,4 @@
-"""The group over torch.distributed: where it exchanges, and what it leaves when it fails."""
+"""The group over torch.distributed: the device of its exchanges, and its state after failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the gradients of networks and shards are divided and added."""
+"""The division of gradients into networks and shards, and the order of their sums."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlflame.learning.parallel.units import Units
 
 SPANS = {"actor": slice(0, 3), "critic": slice(3, 5)}
 SUMS = {"actor": ("loss", "kl"), "critic": ("value",)}
-#: In float32 a 1 vanishes beside 1e8, wherever the two are added to each other.
+#: In float32, adding 1 to 1e8 loses the 1, wherever this happens in the sum.
 PARTS = np.array([1.0, 1e8, -1e8, 1.0], np.float32)
 
 
 def compute_part(shard, networks):
-    """The gradient of a shard: its number decides the values; other networks are garbage."""
+    """The gradient of a shard, which depends on its number. Other networks have garbage."""
     gradient = np.full(5, np.nan, np.float32)
     sums = {}
     for name in networks:
@@ -48,7 +48,7 @@ def test_any_number_of_learners_adds_shard_by_shard(count, learners):
 
 def test_shards_are_added_in_order_in_float32():
     vector, squares, sums = compute_all(None, 4, 12)
-    # By hand: 1 vanishes in 1e8, which -1e8 cancels; then 0 + 1 = 1. The critic has twice that.
+    # By hand: 1e8 absorbs 1, -1e8 cancels 1e8, then 0 + 1 = 1. The critic has twice that.
     assert np.frombuffer(vector, np.float32).tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
     assert squares == [3.0, 8.0]
     assert sums == dict.fromkeys(("loss", "kl", "value"), 4 * 2.0**40 + 6)

@@ -1,4 +1,4 @@
-"""Whole PPO updates against a plain implementation in torch, and what they must refuse."""
+"""Whole PPO updates, compared with a plain implementation in torch, and their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = 8
 
 
 class Recording(NumpyPpo):
-    """Keeps what it was asked and what it answered; spoils the answers of some calls."""
+    """Records its calls and results, and damages the results of some calls."""
 
     def __init__(self, parameters, network, spoil=lambda call: None):
         super().__init__(parameters, network)
@@ -51,13 +51,13 @@ def learner(ppo, spec, *, provider=Recording, seed=7, **options):
 
 
 def clip_all(gradient, parameters, most):
-    """By the norm of the whole, which is that of both networks' parts."""
+    """Clip by the norm of the whole gradient, computed from the parts of both networks."""
     squares = [compute_square_norm(gradient[part]) for part in find_spans(parameters).values()]
     clip(gradient, compute_norm(squares), most)
 
 
 def one_minibatch(**settings):
-    """Settings under which an update is a single gradient step over the whole batch."""
+    """Settings with which an update is a single gradient step on the whole batch."""
     plain = {"anneal_learning_rate": False, "scale_rewards": False, "max_gradient_norm": None}
     return PpoSettings(**(plain | {"epochs": 1, "minibatch_size": 10_000} | settings))
 
@@ -168,7 +168,7 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
     for progress, ahead in ((0.0, 100), (0.5, 100), (0.75, 150), (1.0, 200), (1.3, 200)):
         assert 1.0 / (1.0 - compute_discount(late, progress)) == pytest.approx(ahead)
     rounded = PpoSettings(discount=0.6, final_discount=0.9, discount_moves_from=0.5)
-    assert {compute_discount(rounded, at) for at in (0.0, 0.3, 0.5)} == {0.6}  # to the last bit
+    assert {compute_discount(rounded, at) for at in (0.0, 0.3, 0.5)} == {0.6}  # exactly
     assert [compute_discount(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
     with pytest.raises(ValueError, match="final_discount needs a discount below 1"):
         PpoSettings(discount=1.0, final_discount=0.99)
@@ -179,7 +179,7 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
 
 
 def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():
-    """At ratio one the clipped objective has the gradient of A log pi."""
+    """At ratio 1, the gradient of the clipped objective is that of A log pi."""
     ppo = one_minibatch(entropy_weight=0.01, value_weight=0.5)
     spec = policy_spec("continuous")
     algorithm, parameters, gradients = learner(ppo, spec)
@@ -207,7 +207,7 @@ def test_the_ratio_is_one_before_the_first_step(kind):
     spec = policy_spec(kind, normalise=True)
     algorithm, parameters, gradients = learner(PpoSettings(minibatch_size=40, epochs=2), spec)
     rng = np.random.default_rng(3)
-    for _ in range(2):  # in the second iteration with a normaliser that does something
+    for _ in range(2):  # in the second iteration, the normaliser has an effect
         gradients.asked.clear()
         weights = reference.tensors(parameters)
         batch = random_batch(rng, spec, algorithm.get_policy(), columns=COLUMNS)
@@ -216,7 +216,7 @@ def test_the_ratio_is_one_before_the_first_step(kind):
         ratio = reference.ppo_losses(weights, first, True)["ratio"].detach().numpy()
         assert np.abs(ratio - 1.0).max() < 1e-4
         assert metrics["approx_kl"] > 0.0
-        # By the next minibatch the weights have moved.
+        # The weights differ in the next minibatch.
         moved = reference.ppo_losses(reference.tensors(parameters), second, True)["ratio"]
         assert np.abs(moved.detach().numpy() - 1.0).max() > 1e-3
 
@@ -290,7 +290,7 @@ def test_a_large_step_of_the_policy_ends_the_epochs():
 
     metrics = algorithm.update(batch, 0.0)
 
-    # Replay the recorded gradients: before each step, how far had the policy moved?
+    # Repeat the recorded gradients, and compute the change of the policy before each step.
     kls = []
     replayed, adam = parameters.data.copy(), Adam(len(parameters.data), ppo.adam_epsilon)
     replayed[:] = reference.flat(weights)
@@ -351,7 +351,7 @@ def test_returns_too_large_to_be_squared_end_the_run():
 
 
 def test_one_bad_minibatch_among_good_ones_is_skipped():
-    """The others are learned from as if it had not been there, and five need not be in a row."""
+    """The other minibatches are used. Only five consecutive bad ones are an error."""
     spec = policy_spec("continuous")
     ppo = PpoSettings(minibatch_size=24, epochs=4, recompute_advantages=False)
     algorithm, parameters, gradients = learner(
@@ -400,7 +400,7 @@ def test_a_saved_state_goes_on_bit_by_bit():
     saved = first.get_state()
     copies = {name: array.copy() for name, array in saved.items()}
     first.update(*batches[2][:2])
-    for name, array in copies.items():  # a saved state is a value, not a view of what goes on
+    for name, array in copies.items():  # a saved state is a copy, not a view
         np.testing.assert_array_equal(saved[name], array)
     second.load_state(saved)
 

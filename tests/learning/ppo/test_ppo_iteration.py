@@ -1,7 +1,7 @@
-"""Whole iterations of PPO on real environments, each part by a second route.
+"""Whole iterations of PPO on real environments, each part compared with a second computation.
 
-What was collected is stepped again in plain Gymnasium environments, log-densities are computed
-again by torch, and what was learned from it is compared with a plain implementation.
+Plain Gymnasium environments repeat the steps, torch repeats the log-densities, and a plain
+implementation repeats the learning.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_same_actions_in_plain_environments_give_the_same_fragments(done):
 
 
 def test_log_densities_are_torchs(done):
-    """Also in later iterations, whose normaliser does something."""
+    """This includes later iterations, whose normaliser has an effect."""
     clip = done.recipe.learning.network.observation_clip
     for iteration, fragments in enumerate(done.recorded.fragments):
         policy = done.recorded.snapshots[iteration].policy
@@ -110,7 +110,7 @@ def test_log_densities_are_torchs(done):
 
 
 def test_actions_follow_the_distribution(done):
-    """Were they all the likeliest ones, or the densities those of others, this would be off."""
+    """The test fails if actions are always the likeliest ones, or densities those of others."""
     log_probs = np.concatenate([f.log_probs.ravel() for i in done.recorded.fragments for f in i])
     policy = done.recorded.snapshots[0].policy
     if "actor.log_std" in policy:

@@ -1,4 +1,4 @@
-"""REINFORCE against the textbook example in plain torch, a bandit, and what it must refuse."""
+"""REINFORCE, compared with the textbook example in torch and with a bandit, and its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROVIDERS = (NumpyReinforce, TorchReinforce)
 
 
 class Recording(NumpyReinforce):
-    """Keeps the gradients and their divisors; spoils the answers that `spoil` names."""
+    """Records the gradients and their divisors, and damages the gradients that `spoil` names."""
 
     def __init__(self, parameters, network, spoil=lambda call: False):
         super().__init__(parameters, network)
@@ -47,7 +47,7 @@ def learner(settings, spec, provider=Recording, **options):
 
 
 def episodes(rng, spec, arrays, lengths):
-    """A batch of one whole episode in each column."""
+    """A batch with one whole episode in each column."""
     batch = random_batch(rng, spec, arrays, max(lengths), len(lengths), ends=0.0)
     t = np.arange(max(lengths))[:, None]
     return dataclasses.replace(
@@ -127,8 +127,8 @@ def test_the_classic_recipe_is_the_textbook_example(environment, hidden, rate):
     assert wanted.keys() == after.policy.keys()
     for name, (array, gradient) in wanted.items():
         difference = np.abs(array - after.policy[name])
-        # Adam's first step is gradient / (|gradient| + 1e-8): it magnifies the rounding of those
-        # few that happen to cancel almost to nothing.
+        # Adam's first step is gradient / (|gradient| + 1e-8). This magnifies the rounding errors of
+        # the few gradients that are almost zero.
         assert difference[np.abs(gradient) > 1e-5].max() < 1e-6
         assert difference.max() < 1e-2 * rate
         assert np.abs(array - done.first[name]).max() > 0.9 * rate
@@ -137,7 +137,7 @@ def test_the_classic_recipe_is_the_textbook_example(environment, hidden, rate):
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_bandits_gradient_is_its_softmax_gradient(provider):
-    """Arms of chances 1/2, 1/4, 1/4 pulled as often as that: -pi_k (r_k - mean reward)."""
+    """Arms with probabilities 1/2, 1/4, 1/4, pulled in these shares: -pi_k (r_k - mean reward)."""
     spec = policy_spec("discrete", observations=2, actions=3, hidden=())
     network, parameters = random_network(np.random.default_rng(0), spec, critic=False)
     parameters["actor.0.weight"][:] = 0.0
@@ -149,7 +149,7 @@ def test_a_bandits_gradient_is_its_softmax_gradient(provider):
         reinforce.ReinforceMinibatch(context, pulls, rewards[pulls], 0.0), 4
     )
 
-    # Mean reward 1/2 * 1 + 1/4 * 2 + 1/4 * 5 = 2.25.
+    # The mean reward is 1/2 * 1 + 1/4 * 2 + 1/4 * 5 = 2.25.
     by_arm = [-0.5 * (1 - 2.25), -0.25 * (2 - 2.25), -0.25 * (5 - 2.25)]
     wanted = np.concatenate([np.outer([0.5, -3.0], by_arm).ravel(), by_arm])
     np.testing.assert_allclose(gradient, wanted, atol=1e-6)
@@ -193,7 +193,7 @@ def test_an_episode_of_one_step_stays_finite(how, lengths):
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("chunk", [7, 4096])
 def test_an_update_is_one_step_along_autograds_gradient(monkeypatch, provider, average, chunk):
-    """Also when the batch is worked off in pieces, and with observations normalised."""
+    """This includes batches that are processed in pieces, and normalised observations."""
     monkeypatch.setattr(reinforce, "CHUNK_ROWS", chunk)
     spec = policy_spec("continuous", normalise=True)
     settings = ReinforceSettings(
@@ -238,7 +238,7 @@ def test_an_update_is_one_step_along_autograds_gradient(monkeypatch, provider, a
 
 
 def test_what_stands_in_idle_places_does_not_matter():
-    """The batch's contract is zeros there; observations and actions are never even looked at."""
+    """By contract, idle steps contain zeros. Their observations and actions are never used."""
     spec = policy_spec("discrete", normalise=True)
     states = []
     for garbage in (0.0, math.nan):

@@ -1,4 +1,4 @@
-"""What two critics' outputs say an action is worth, beside sums written out in float64."""
+"""The values of an action from two critics, compared with sums written out in float64."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_with_none_dropped_and_one_each_both_count() -> None:
 
 
 def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
-    """Each term on its own: |fraction - too high| times the slope of Huber's loss."""
+    """Each term alone: |fraction - (target is lower)| times the slope of the Huber loss."""
     (have, _), (wanted, _) = values(5, 4), values(7, 4, seed=1)
     slope, off = TruncatedQuantiles(5, 0).compute_error(have, wanted, count=10)
     expected = np.zeros((5, 4))
@@ -57,7 +57,7 @@ def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
 
 
 def test_who_follows_the_slope_comes_to_the_quantiles() -> None:
-    """Of a distribution as wide as to make Huber's bend small: within it they are expectiles."""
+    """The distribution is wide, so that the quadratic part of the Huber loss has little effect."""
     returns = 1000.0 * np.random.default_rng(3).standard_normal((4_000, 1)).astype(np.float32)
     worth, found = TruncatedQuantiles(5, 0), np.zeros((5, 1), np.float32)
     for rate in (2_000.0, 200.0, 20.0):

@@ -1,4 +1,4 @@
-"""SAC's gradients against autograd, whole updates against a loop in plain torch, and its edges."""
+"""SAC's gradients compared with autograd, updates compared with plain torch, and edge cases."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def networks(
     built = build_sac_networks(spec(**shape), settings, seed, norm, quantiles, drop_count)
     generator = np.random.default_rng(seed)
     for vector in (built.actor, built.critics, built.targets):
-        # Biases and targets of their own, so that nothing hides behind a zero or an equal.
+        # Different biases and targets, so that no error is hidden by zeros or equal values.
         vector.data[:] += generator.normal(0.0, 0.05, len(vector.data))
     if built.moments is not None:
         running = built.moments.running
@@ -72,7 +72,7 @@ def networks(
 def providers(
     nets: SacNetworks, threads: int = 1
 ) -> tuple[SacGradientProvider, SacGradientProvider]:
-    """By hand and by autograd."""
+    """The provider with derived gradients and the one with autograd."""
     return NumpySac(nets, ThreadPair(threads)), TorchSac(nets)
 
 
@@ -122,7 +122,7 @@ def squashed_gaussian(policy: PolicySpec) -> SquashedGaussian:
 
 def test_the_slope_of_tanh_is_exact_where_tanh_rounds_to_one() -> None:
     raw = np.linspace(-60.0, 60.0, 241)
-    # 1 - tanh(x)^2 = 4 / (e^x + e^-x)^2, in float64 far from any rounding to zero.
+    # 1 - tanh(x)^2 = 4 / (e^x + e^-x)^2, which does not round to zero in float64.
     expected = math.log(4.0) - 2.0 * (np.abs(raw) + np.log1p(np.exp(-2.0 * np.abs(raw))))
     np.testing.assert_allclose(log_slope_of_tanh(raw.astype(np.float32)), expected, rtol=2e-6)
     near = np.linspace(-3.0, 3.0, 61)
@@ -146,7 +146,7 @@ def test_log_densities_are_those_of_torchs_transformed_normal() -> None:
 
 
 def test_the_density_of_squashed_actions_integrates_to_one() -> None:
-    """By its own log-density, over a fine grid of one action that comes from a grid of noise."""
+    """Sum the density over a fine grid of one action, made from a grid of noise."""
     narrow = PolicySpec(
         "continuous", 1, 1, (-1.0,), (1.0,), (4,), "tanh", False, 10.0, 20_000, True
     )
@@ -160,7 +160,7 @@ def test_the_density_of_squashed_actions_integrates_to_one() -> None:
 def test_learner_and_worker_draw_the_same_actions() -> None:
     generator = np.random.default_rng(5)
     out = generator.normal(0.0, 2.0, (8, 2 * ACTIONS)).astype(np.float32)
-    out[0, ACTIONS:] = [5.0, -30.0, 2.0]  # beyond the bounds of the log deviation, and at one
+    out[0, ACTIONS:] = [5.0, -30.0, 2.0]  # beyond both bounds, and at one
     noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
     worker, learners = squashed_gaussian(spec()), SquashedGaussianHead(ACTIONS)
     expected = worker.sample(out, (noise[None],), 0)
@@ -198,7 +198,7 @@ def test_random_actions_fill_the_whole_range_evenly() -> None:
     np.testing.assert_allclose(log_probs, math.log(0.25), rtol=1e-6)
 
 
-# How it begins
+# Initialisation
 
 
 def test_the_critics_begin_apart_and_their_targets_where_they_are() -> None:
@@ -221,7 +221,7 @@ def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
     np.testing.assert_array_equal(plain.critics.data, other.critics.data)
     last = "actor.2."
     np.testing.assert_allclose(2.0 * other.actor[last + "weight"], plain.actor[last + "weight"])
-    # Orthogonal networks begin without biases; a log deviation of -1.5 is one.
+    # Orthogonal networks have no initial biases. The initial log deviation of -1.5 is a bias.
     assert other.actor[last + "bias"].tolist() == [0.0] * ACTIONS + [-1.5] * ACTIONS
 
 
@@ -229,7 +229,7 @@ def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
 
 
 def assert_both_agree(nets: SacNetworks, threads: int) -> None:
-    batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
+    batch, count = minibatch(), 50  # as if the batch were one shard of a larger one
     ours, theirs = providers(nets, threads)
     np.testing.assert_allclose(
         ours.sample_actions(batch), theirs.sample_actions(batch), rtol=1e-4, atol=1e-4
@@ -261,14 +261,14 @@ def test_so_are_those_of_quantiles(
     norm: CriticNorm, threads: int, quantiles: int, dropped: int
 ) -> None:
     nets = networks(norm=norm, quantiles=quantiles, drop_count=dropped)
-    # Far enough apart that some lie on either side of where the loss turns linear.
+    # The values are far enough apart to be on both sides of where the Huber loss becomes linear.
     nets.critics.data[:] *= 3.0
     assert_both_agree(nets, threads)
 
 
 @pytest.mark.parametrize("shift", [-4.0, 5.0])
 def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
-    """Far beyond those of a network's own output, a log standard deviation of 2 at most."""
+    """The values are far beyond the bound of a network's own output, a log deviation of 2."""
     nets, batch = networks(exploration="gsde"), minibatch()
     nets.actor["actor.log_std"][:] += np.float32(shift)
     ours, theirs = NumpySac(nets, ThreadPair(1)), TorchSac(nets)
@@ -307,7 +307,7 @@ def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
 
 
 class Plain:
-    """SAC as a page of plain torch, in float64: nn.Linear-free, its own optimisers from torch."""
+    """SAC in plain torch in float64, without nn.Linear, with torch's optimizers."""
 
     def __init__(self, nets: SacNetworks, settings: SacSettings) -> None:
         def leaves(vector: Any) -> dict[str, torch.Tensor]:
@@ -341,7 +341,8 @@ class Plain:
 
     def pi(self, seen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if "actor.log_std" in self.actor:
-            # Each action is left by a sum over units h of h * N(0, std^2): the variances add up.
+            # The noise of an action is a sum over units h of h * N(0, std^2), so the variances add
+            # up.
             units = self.mlp(self.actor, "actor", seen, last=False)
             parts = units[:, :, None] * self.actor["actor.log_std"].exp()
             deviation = parts.square().sum(dim=1).add(1e-6).sqrt()
@@ -361,7 +362,7 @@ class Plain:
         return torch.stack([self.mlp(weights, f"critic{j}", x)[:, 0] for j in (0, 1)])
 
     def joint(self, seen: torch.Tensor, action: torch.Tensor, batch: bool) -> torch.Tensor:
-        """Values of critics that standardise what each layer is given."""
+        """The values of critics with batch normalisation of each layer's input."""
         values = []
         for critic in ("critic0", "critic1"):
             x = torch.cat((seen, action), dim=1)
@@ -473,7 +474,7 @@ def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
     assert ours.update(owed(100, 0), 0.0)["ent_coef"] == pytest.approx(weight, rel=1e-4)
 
 
-#: What there can be for critics.
+#: The variants of critics.
 KINDS: list[dict[str, Any]] = [
     {},
     {"norm": "batch"},
@@ -507,7 +508,7 @@ def test_lanes_change_no_bit(exploration: str, kind: dict[str, Any]) -> None:
         np.testing.assert_array_equal(array, states[1][name], err_msg=name)
 
 
-# State, schedules, refusals
+# State, schedules, errors
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -632,7 +633,7 @@ def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> No
 @pytest.mark.parametrize("provider", [0, 1])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad: float) -> None:
-    """One high quantile of one target critic, which would be left out of every row."""
+    """The bad value is a high quantile of one target critic, which all rows would drop."""
     nets = networks(quantiles=6, drop_count=2)
     nets.targets["critic1.2.bias"][5] = bad
     sac = Sac(SacSettings(), nets, [providers(nets)[provider]], ThreadPair(1), seed=7)
@@ -656,10 +657,10 @@ def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> No
     for name in ("actor", "actor_adam.first", "actor_adam.second", "actor_adam.count"):
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
     assert int(after["critic_adam.count"]) == 4
-    # Of four, the first and the third wanted to move the actor.
+    # The first and the third of four updates train the actor.
     assert metrics["refused_minibatches"] == 2.0
     assert "actor_loss" not in metrics
-    # That the critics learn meanwhile does not make it the first in a row again, nor does a resume.
+    # Updates of the critics do not reset the count of consecutive failures, nor does a resume.
     restored = Sac(SacSettings(policy_delay=2), nets, [Spoiled(nets, lanes)], lanes, seed=7)
     restored.load_state(after)
     for same in (sac, restored):
@@ -674,7 +675,7 @@ def normalising() -> SacNetworks:
 
 
 def just_seen(seed: int = 0) -> Any:
-    """An iteration's own steps: fifty in each of four columns."""
+    """The new steps of an iteration: fifty in each of four columns."""
     generator = np.random.default_rng(seed)
     seen = generator.normal(3.0, 2.0, (50, 4, OBSERVATIONS)).astype(np.float32)
     return type("Fresh", (), {"observations": seen, "valid": np.ones((50, 4), bool)})
@@ -690,7 +691,7 @@ def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> No
 
 
 def test_what_is_drawn_is_normalised_by_the_statistics_of_now() -> None:
-    """As if a learner without a normaliser drew transitions that already are."""
+    """The result is that of a learner without a normaliser on normalised transitions."""
     fresh, plain = just_seen(), build_sac_networks(spec(), NetworkSettings(), 0)
     rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
 

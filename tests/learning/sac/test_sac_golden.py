@@ -1,6 +1,6 @@
-"""One update of SAC against numpy alone: losses as they are written, slopes by differences.
+"""One update of SAC in numpy alone: written-out losses, and slopes by finite differences.
 
-No derivative is taken by hand or by autograd here: every weight is moved a little to both sides.
+No derivative comes from a formula or from autograd. Each weight is moved a little to both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Weights = dict[str, Any]
 
 
 def cut(vector: Any, flat: Any) -> Weights:
-    """A flat vector as the arrays that it holds one after the other."""
+    """Split a flat vector into its arrays."""
     found, first = {}, 0
     for name, shape in vector.shapes.items():
         size = int(np.prod(shape))
@@ -37,7 +37,7 @@ def network(weights: Weights, prefix: str, x: Any) -> Any:
 
 
 def act(weights: Weights, seen: Any, noise: Any) -> tuple[Any, Any]:
-    """The squashed Gaussian's action, and the logarithm of its density."""
+    """The action of the squashed Gaussian, and its log-density."""
     out = network(weights, "actor", seen)
     mean, log_std = out[:, :ACTIONS], np.clip(out[:, ACTIONS:], -20.0, 2.0)
     action = np.tanh(mean + np.exp(log_std) * noise)
@@ -60,13 +60,13 @@ def slope(loss: Callable[[Any], float], at: Any) -> Any:
 
 
 def adam(at: Any, gradient: Any, rate: float) -> Any:
-    """Its first step: both moments, made up for having begun at zero, are the gradient's own."""
+    """Adam's first step: with the bias correction, both moments are those of the gradient."""
     first, second = 0.1 * gradient, 0.001 * gradient**2
     return at - rate * (first / 0.1) / (np.sqrt(second / 0.001) + 1e-8)
 
 
 def agrees(found: Any, expected: Any, before: Any, gradient: Any) -> None:
-    """A step is nearly all sign, so where the slope is next to nothing float32 may have another."""
+    """Compare steps where the gradient is not tiny. Elsewhere, float32 may give another sign."""
     steep = np.abs(gradient) > 1e-3 * np.abs(gradient).max()
     assert steep.mean() > 0.3
     np.testing.assert_allclose((found - before)[steep], (expected - before)[steep], rtol=2e-3)
@@ -122,6 +122,6 @@ def test_one_update_is_what_numpy_makes_of_the_losses() -> None:
     agrees(state["actor"], adam(actor, actor_slope, 1e-2), actor, actor_slope)
     follows = targets + 0.1 * (state["critics"] - targets)
     np.testing.assert_allclose(state["targets"], follows, rtol=1e-5, atol=1e-6)
-    # Of the loss -log w (log pi + target) the slope in log w is minus what is in the brackets.
+    # The loss is -log w (log pi + target), so its slope in log w is -(log pi + target).
     expected = adam(np.zeros(1), np.array([-(log_prob - ACTIONS)]), 1e-2)
     np.testing.assert_allclose(state["log_entropy_weight"], expected, rtol=1e-4)

@@ -1,7 +1,7 @@
-"""Environments as values: any moment of an episode can be taken up elsewhere, to the last bit.
+"""Environment states: an episode continues bit-for-bit identically from any step elsewhere.
 
-What is expected comes from Gymnasium itself: an environment made by `gymnasium.run`, fresh for
-each episode, stepped without interruption.
+The expected values come from `gymnasium.make`, with a new environment for each episode that is
+stepped without interruption.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def actions_for(env: EnvSpec, steps: int) -> list[Any]:
 
 
 def told_by_gymnasium(env: EnvSpec, actions: list[Any]) -> list[Moment]:
-    """Observation, reward, the two ends, and the observation that is then acted on."""
+    """Observation, reward, both ends, and the next observation to act on."""
     options = dict(env.kwargs)
     if env.max_episode_steps is not None:
         options["max_episode_steps"] = env.max_episode_steps
@@ -82,7 +82,7 @@ def told_by_gymnasium(env: EnvSpec, actions: list[Any]) -> list[Moment]:
 def walk(
     row: RestorableEnv, out: Any, actions: list[Any], keep: list[EnvState] | None = None
 ) -> Any:
-    """The same through RestorableEnv, optionally with a snapshot of every moment."""
+    """The same steps with RestorableEnv, optionally with a snapshot at each step."""
     moments = []
     for action in actions:
         row.prepare_snapshot()
@@ -97,7 +97,7 @@ def walk(
 
 
 def telling(moments: list[Moment]) -> list[int]:
-    """Steps after which to interrupt: 1, some, just before, at and after each kind of end."""
+    """Steps at which to interrupt: 1, some others, and before, at and after each kind of end."""
     chosen = {1, 7, STEPS // 2, STEPS - 1}
     for kind in (2, 3):
         ends = [t + 1 for t, moment in enumerate(moments) if moment[kind]]
@@ -230,7 +230,7 @@ def test_a_used_bipedal_walker_begins_like_a_fresh_one_in_a_new_world_only(hardc
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_instance_whose_reset_was_cut_short_is_never_used_again(error, monkeypatch) -> None:
-    """A walker with half a world would take the process with it."""
+    """MuJoCo can crash the process if an environment has only half of its state."""
     row = opened(read_env_spec("BipedalWalker-v3", {}, None))
     shown, instance = np.zeros(row.spec.observation_size, np.float32), row._env
 
@@ -427,7 +427,7 @@ else:
 
 @pytest.mark.parametrize("whose", ["ours", "plain"])
 def test_what_mujoco_says_of_a_model_reaches_nobody(whose: str, tmp_path: Path) -> None:
-    """Loading this model warns of an old attribute; `plain` shows that it still does."""
+    """Loading this model prints a warning about an old attribute. `plain` checks that it does."""
     result = subprocess.run(
         [sys.executable, "-c", MADE, whose],
         cwd=tmp_path,
@@ -445,7 +445,7 @@ def test_what_mujoco_says_of_a_model_reaches_nobody(whose: str, tmp_path: Path) 
 def test_a_simulation_that_flies_apart_prints_nothing_and_leaves_no_log(
     whose: str, tmp_path: Path
 ) -> None:
-    """`plain` shows that there is something to silence."""
+    """`plain` checks that there is output to silence."""
     result = subprocess.run(
         [sys.executable, "-c", WILD, whose],
         cwd=tmp_path,

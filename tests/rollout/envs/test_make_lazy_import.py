@@ -1,4 +1,4 @@
-"""Modules that wait to be loaded."""
+"""Modules that are loaded lazily."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlflame.rollout.envs.make import defer_imports
 
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
-    """Makes a module of a text that is to be loaded later, found by an import statement."""
+    """Make a module from a text. An import statement finds it, and its first use loads it."""
 
     def put(text: str) -> ModuleType:
         (tmp_path / "patient.py").write_text(text)

@@ -1,4 +1,4 @@
-"""What is known of environments without making them is what making them shows."""
+"""The stored spaces of known environments are equal to those of real instances."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Our own MuJoCo loop gives Gymnasium's bits, or leaves the environment to Gymnasium.
+"""rlflame's MuJoCo loop is identical to Gymnasium's, or Gymnasium steps the environment.
 
-What is expected comes from `gymnasium.run` itself, or from a run in which Gymnasium steps.
+The expected values come from `gymnasium.make`, or from a run in which Gymnasium steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlflame.rollout.worker import RolloutWorker
 
 WRITTEN = [name for name in rollouts.MUJOCO if name != "HumanoidStandup-v5"]
 INFINITY = float("inf")
-#: Every argument that our own loop knows, away from its default.
+#: All arguments that rlflame's loop supports, with values other than the default.
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "Hopper-v5": [
         {"terminate_when_unhealthy": False, "exclude_current_positions_from_observation": False},
@@ -83,7 +83,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
 
 
 class Ours:
-    """Rows of our own loop, stepped with the actions that Gymnasium's instances are given."""
+    """Rows of rlflame's loop and Gymnasium's environments, stepped with the same actions."""
 
     def __init__(self, env: EnvSpec, count: int = 3) -> None:
         self.env = env
@@ -102,7 +102,7 @@ class Ours:
         self.compare(row, self.worlds[row].reset(seed=seed)[0])
 
     def step(self, actions: Any) -> tuple[int, int]:
-        """How many rows the environment and the time limit have ended."""
+        """Step all rows. Return how many the environment and the time limit have ended."""
         n = len(self.worlds)
         rewards, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
         ended = self.rows.step(range(n), actions, self.seen, rewards, terminated, truncated)
@@ -125,11 +125,11 @@ class Ours:
 
 
 def follow(env: EnvSpec, steps: int) -> tuple[int, int]:
-    """Random steps of both; the ends that were seen."""
+    """Compare random steps. Return the numbers of terminations and truncations."""
     ours, generator = Ours(env), np.random.default_rng(5)
     low, high = np.array(env.action_low), np.array(env.action_high)
     shape = (steps, 3, env.action_size)
-    # Some actions lie beyond the bounds: MuJoCo cuts them, rewards do not.
+    # Some actions are out of bounds: MuJoCo clips them, but the rewards use the original ones.
     actions = generator.uniform(1.2 * low, 1.2 * high, shape).astype(np.float32)
     ends = np.sum([ours.step(each) for each in actions], axis=0)
     return int(ends[0]), int(ends[1])
@@ -152,7 +152,7 @@ def test_every_argument_has_gymnasiums_bits(name: str) -> None:
 
 
 def test_every_argument_of_gymnasiums_was_tried() -> None:
-    """All of a constructor's arguments but those that draw, and the model, which is refused."""
+    """All arguments except those for rendering and the model, which rlflame's loop refuses."""
     drawn = {"self", "kwargs", "default_camera_config", "xml_file"}
     for name in WRITTEN:
         world = gymnasium.make(name).unwrapped
@@ -163,7 +163,7 @@ def test_every_argument_of_gymnasiums_was_tried() -> None:
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "Ant-v5"])
 def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: str) -> None:
-    """Positions that no random walk reaches, each bound alone among them."""
+    """The positions include some that random steps never reach, and each bound alone."""
     wide = {"healthy_state_range": (-0.9, 1.1)} if name == "Hopper-v5" else {}
     angle = {} if name == "Ant-v5" else {"healthy_angle_range": (-2, 1.0)}
     env = read_env_spec(name, {"healthy_z_range": (-0.5, 0.5), **wide, **angle}, None)
@@ -195,11 +195,11 @@ def test_an_id_of_the_users_own_for_a_known_class_is_known() -> None:
 
 
 class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Changes nothing, but who could know?"""
+    """A wrapper without an effect, which rlflame cannot know."""
 
 
 class Child(HopperEnv):
-    """A hopper in all but name."""
+    """A subclass of Hopper without changes."""
 
 
 gymnasium.register("Child-v0", entry_point=f"{__name__}:Child")
@@ -227,7 +227,7 @@ gymnasium.register(
     ],
 )
 def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any) -> None:
-    """(A description of what cannot be made is made by hand.)"""
+    """The spec is made by hand, because these environments cannot be made."""
     spec = dataclasses.replace(read_env_spec("Hopper-v5", {}, None), id=id, kwargs=kwargs)
     assert describe_stepping(spec) == "stepped by Gymnasium"
     assert isinstance(make_vector_env(spec, 2), GymnasiumVectorEnv)
@@ -269,7 +269,7 @@ def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch
 def test_an_older_mujoco_steps_bodies_one_by_one_to_the_same_bits(
     name: str, monkeypatch: Any
 ) -> None:
-    """One without `mujoco.batch`; either goes on from the other's states."""
+    """Without `mujoco.batch`, states can be exchanged with the batch version in both directions."""
     env = read_env_spec(name, {}, 60)
     task = rollouts.task(env, rows=5, first_row=2, steps=30)
     together = RolloutWorker()
@@ -294,7 +294,7 @@ def by_gymnasium() -> RolloutWorker:
 @pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Humanoid-v5", "InvertedPendulum-v5"])
 @pytest.mark.parametrize("unit", ["steps", "episodes"])
 def test_a_fragment_does_not_tell_who_stepped(name: str, unit: Any) -> None:
-    """Also where rows stand idle, and where states come from the other one."""
+    """Idle rows and states of the other implementation do not change this."""
     env = read_env_spec(name, {}, 11 if unit == "steps" else 60)
     task = rollouts.task(env, rows=5, first_row=2, steps=30, unit=unit)
     workers = (RolloutWorker(), by_gymnasium())

@@ -1,4 +1,4 @@
-"""Two ends of a channel in one process: order, size, the end, and what is no message."""
+"""Two ends of a channel in one process: order, sizes, closing, and invalid messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process, spoken to by hand: frames in, frames out, and an end in every case."""
+"""A worker process and its messages: frames in, frames out, and a clean end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 20.0
 
 
 class Conversation:
-    """The parent's side, written down a second time: one byte, eight bytes, and a payload."""
+    """The parent's side of the protocol: one byte (kind), eight bytes (size), and a payload."""
 
     greeting: Any = None
 
@@ -52,7 +52,7 @@ class Conversation:
         self.process.stdin.flush()
 
     def hear(self, *, beats: bool = False) -> tuple[MessageKind, Any] | None:
-        """The next frame, or None when the child has closed its side."""
+        """The next frame, or None if the child has closed its side."""
         while True:
             head = self._read(9)
             if head is None:
@@ -99,7 +99,7 @@ class Conversation:
 
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: Any) -> Iterator[Conversation]:
-    """One that many tests talk to, having heard its greeting."""
+    """A worker that many tests share, after its greeting."""
     conversation = Conversation(tmp_path_factory.mktemp("child"))
     conversation.greeting = conversation.hear()
     yield conversation
@@ -108,7 +108,7 @@ def lasting(tmp_path_factory: Any) -> Iterator[Conversation]:
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Conversation]:
-    """One of its own, for a test that ends it."""
+    """A worker for a test that ends it."""
     conversation = Conversation(tmp_path)
     conversation.greeting = conversation.hear()
     yield conversation
@@ -116,7 +116,7 @@ def child(tmp_path: Path) -> Iterator[Conversation]:
 
 
 def eventually(happened: Callable[[], bool]) -> bool:
-    """Waits for something that has no other way of telling; bounded, and generously."""
+    """Poll a condition that has no notification, with a generous time limit."""
     until = time.monotonic() + PATIENCE_S
     while not happened():
         if time.monotonic() > until:
@@ -126,7 +126,7 @@ def eventually(happened: Callable[[], bool]) -> bool:
 
 
 def gone(pid: int) -> bool:
-    """No such process, or only its entry waiting to be read by somebody."""
+    """Whether a process does not exist or is a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -223,7 +223,7 @@ def test_it_ends_when_a_frame_stops_half_way(child: Conversation) -> None:
 def test_it_ends_in_the_middle_of_a_step_when_nobody_listens(
     child: Conversation, tmp_path: Path
 ) -> None:
-    """With the program that its environment had started."""
+    """The program that its environment had started ends too."""
     note = tmp_path / "program"
     child.give(rollouts.task(rollouts.fake(fault="start_program", marker=str(note)), rows=1))
     assert child.hear()[0] is MessageKind.RESULT
@@ -251,7 +251,7 @@ def test_its_environments_have_no_standard_input_to_read_tasks_from(lasting: Con
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the children of a process")
 def test_an_environment_may_wait_for_all_of_its_programs():
-    """What waits for the end of the worker is no program of the environment's."""
+    """A program that waits for the end of the worker does not belong to the environment."""
     code = """
 import os, subprocess, threading
 from rlflame.rollout.process.parent_channel import kill_group_with_process

@@ -1,4 +1,4 @@
-"""What the parent knows of a worker process."""
+"""The parent's view of a worker process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_dead_process_has_exited_also_while_another_thread_polls_it() -> None:
     answers = []
 
     def poll_slowly() -> int | None:
-        with popen._waitpid_lock:  # as `poll` itself while it asks the system
+        with popen._waitpid_lock:  # `poll` itself holds this lock while it calls the system
             is_polling.set()
             may_end.wait()
         return poll()

@@ -1,4 +1,4 @@
-"""Event files, read back by TensorBoard itself: tags, numbers, and curves that go on."""
+"""Event files, read by TensorBoard itself: tags, numbers, and curves of resumed runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlflame.storage.metrics import NAMES
 from rlflame.storage.tracking import tensorboard
 from rlflame.storage.tracking.tensorboard import EventFile
 
-#: Of the examples that other people's scripts and eyes know.
+#: Common tags, which users and their scripts may expect.
 WELL_KNOWN = {
     "Loss/policy_loss",
     "Loss/value_loss",
@@ -44,7 +44,7 @@ def train(folder, *words):
 
 
 def curves(folder):
-    """Tag -> [(step, value)] as TensorBoard loads them."""
+    """The curves as {tag: [(step, value)]}, loaded by TensorBoard."""
     loaded = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     loaded.Reload()
     found = {
@@ -112,7 +112,7 @@ def test_tags_and_numbers_are_those_of_the_record(tmp_path):
 
 
 def test_every_name_of_the_record_has_a_place_of_its_own():
-    actor_critics = {"actor_loss", "critic_loss"}  # where another algorithm has other names
+    actor_critics = {"actor_loss", "critic_loss"}  # names that only some algorithms use
     tags = [tensorboard.make_tag(name) for name in NAMES if name not in actor_critics]
     assert len(set(tags)) == len(tags)
     groups = {tag.partition("/")[0] for tag in tags}
@@ -132,7 +132,7 @@ def test_hyperparameters_stand_beside_the_final_score(tmp_path):
     folder = train(tmp_path / "run", "--steps", "128", "--tensorboard", "--seed", "7")
     loaded = EventAccumulator(str(folder / "tensorboard" / "hparams"))
     loaded.Reload()
-    # TensorBoard's table has a column for each number that lies beside the hyperparameters.
+    # TensorBoard's table has a column for each number in the file of the hyperparameters.
     assert loaded.Tags()["scalars"] == ["Test/cumulative_reward"]
     (score,) = loaded.Scalars("Test/cumulative_reward")
     result = json.loads((folder / "result.json").read_text())
@@ -154,7 +154,7 @@ def test_a_resumed_run_goes_on_without_a_gap_or_a_doubling(tmp_path):
     whole = train(tmp_path / "whole", "--steps", "512", "--tensorboard")
     parts = train(tmp_path / "parts", "--steps", "256", "--tensorboard",
                   "--set", "horizon_steps=512")  # fmt: skip
-    # It remembers that it has TensorBoard.
+    # The run's config contains the option.
     assert rlflame("resume", parts, "--steps", "512").code == 0
     assert without_time(curves(parts)) == without_time(curves(whole))
     times = [step for step, _ in curves(parts)["Time/step_per_second"]]

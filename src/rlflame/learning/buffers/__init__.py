@@ -1,1 +1,1 @@
-"""What an algorithm learns from: the rollouts of one iteration, or a replay."""
+"""The data an algorithm learns from: the rollouts of one iteration, or a replay."""

@@ -135,9 +135,9 @@ def find_step_limit(id: str) -> int | None:
 
 
 def import_env_code(id: str) -> None:
-    """Import the code that an id needs; `gymnasium.make` reports what is wrong with the id.
+    """Import the code that an id needs; `gymnasium.make` reports errors in the id.
 
-    `gymnasium.make` imports a module that the id names, after it is known to be allowed.
+    A module named in the id is left to `gymnasium.make`, which runs after the module is allowed.
     """
     module, _, name = id.rpartition(":")
     if module and module not in sys.modules:

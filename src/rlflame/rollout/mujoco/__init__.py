@@ -1,1 +1,1 @@
-"""rlflame's own step loop for MuJoCo v5, with the same bits as Gymnasium."""
+"""rlflame's own step loop for MuJoCo v5, bit-for-bit identical to Gymnasium's."""

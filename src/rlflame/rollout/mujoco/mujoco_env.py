@@ -1,9 +1,8 @@
 """Gymnasium's v5 MuJoCo environments, implemented directly on MuJoCo for all rows of a slot.
 
-Gymnasium's work between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, on
-`simulation.py`), and its resets repeat every random draw. The bits are those of Gymnasium: an
-environment is refused unless everything, including the text of its source files, equals what was
-compared.
+The work between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, based on
+`simulation.py`). Resets repeat every random draw of Gymnasium. Results are bit-for-bit identical to
+Gymnasium's: other environments, and other versions of Gymnasium's source files, are not accepted.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class MujocoVectorEnv:
                 raise make_fault(
                     self.spec,
                     self.get_position(row),
-                    "cannot take up a state of another MuJoCo model",
+                    "cannot restore the state of another MuJoCo model",
                 )
             self._simulation.set_state(row, state.physics)
         for count, action in enumerate(state.actions, steps_before + 1):
@@ -208,7 +207,7 @@ class MujocoVectorEnv:
 
 
 def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether everything, including the text of source files, equals what was compared."""
+    """Return whether the environment and its source files match the version that was tested."""
     base_env: Any = env.unwrapped
     kind = type(base_env)
     modules = (*_COMMON_MODULES, kind.__module__)

@@ -175,7 +175,7 @@ class Channel:
                 yield self.receive()
 
     def _read(self) -> bool:
-        """Read what has arrived; return False if there was nothing or the other end is closed."""
+        """Read available data; return False if there is none or the other end is closed."""
         if self._has_ended:
             return False
         try:

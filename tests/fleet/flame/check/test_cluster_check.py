@@ -1,6 +1,6 @@
-"""What cluster-check makes of what it sees: looks, leases and answers in, findings out.
+"""The findings of cluster-check for simulated snapshots, leases and answers.
 
-Each check fails for its own reason and names its own fix. The clock is the tests' own.
+Each check fails for one reason and names one fix. The clock is a fake.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from rlflame.rollout import wire
 
 
 class Time:
-    """A clock that moves when somebody waits, in place of the module `time`."""
+    """A fake of the module `time` whose clock advances when a function sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
-        #: What happens when somebody waits.
+        #: Called after each sleep.
         self.meanwhile = lambda now: None
 
     def monotonic(self) -> float:
@@ -108,7 +108,7 @@ def test_what_libraries_say_is_made_short():
     assert len(shorten_error("word " * 1000)) < 300
 
 
-# Nodes and room.
+# Nodes and capacity.
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_room_is_what_executors_leave_in_processors_and_in_memory():
     away = Node("away", "NotReady", 64, 64 * GIB)
     there = [executor(id="a"), executor(id="b"), Executor("c", "thin", "Bound", "s", 1, GIB)]
     seen = look(0.0, *there, nodes=[NODE, thin, away])
-    assert seen.room == 2 + 1  # processors bound the first node, memory the second
+    assert seen.room == 2 + 1  # processors limit the first node, memory the second
     assert cluster_snapshot.check_capacity(seen).status == "ok"
 
 
@@ -147,7 +147,7 @@ def test_a_full_cluster_names_who_holds_it():
     assert "--clean" in found.fixes[0]
 
 
-# Executors that do not move.
+# Stuck executors.
 
 BUSY = ClusterSession("s", "app", pending=2, running=1, succeeded=5)
 OPEN = ClusterSession("s", "app")
@@ -166,7 +166,7 @@ OPEN = ClusterSession("s", "app")
         ("Binding", None, None, 6.0, True, "its session is closed"),
         ("Bound", None, None, 6.0, True, "its session is closed"),
         ("Bound", OPEN, None, 6.0, None, ""),  # closed a moment ago
-        ("Bound", OPEN, OPEN, 60.0, None, ""),  # warm, and waiting for work
+        ("Bound", OPEN, OPEN, 60.0, None, ""),  # warm and waiting for work
         ("Bound", BUSY, replace(BUSY, succeeded=6), 60.0, None, ""),
         ("Bound", BUSY, BUSY, 6.0, False, "its session's tasks make no progress"),
         ("Bound", BUSY, replace(BUSY, failure_count=40), 6.0, True, "40 tasks failed"),
@@ -251,7 +251,7 @@ def test_the_fix_for_a_node_of_compose_is_a_command():
     assert "compose" not in cluster_snapshot.format_remedy("gpu-7")
 
 
-# Tasks that wait.
+# Waiting tasks.
 
 WAITS = ClusterSession("s", "app", pending=3)
 
@@ -290,11 +290,11 @@ def test_a_session_that_flame_has_given_up_says_why():
     assert "No module named 'mine'" in found.text
 
 
-# Which runs live.
+# Live and dead runs.
 
 
 class Book:
-    """Leases as they would lie in the cache."""
+    """Fake leases in the cache."""
 
     def __init__(self) -> None:
         self.leases = {}
@@ -340,7 +340,7 @@ def test_a_lease_that_moves_is_life_and_one_that_stands_is_death(time, book):
     dead, living = settled(cluster_with("rlflame-old", "rlflame-young"))
     assert (dead.name, dead.state) == ("rlflame-old", "dead")
     assert (living.name, living.state) == ("rlflame-young", "alive")
-    assert 95.0 < time.now - 1000 < 110.0  # workers give up after 90 s without a beat
+    assert 95.0 < time.now - 1000 < 110.0  # workers give up after 90 s without a heartbeat
     assert "process 7 on far" in dead.reason
 
 
@@ -355,7 +355,7 @@ def test_a_run_of_this_machine_whose_process_is_gone_is_given_less_time(time, bo
 
 
 def test_a_beat_outweighs_what_is_known_of_the_process(time, book, monkeypatch):
-    """Where drivers run in containers that bear this machine's name, numbers mean nothing."""
+    """Process ids mean nothing if drivers run in containers with this machine's host name."""
     monkeypatch.setattr(stale_runs, "check_process", lambda lease: "gone")
     book.fill(a=lease(1, host="here", pid=12))
     time.meanwhile = lambda now: book.leases["rlflame-a"].update(beat=1 + int(now - 1000) // 5)
@@ -436,11 +436,11 @@ def test_a_lease_of_another_kind_is_an_error_and_no_life(monkeypatch, content):
         object_cache.read_lease("rlflame-a/lease/lease")
 
 
-# Removing.
+# Deleting.
 
 
 class Shelf:
-    """What a cluster is asked to remove; sessions in `is_busy` cannot be closed so many times."""
+    """Records deletions. Sessions in `busy` refuse to close this number of times."""
 
     def __init__(self, seen: ClusterSnapshot, busy: dict[str, int] | None = None) -> None:
         self.open = {session.id: session.application for session in seen.sessions}
@@ -448,7 +448,7 @@ class Shelf:
         self.busy = busy or {}
         self.deleted: list[str] = []
         self.cache_is_away = False
-        #: What was there when objects were first deleted.
+        #: The sessions and applications that existed when objects were first deleted.
         self.still_there: set[str] | None = None
 
     def call(self, method, *arguments):
@@ -488,7 +488,7 @@ class Shelf:
 
 @pytest.fixture
 def shelve(monkeypatch, time, book):
-    """A cluster with some runs, each with a lease, and what it is asked to remove."""
+    """Make a cluster with runs, each with a lease, and the record of its deletions."""
 
     def make(*names: str, **busy: int):
         sessions = [ClusterSession(f"{name}-s", f"rlflame-{name}") for name in names]
@@ -584,7 +584,7 @@ def test_what_is_gone_already_is_no_obstacle(shelve):
     assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
 
 
-# What executors say.
+# Answers of executors.
 
 HERE = {
     "host": "here",
@@ -634,7 +634,7 @@ def test_machines_that_may_compute_other_last_bits(name):
 
 @pytest.mark.parametrize(
     ("round_trips_ms", "p50_ms", "p95_ms"),
-    [(range(20, 0, -1), 10.0, 19.0), ([7.0], 7.0, 7.0)],  # ten of twenty are no larger than 10
+    [(range(20, 0, -1), 10.0, 19.0), ([7.0], 7.0, 7.0)],  # ten of twenty values are at most 10
 )
 def test_percentiles_of_round_trips(round_trips_ms, p50_ms, p95_ms):
     answers = ProbeResult(1, 1.0, [], [value / 1000 for value in round_trips_ms])
@@ -671,11 +671,11 @@ def test_a_probe_that_could_not_be_removed_says_so():
     assert "--clean" in found.fixes[0]
 
 
-# What is shipped to them.
+# The code for executors.
 
 
 def test_what_executors_load_holds_no_bytecode():
-    """It is loaded by Pythons of other versions, where foreign bytecode ends the process."""
+    """Executors may use other versions of Python, in which this bytecode would end the process."""
     names, strings = set(), []
     for code, argument, _ in pickletools.genops(bundle.make_context(b"zip", {"a": 1})):
         if isinstance(argument, str):
@@ -686,7 +686,7 @@ def test_what_executors_load_holds_no_bytecode():
 
 
 def test_what_executors_load_is_the_loader():
-    """In a process of its own, as on an executor: it makes room for what it has unpacked."""
+    """It runs in a new process, as on an executor, and removes what it has unpacked."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("shipped_alone.py", "WORD = 'here'\n")
@@ -758,7 +758,7 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
 )
 @pytest.mark.parametrize("also", [False, True])
 def test_a_file_that_cannot_be_read_is_named(no_flame, monkeypatch, content, words, also):
-    """Also where the variables would do: the file is read first."""
+    """The file is read first, so it is an error even if the variables would be enough."""
     path = no_flame / ".flame" / "flame.yaml"
     path.parent.mkdir()
     path.write_text(content)

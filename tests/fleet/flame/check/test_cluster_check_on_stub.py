@@ -1,4 +1,4 @@
-"""cluster-check against a Flame in this process: what each failure comes to, end to end."""
+"""cluster-check with a Flame stub: the result of each failure, end to end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlflame.fleet.flame.client import FlameClient
 from rlflame.rollout.machine import describe_host
 
 PATIENCE_S = 30
-#: As in life, only sooner.
+#: The timeouts of a real check, but shorter.
 QUICK = CheckTimeouts(
     still_s=0.3,
     binding_s=1.0,
@@ -32,14 +32,14 @@ QUICK = CheckTimeouts(
     all_answers_s=PATIENCE_S,
     closing_s=0.3,
 )
-#: For those who wait for a worker process to start.
+#: Timeouts for checks that wait for the start of a worker process.
 PATIENT = CheckTimeouts(
     still_s=1.0, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
 )
 
 
 def check_no_graphics() -> Finding:
-    """Renderers are tried elsewhere."""
+    """A result that replaces the test of renderers."""
     return Finding("graphics", "ok", "not tried")
 
 
@@ -53,7 +53,7 @@ def eventually(condition):
 
 @pytest.fixture
 def meet(monkeypatch):
-    """Points this process at a stub, and away from it again."""
+    """Selects a stub for this process, and removes the selection at the end."""
 
     def settle(stub: FlameStub) -> FlameStub:
         FlameStub.reset_client()
@@ -91,7 +91,7 @@ def leaves_nothing(stub: FlameStub) -> bool:
     return not stub.applications() and not stub.objects() and not open_ones
 
 
-# A cluster that is well.
+# A healthy cluster.
 
 
 def test_a_healthy_cluster(stub, monkeypatch):
@@ -103,7 +103,7 @@ def test_a_healthy_cluster(stub, monkeypatch):
 
     monkeypatch.setattr(FlameClient, "wait_for_answer", recorded)
     diagnosis = examine(PATIENT)
-    # The round trips that are measured are not those of the pauses between looks.
+    # The measured round trips do not include the pauses between snapshots.
     assert len(polls) > 20
     assert max(polls[-20:]) <= 0.001
     assert diagnosis.list_checks("failed") == []
@@ -111,7 +111,7 @@ def test_a_healthy_cluster(stub, monkeypatch):
     probe = finding(diagnosis, "probe").facts
     assert probe["executors"] == 2
     assert 0 < probe["cold_start_s"] < PATIENCE_S
-    # The stub's workers are processes of this very machine and interpreter.
+    # The stub's workers run on this machine with this interpreter.
     assert {finding(diagnosis, check).status for check in ("workers", "packages")} == {"ok"}
     said = finding(diagnosis, "workers").facts["executors"]
     assert len({one["pid"] for one in said}) == 2
@@ -122,7 +122,7 @@ def test_a_healthy_cluster(stub, monkeypatch):
 
 
 def test_no_call_is_made_where_ctrl_c_is_heard(stub, monkeypatch):
-    """In the middle of one it could leave the channel without answers."""
+    """An interrupt in the middle of a call could make the channel unusable."""
     threads = set()
 
     def noted(call):
@@ -164,7 +164,7 @@ def test_executors_that_use_another_cache(stub, monkeypatch):
         assert f"export FLAME_CACHE_ENDPOINT={right}" in finding(diagnosis, "probe").fixes[0]
 
 
-# What cannot be reached.
+# Unreachable services.
 
 
 def test_a_session_manager_that_is_down(stub):
@@ -212,7 +212,7 @@ def test_a_port_where_something_else_listens(stub, monkeypatch, which):
 
 
 def _rude(listener: socket.socket, ended: threading.Event) -> None:
-    """Takes every call and hangs up in other words than gRPC's."""
+    """Ends each call with an error that is not gRPC's own."""
     listener.settimeout(0.05)
     while not ended.is_set():
         try:
@@ -235,9 +235,9 @@ def test_a_cluster_that_goes_away_in_between(stub):
     assert diagnosis.list_checks("failed") == ["nodes"]
 
 
-# What is ill. Each for its own reason, and with its own fix.
+# Failures, each with its own reason and fix.
 
-#: Faults that show only after a worker process has started.
+#: Failures that appear only after a worker process has started.
 SLOW_FAULTS = {"ghost_node", "bind_failure", "reference_endpoint"}
 
 
@@ -345,7 +345,7 @@ def test_a_full_cluster_is_not_ill(stub):
 
 
 def opened(cluster: FlameClient, application: str, most: int) -> Any:
-    """An open session of an application that ships our loader."""
+    """An open session of an application with rlflame's loader."""
     context = bundle.make_context(bundle.make_archive(), {})
     place = object_cache.put_value(f"{application}/shared", context)
     options = RuntimeSettings(workers=most, flame={"delay_release_s": 5})
@@ -353,7 +353,7 @@ def opened(cluster: FlameClient, application: str, most: int) -> Any:
     return cluster.open_session(f"{application}-s", application, place, options)
 
 
-# What dead runs leave.
+# Remains of dead runs.
 
 DRIVER = """
 import sys, time
@@ -376,7 +376,7 @@ time.sleep(3600)
 
 @pytest.fixture
 def driver(stub):
-    """A process that has opened a run, with a lease, as `rlflame` does, and can be killed."""
+    """A process with an open run and a lease, like `rlflame`, which a test can kill."""
     started = []
 
     def start(*names: str) -> subprocess.Popen:
@@ -396,7 +396,7 @@ def driver(stub):
 
 
 def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
-    """One run was killed, one lives here, one lives elsewhere: its lease alone tells."""
+    """One run was killed, one is alive here, and one is alive elsewhere, as its lease shows."""
     stub.faults.no_executors = True
     dead = driver("rlflame-dead", "rlflame-dead-i")
     driver("rlflame-living")
@@ -417,7 +417,7 @@ def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
     states = {run["name"]: run["state"] for run in looked.facts["runs"]}
     assert states["rlflame-dead"] == "dead"
     assert states["rlflame-living"] == states["rlflame-far"] == "alive"
-    assert len(stub.applications()) == 5  # looking removes nothing
+    assert len(stub.applications()) == 5  # without --clean, nothing is removed
 
     diagnosis = examine(clean=True)
     cleaned = finding(diagnosis, "cleaning")

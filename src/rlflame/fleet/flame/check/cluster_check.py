@@ -146,7 +146,7 @@ class ClusterCheck:
         return last
 
     def _record_silence(self) -> None:
-        """Take snapshots of a session without answers, far enough apart to see what is stuck."""
+        """Take two snapshots of an unresponsive session; the pause reveals stuck executors."""
         self._take_snapshot()
         time.sleep(self.timeouts.still_s)
         self._take_snapshot()
