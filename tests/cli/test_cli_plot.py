@@ -332,7 +332,7 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
     assert cases.parts[0].heights[0].tolist() == [1.0, 2.0]
     assert cases.parts[0].heights[1, 0] == 0.5
     assert cases.parts[1].heights[0].tolist() == [1.0, 4.0, 8.0]
-    assert cases.notes == ("Medians of repetitions, beside the fastest with the fewest workers.",)
+    assert cases.notes == ("Medians of the repetitions. The baseline is the fastest fleet with the fewest workers.",)
     axes = matplotlib_backend.make_figure(cases).axes
     assert len({one.get_ylim() for one in axes}) == 1
     for one in axes:
@@ -355,7 +355,7 @@ def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
         "b,4,local,1",
     )
     assert [bars.y_label for bars in make_speedup_chart(path).parts] == [
-        "Times as fast as 1 worker", "Times as fast as 2 workers",
+        "Speed-up over 1 worker", "Speed-up over 2 workers",
     ]  # fmt: skip
 
 

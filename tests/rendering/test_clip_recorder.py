@@ -110,7 +110,7 @@ def test_one_at_a_time_and_of_those_that_wait_the_newest(studio):
     assert [first_number(job) for job in projector.jobs] == [1.0, 4.0]
     assert projector.jobs[1].captions == ("PPO, step 40",)
     assert projector.jobs[1].nice > 0
-    assert studio.heard[-1] == f"2 of 4 films drawn: {studio.folder}."
+    assert studio.heard[-1] == f"2 of 4 videos rendered: {studio.folder}."
 
 
 def test_films_until_a_failure_are_counted(studio):
@@ -121,8 +121,8 @@ def test_films_until_a_failure_are_counted(studio):
         studio.projector.error = RlflameError("No paint.", "buy some")
     studio.recorder.close(never)
     assert studio.heard == [
-        "There will be no more films of this run: No paint. buy some",
-        f"1 of 3 films drawn: {studio.folder}.",
+        "No more videos of this run are rendered: No paint. buy some",
+        f"1 of 3 videos rendered: {studio.folder}.",
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_failure_is_one_note_and_the_last_attempt(studio, error):
         studio.wait()
         studio.recorder.record_iteration(at(steps), {}, [])
     (note,) = studio.heard
-    assert note.startswith("There will be no more films of this run: ")
+    assert note.startswith("No more videos of this run are rendered: ")
     assert str(error).rstrip(".") in note
     assert len(studio.projector.jobs) == 1
 
@@ -159,7 +159,7 @@ def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(studio):
     studio.recorder.close(lambda: True)
     assert not studio.recorder.is_busy()
     assert not studio.folder.exists()
-    assert studio.heard == [f"0 of 2 films drawn: {studio.folder}."]
+    assert studio.heard == [f"0 of 2 videos rendered: {studio.folder}."]
     assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
 
 
@@ -169,8 +169,8 @@ def test_whoever_waits_for_the_last_film_is_told(studio):
     threading.Timer(0.05, studio.projector.go.release).start()
     studio.recorder.close(never)
     assert studio.heard == [
-        "The last film is being drawn; Ctrl-C goes without it.",
-        f"1 of 1 film drawn: {studio.folder}.",
+        "The last video is being rendered; press Ctrl-C to skip it.",
+        f"1 of 1 video rendered: {studio.folder}.",
     ]
     assert (studio.folder / "step-000000000.gif").read_bytes() == b"film"
 
@@ -244,8 +244,8 @@ def test_a_run_that_cannot_be_filmed_ends_as_any_other(tmp_path):
     listener = Listener()
     result = api.train(config, show=listener)
     assert result.complete
-    said = [note for note in listener.heard if "films" in note]
-    reason = "There will be no more films of this run: fakes:Fake-v0 cannot be drawn"
+    said = [note for note in listener.heard if "videos" in note]
+    reason = "No more videos of this run are rendered: fakes:Fake-v0 cannot be drawn"
     assert said[0].startswith(reason)
     assert len(said) == 2
     assert not (tmp_path / "run" / "videos").exists()
