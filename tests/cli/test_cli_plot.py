@@ -332,7 +332,9 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
     assert cases.parts[0].heights[0].tolist() == [1.0, 2.0]
     assert cases.parts[0].heights[1, 0] == 0.5
     assert cases.parts[1].heights[0].tolist() == [1.0, 4.0, 8.0]
-    assert cases.notes == ("Medians of the repetitions. The baseline is the fastest fleet with the fewest workers.",)
+    assert cases.notes == (
+        "Medians of repetitions, relative to the fastest with the fewest workers.",
+    )
     axes = matplotlib_backend.make_figure(cases).axes
     assert len({one.get_ylim() for one in axes}) == 1
     for one in axes:

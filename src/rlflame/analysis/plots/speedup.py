@@ -37,7 +37,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
     fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))
     bars = [_make_bars(case, unit, part, fleets) for case, part in times.items()]
     title = f"Speed-up: {table.stem}"
-    note = f"Medians of the repetitions. The baseline is the fastest fleet with the fewest {unit}."
+    note = f"Medians of repetitions, relative to the fastest with the fewest {unit}."
     if len(bars) == 1:
         return replace(bars[0], title=title, notes=(note,))
     return Panels(tuple(bars), (note,), title)
