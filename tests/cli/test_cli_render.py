@@ -64,10 +64,10 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
     ("words", "code", "said", "hint"),
     [
         (("-o", "x.webm"), 2, "ends neither .gif nor .mp4 nor .png", "-o x.gif"),
-        (("-o", ".."), 2, "ends neither .gif nor .mp4 nor .png", "-o ../film.gif"),
+        (("-o", ".."), 2, "ends neither .gif nor .mp4 nor .png", "-o ../video.gif"),
         (("-o", "absent/x.gif"), 1, "absent/x.gif cannot be written", "a folder that exists"),
         (("--human", "-o", "x.gif"), 2, "exclude each other", "leave out one"),
-        (("--human", "--vs-untrained"), 2, "--human shows one policy", "-o film.gif"),
+        (("--human", "--vs-untrained"), 2, "--human shows one policy", "-o video.gif"),
         (("--episodes", "3", "--best-of", "2"), 2, "is fewer than --episodes 3", "--best-of 30"),
         (("--fps", "60"), 2, "more than viewers show of a GIF", "--fps 50"),
     ],
