@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -220,6 +221,25 @@ def test_a_trial_keeps_the_faster_side_and_the_bits(sharded, make_group, monkeyp
     alone = learner(sharded.learning, spec_of())
     for batch in (*sharded.data, *sharded.data):
         alone.update(batch, 0.1)
+    assert_same(made.group.get_state(), alone.get_state())
+
+
+def test_a_trial_in_which_sharing_is_faster_keeps_the_learners(plain, make_group, monkeypatch):
+    # A batch takes one second with all learners and three seconds with one.
+    clock = iter(itertools.accumulate(itertools.cycle((1.0, 1.0, 1.0, 3.0))))
+    monkeypatch.setattr(learner_group.time, "perf_counter", lambda: next(clock))
+    alone = learner(plain.learning, spec_of())
+    alone.update(plain.data[0], 0.1)
+    # The learners compare their states after one and a half batches.
+    made = make_group(plain.learning, 2, compare_learners_every=3 * alone._updates.value // 2)
+    made.group._trial_s = []
+    made.group.update(plain.data[0], 0.1)
+    for batch in (*plain.data[1:], *plain.data):
+        alone.update(batch, 0.1)
+        made.group.update(batch, 0.1)
+    assert len(made.pids) == 1
+    assert [note.split(":")[0] for note in made.notes] == ["Learning with 2 learners"]
+    assert made.group.batch_count == 5
     assert_same(made.group.get_state(), alone.get_state())
 
 

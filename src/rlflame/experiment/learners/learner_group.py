@@ -209,10 +209,8 @@ class LearnerGroup:
 
     def _update_alone(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
         """Learn a batch alone, and send the result to the other learners."""
-        group = self._algorithm.shards.group
-        self._algorithm.shards.use_group(SingleProcessGroup())
-        metrics = self._algorithm.update(batch, progress)
-        self._algorithm.shards.use_group(group)
+        with self._algorithm.shards.use_one_learner():
+            metrics = self._algorithm.update(batch, progress)
         self._broadcast_state()
         return metrics
 

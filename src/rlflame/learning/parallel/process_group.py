@@ -8,7 +8,8 @@ and `run_replica` repeats the calls on the other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -82,6 +83,14 @@ class Shards:
     def use_group(self, group: ProcessGroup) -> None:
         """Divide the shards between the learners of another group with the same state."""
         self.group, self._update_count = group, 0
+
+    @contextmanager
+    def use_one_learner(self) -> Iterator[None]:
+        """Compute all shards in this process meanwhile, and count no updates."""
+        group, update_count = self.group, self._update_count
+        self.group = SingleProcessGroup()
+        yield
+        self.group, self._update_count = group, update_count
 
     @property
     def _per_learner(self) -> int:
