@@ -152,6 +152,6 @@ def test_every_learner_makes_the_same_number_of_steps():
     gathers = together(4, work)[-1]
     assert len(set(gathers)) == 1
     # There are 2 iterations of 2 epochs with 4 minibatches, each with gradients, numbers and
-    # weights, values once per epoch, three vectors at the end of an iteration, and the
-    # fingerprints.
-    assert gathers[0] == 2 * (2 * 4 * 3 + 2 + 3) + 1
+    # weights, values once per epoch, weights again before the values of the second epoch, three
+    # vectors at the end of an iteration, and the fingerprints.
+    assert gathers[0] == 2 * (2 * 4 * 3 + 2 + 1 + 3) + 1
