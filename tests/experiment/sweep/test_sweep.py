@@ -22,9 +22,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import TINY, finished, process, rlflame
+from commands import TINY, finished, is_alive, process, rlflame, wait_until
 from configs import make_config
-from test_cli_app import alive, children_of, until
+from test_cli_app import children_of
 
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
@@ -293,7 +293,7 @@ def assert_resumed_as_alone(out: Path, words: list[str], marker: Path, seeds: st
 
 
 def processes_of_seeds(pid: int, number: int) -> list[int]:
-    until(lambda: len(children_of(pid)) >= number)
+    wait_until(lambda: len(children_of(pid)) >= number)
     return children_of(pid)
 
 
@@ -311,7 +311,7 @@ def test_a_seed_that_is_killed_is_told_and_the_others_go_on(tmp_path, held):
     words, marker = held
     out = tmp_path / "job"
     running_ = process("train", *words, "--seeds", "0-3", "--out", out, "--plain")
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     os.kill(the_one_of(out / "seed-1", children_of(running_.pid)), signal.SIGKILL)
     spoken = finished(running_)
     assert spoken.code == 1
@@ -329,12 +329,12 @@ def test_a_signal_saves_all_seeds_and_the_job_goes_on(tmp_path, held, number):
     words, marker = held
     out = tmp_path / "job"
     running_ = process("train", *words, "--seeds", "1,0,2", "--out", out, "--json")
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     children = children_of(running_.pid)
     running_.send_signal(number)
     spoken = finished(running_)
     assert spoken.code == 128 + number
-    assert not any(map(alive, children))
+    assert not any(map(is_alive, children))
     assert not spoken.json()["complete"]
     assert "everything is saved" in spoken.err
     assert f"hint: rlflame resume {out}" in spoken.err
@@ -345,12 +345,12 @@ def test_a_job_that_is_killed_leaves_no_process_and_goes_on(tmp_path, held):
     words, marker = held
     out = tmp_path / "job"
     running_ = process("train", *words, "--seeds", "1-3", "--out", out, "--json")
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     children = children_of(running_.pid)
     assert children
     running_.kill()
     finished(running_)
-    until(lambda: not any(map(alive, children)))
+    wait_until(lambda: not any(map(is_alive, children)))
     assert_resumed_as_alone(out, words, marker, "1-3")
 
 

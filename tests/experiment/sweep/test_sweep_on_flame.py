@@ -13,9 +13,9 @@ from typing import Any
 
 import flames
 import pytest
-from commands import TINY, finished, process, rlflame
+from commands import TINY, finished, is_alive, process, rlflame, wait_until
 from flame_stub import FlameStub
-from test_cli_app import alive, children_of, until
+from test_cli_app import children_of
 from test_sweep import assert_as_alone, the_one_of
 
 from rlflame.rollout.seeding import Role, make_reset_seed
@@ -77,7 +77,7 @@ def test_a_seed_that_is_killed_gives_back_what_it_had(tmp_path: Path, stub: Flam
         "train", *words, *ON_FLAME, "--seeds", "0-2", "--out", out,
         environment=stub.environment(),
     )  # fmt: skip
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     os.kill(the_one_of(out / "seed-1", children_of(running.pid)), signal.SIGKILL)
     spoken = finished(running)
     assert spoken.code == 1
@@ -98,12 +98,12 @@ def test_a_signal_ends_all_seeds_and_withdraws_from_the_cluster(
         "train", *words, *ON_FLAME, "--seeds", "1,0", "--out", out,
         environment=stub.environment(),
     )  # fmt: skip
-    until(marker.with_suffix(".here").exists)
+    wait_until(marker.with_suffix(".here").exists)
     children = children_of(running.pid)
     running.send_signal(signal.SIGINT)
     spoken = finished(running)
     assert spoken.code == 130
-    assert not any(map(alive, children))
+    assert not any(map(is_alive, children))
     assert not ours(stub)
     marker.touch()
     again = process(
