@@ -175,7 +175,9 @@ def test_weights_that_are_gone_are_put_again_for_a_whole_group(
         bench.stub.restart_cache(lose=True)
         tasks = [rollouts.task(FAKE, slot=slot, policy_id=name) for slot in range(4)]
         assert len(list(fleet.submit(tasks))) == 4
-    assert bench.kinds("retried") == ["its weights were missing from the cache"] * 4
+    # A connection that is opened during the restart is refused, which is retried as well.
+    reasons = [r for r in bench.kinds("retried") if not r.startswith("The cluster refused a call")]
+    assert reasons == ["its weights were missing from the cache"] * 4
 
 
 def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: Path) -> None:
