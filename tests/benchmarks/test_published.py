@@ -106,7 +106,7 @@ def forked(runtime, threads, hint, stop):
         release_replicas(group)
 
 
-def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
+def test_a_race_is_printed_and_written(tmp_path, monkeypatch, capsys):
     with_library(tmp_path, monkeypatch, STAND_IN)
     monkeypatch.setattr("rlflame.experiment.learners.launcher.start_learners", forked)
     # As if two tasks of each training had been given to a second worker.
