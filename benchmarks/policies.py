@@ -48,9 +48,9 @@ rlflame render checkpoints/hopper.safetensors -o hopper.gif --vs-untrained
 ```
 
 The first command repeats the recorded evaluation. The returns are bit-for-bit identical on a
-machine with the same fingerprint (CPU type, operating system and library versions). On other
-machines, the command checks whether the new 95% interval overlaps the recorded interval. The second
-command renders a video.
+machine with the same fingerprint (CPU type and instruction sets, operating system, library
+versions). On other machines, the command checks whether the new 95% interval overlaps the recorded
+interval. The second command renders a video.
 
 This table lists the policies. The return is the mean over {episodes} episodes without exploration,
 with a 95% bootstrap interval. Each policy was trained with one seed. Its rank is its position among
