@@ -1,7 +1,7 @@
-"""Starts Flame's executor manager once the session manager has let go of this node's past.
+"""Starts Flame's executor manager when the session manager has removed the previous node.
 
-A session manager gives a node that is gone 30 s. One that is back earlier is handed executors whose
-processes are gone, and then no run gets a new executor any more. Must not know: anything of runs.
+The session manager removes a stopped node after 30 s. A node that returns earlier gets executors
+whose processes no longer exist, and runs get no new executors. This script does not depend on runs.
 """
 
 import os
