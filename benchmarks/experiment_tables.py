@@ -1,4 +1,4 @@
-"""Makes the tables of docs/experiments.md: the settings that were tested, and their returns.
+"""Makes the tables of docs/experiments.md: tested settings and their returns.
 
 `docs/results/experiments.csv` has a row for each study, with the setting and the decision. The
 returns come from `docs/results/tuning.csv`, which has only the evaluations that the tables read. A

@@ -114,7 +114,7 @@ def table() -> str:
 
 
 def format_rank(name: str, seed: int) -> str:
-    """Format the rank of a seed by final evaluation, or return "" for a policy without a study."""
+    """Format a seed's rank by final evaluation; return "" for a policy without study."""
     if name not in RANKED:
         return ""
     with RECORD.open(newline="") as file:

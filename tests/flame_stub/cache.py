@@ -40,7 +40,7 @@ class CachedObject:
         return max([self.version, *(version for version, _ in self.patches)])
 
     def rows(self, known: int) -> pa.Table:
-        """The data that a client with version `known` lacks: nothing, patches, or everything."""
+        """The data that a client with version `known` lacks: none, patches, or all."""
         if known == self.current:
             return ROWS.empty_table()
         if isinstance(self.data, pa.Table):
@@ -85,7 +85,7 @@ class Store:
             return self._objects[key].rows(known)
 
     def delete(self, prefix: str) -> None:
-        """Delete `APP/SESSION/ID`, `APP/SESSION` or `APP/*`. It is no error if nothing matches."""
+        """Delete `APP/SESSION/ID`, `APP/SESSION` or `APP/*`, even without a match."""
         start = prefix.removesuffix("*") if prefix.endswith("/*") else f"{prefix}/"
         with self._lock:
             for key in [k for k in self._objects if k == prefix or k.startswith(start)]:

@@ -1,4 +1,4 @@
-"""Faults on demand, with one switch for each, which can change while the stub runs.
+"""Faults on demand, with a switch for each, which can change at any time.
 
 This module does not know how a fault is caused. The code that causes it reads the switch.
 """
