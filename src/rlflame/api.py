@@ -63,7 +63,7 @@ class LoadedPolicy:
         self._rows = np.zeros((width, size), np.float32)
 
     def __call__(self, observation: Any) -> Any:
-        """Return the deterministic action for one observation, in the environment's shapes."""
+        """Return the deterministic action for one observation in environment shapes."""
         with np.errstate(over="ignore"):
             flat = np.asarray(observation, np.float32).ravel()
         if flat.shape != self._rows.shape[1:]:
@@ -119,7 +119,7 @@ def resume(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> RunResult:
-    """Continue a run, bit-identically, from its newest checkpoint or from the named one.
+    """Continue a run, bit-identically, from its newest or the named checkpoint.
 
     A finished run is left unchanged; the result describes how it ended.
     """
@@ -157,7 +157,7 @@ def render(
     show_output: bool = False,
     report_progress: Callable[[int, int], None] = lambda count, of: None,
 ) -> RenderResult:
-    """Render episodes of a checkpoint's policy to a file, or in a window if `out` is None."""
+    """Render episodes of a policy to a file, or in a window if `out` is None."""
     source = check_environment(source)
     initial_policy = None
     if options.versus_untrained:

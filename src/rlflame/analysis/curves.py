@@ -1,4 +1,4 @@
-"""Makes charts from runs: chooses the metric and the x axis, smooths, and aggregates seeds."""
+"""Makes charts of runs: chooses the metric and the axis, smooths, aggregates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _GRID_POINTS = 200
 def make_figure(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:
-    """Return a chart, or a panel for each environment, since their returns differ in scale.
+    """Return a chart, or panels by environment, since their returns differ in scale.
 
     Runs and environments that cannot be drawn become notes. If none can be drawn, raise the error.
     """
@@ -81,7 +81,7 @@ def _format_absence(error: CheckpointError) -> str:
 def make_chart(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
-    """Return a chart of one environment: a line for each group of runs that differ only in seed."""
+    """Return a chart of one environment: a line for each group of seeds of a recipe."""
     metric = metric or choose_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
@@ -116,7 +116,7 @@ def make_chart(
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
-    """Return the evaluation metric if all runs have enough evaluations, else a training metric."""
+    """Return the evaluation metric if runs have enough evaluations, else training's."""
     if axis != "episodes" and all(
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
@@ -164,7 +164,7 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
 
 
 def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
-    """Return the positions on the axis that correspond to numbers of environment steps."""
+    """Return the positions on the axis for numbers of environment steps."""
     if axis == "steps":
         return steps / _count_learners(run)
     if axis == "total-steps":
@@ -187,7 +187,7 @@ def _count_learners(run: RunData) -> int:
 
 
 def _read_cpu_s(run: RunData) -> tuple[Float64, Float64] | None:
-    """Return the CPU seconds of driver and workers, None for a cluster: executors report none."""
+    """Return the CPU seconds of driver and workers; None for a cluster."""
     fleets = {machine.get("fleet") for machine in run.machines}
     if not fleets or any(map(is_remote, fleets)):
         return None
@@ -210,7 +210,7 @@ def _apply_units(
 
 
 def smooth_values(values: Float64, window: int) -> Float64:
-    """Return trailing means over `window` values; the first means are over fewer values."""
+    """Return trailing means over `window` values, or over fewer at the start."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -219,7 +219,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Return the x values in the range that all share: their own if few, else an even grid."""
+    """Return x values that all share: their own if few, otherwise an even grid."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]
@@ -227,7 +227,7 @@ def make_common_grid(xs: Sequence[Float64]) -> Float64:
 
 
 def make_mean_series(label: str, curves: Sequence[Series]) -> Series | None:
-    """Aggregate several runs into their interquartile mean and its confidence interval.
+    """Aggregate runs into their interquartile mean and its confidence interval.
 
     Return None if the runs do not overlap on the axis.
     """

@@ -23,7 +23,7 @@ _MOST_SETTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one recipe with different seeds, and a label that distinguishes the group."""
+    """Runs of one recipe with different seeds, and a label to distinguish them."""
 
     label: str
     runs: tuple[RunData, ...]
@@ -90,13 +90,13 @@ def _format_recipe(run: RunData) -> str:
 
 
 def _list_settings(run: RunData) -> dict[str, Any]:
-    """Return the recipe as full names and values, without the seed and unset settings."""
+    """Return the recipe as full names and values, without seed and unset settings."""
     settings = nested_dict.flatten(run.recipe)
     return {name: value for name, value in settings if name != _SEED and value not in _UNSET}
 
 
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
-    """Return the algorithm, the environment if there are several, and the differing settings."""
+    """Return the algorithm, the differing settings, and the environment if several."""
     algorithm, settings = run.algorithm.upper(), _list_settings(run)
     if len({other.environment for other in all_runs}) > 1:
         algorithm += f" {run.environment}"

@@ -108,7 +108,7 @@ def make_sleeping_cases(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
-    """Make a case of REINFORCE for each length of sleeping episodes. Each episode is one task."""
+    """Make a REINFORCE case for each length of sleeping episodes, one task each."""
     module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:
@@ -185,7 +185,7 @@ def run_case(
     watch: Stopwatch,
     learner: Algorithm[Any] | None = None,
 ) -> dict[str, Any]:
-    """Run a case from beginning to end; `weights` is the digest of the learned weights.
+    """Run a whole case; `weights` is the digest of the learned weights.
 
     Raises StopInterrupt if the user stops it before the end.
     """
@@ -215,7 +215,7 @@ def warm_up(
     *,
     wait_for_all: bool = False,
 ) -> None:
-    """Run an iteration that does not count; `wait_for_all`: repeat until every worker answered."""
+    """Run an uncounted iteration; with `wait_for_all`, until every worker answered."""
     start_s, recipe = clock(), case.recipe.model_copy(update={"stop_at_iterations": 1})
     short = replace(case, recipe=recipe)
     run_case(short, fleet, stop, Stopwatch(clock))

@@ -1,4 +1,4 @@
-"""Times the same training with different numbers of learners, and their exchange of gradients."""
+"""Times equal trainings with several numbers of learners, and their exchanges."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TimedProcessGroup:
 
 
 class LearnersBenchmark(Benchmark):
-    """The same training with each number of learners in turn; `workers` are learners here."""
+    """Equal trainings with each number of learners; `workers` are learners here."""
 
     name = "learners"
 
@@ -156,7 +156,7 @@ def run_with_learners(
 
 
 def describe_side(side: Side, base: Side) -> dict[str, Any]:
-    """Return the facts of one number of learners, with its speed-up relative to `base`."""
+    """Return the facts of a number of learners, and its speed-up over `base`."""
     update_ms, exchange_ms = (
         median(1000.0 * run[part] / max(1, run["updates"]) for run in side.repetitions)
         for part in ("learn_s", "exchange_s")
@@ -191,6 +191,6 @@ def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:
-    """Return the least number of shards that all `counts` divide and that is `fewest` or more."""
+    """Return the least number of shards, at least `fewest`, that `counts` divide."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

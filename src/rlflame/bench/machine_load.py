@@ -1,4 +1,4 @@
-"""Describes the machine of a benchmark and measures the load of other programs on it."""
+"""Describes the machine of a benchmark and measures the load of other programs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _STAT = Path("/proc/stat")
 
 
 class LoadMonitor:
-    """Measures the load of other programs: the total, less that of this process and its children.
-    Flame's executors are not children, so with that fleet the load of others is unknown."""
+    """Measures the load of other programs: the total without this process's tree.
+
+    Flame's executors are not children, so with that fleet the load of others is unknown.
+    """
 
     def __init__(self, fleets: Collection[str]) -> None:
         self._machine, self._at_work = describe_machine(), count_busy_processors()
         self._start = None if any(map(is_remote, fleets)) else _read_counters()
 
     def describe(self) -> dict[str, Any]:
-        """Return the machine and its load so far; correct once all children are waited for."""
+        """Return the machine and its load so far. Wait for all children first."""
         load = _compute_load(self._start, _read_counters())
         others = max(0.0, load[0] - load[1]) if load else None
         busiest = max(value for value in (self._at_work, others, 0.0) if value is not None)
@@ -69,7 +71,7 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Return seconds of wall time, of all busy processors, and of this process with children."""
+    """Return the seconds of wall time, busy processors, and this process's tree."""
     try:
         # The fourth and the fifth value are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
@@ -80,7 +82,7 @@ def _read_counters() -> _Counters:
 
 
 def _compute_load(first: _Counters, last: _Counters) -> tuple[float, float] | None:
-    """Return the mean busy processors between two readings: in total, and of this process."""
+    """Return the mean busy processors between two readings: total, this process."""
     if first is None or last is None or last[0] <= first[0]:
         return None
     seconds, busy_s, own_s = (b - a for a, b in zip(first, last, strict=True))

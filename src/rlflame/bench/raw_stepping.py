@@ -49,7 +49,7 @@ def record_script(env: Any) -> list[Episode]:
 
 
 def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
-    """Repeat the episodes forever through the Gymnasium API; yield each step's reward."""
+    """Repeat the episodes forever through the Gymnasium API; yield the rewards."""
     while True:
         for seed, actions in script:
             env.reset(seed=seed)
@@ -153,7 +153,7 @@ def sum_rates(answers: Sequence[dict[str, Any]]) -> float:
 
 
 def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
-    """Run the child side of SteppingProcesses: answer requests until the parent is gone.
+    """Run the child of SteppingProcesses: answer requests until the parent is gone.
 
     `make_step` receives the order and returns None if it cannot step.
     """
@@ -168,7 +168,7 @@ def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
 
 
 def make_raw_step(order: dict[str, Any]) -> Step | None:
-    """Return the step of an order; None if it is `mj_step` and the environment is not MuJoCo."""
+    """Return the step of an order; None for `mj_step` without MuJoCo."""
     env: Any = make_env(order["env"])
     script, steps = record_script(env), iterate_gymnasium
     if order["way"] == "mj_step":

@@ -1,4 +1,4 @@
-"""Measures how fast transitions move from a fleet into a replay and out of it as samples.
+"""Measures how fast transitions move into a replay, and out of it as samples.
 
 Nothing is learned, so that learning does not hide the cost of moving transitions.
 """
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
-    """Fill an empty replay with the iterations of a case; sample a batch after each of them."""
+    """Fill a replay with the iterations of a case; sample a batch after each."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
     traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
     watch = Stopwatch(clock)

@@ -25,7 +25,7 @@ from rlflame.storage.safetensors_file import write_atomically
 
 @dataclass
 class Side:
-    """One of the alternatives that a benchmark compares: a fleet, or a number of learners."""
+    """An alternative in a benchmark's comparison: a fleet, or a number of learners."""
 
     name: str
     #: The facts that identify it among the sides.
@@ -109,7 +109,7 @@ def has_equal_digests(digests: Sequence[str]) -> bool | None:
 
 
 def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
-    """Return a sentence on whether the sides are bit-identical; none if nothing was compared."""
+    """Return a sentence on bit-identity of the sides; none without a comparison."""
     values = [value for value in results if value is not None]
     if all(values):
         return [f"{subject} are bit-identical on all sides."] if values else []

@@ -1,4 +1,4 @@
-"""Measures how fast a fleet collects with an untrained policy, relative to bare stepping.
+"""Measures how fast a fleet collects, relative to bare stepping.
 
 Rounds are iterations of the case's recipe, with its slots, environments and fragments.
 """
@@ -43,7 +43,7 @@ _WARM_ROUNDS = 2
 
 
 class RolloutRounds(ContextManagerMixin):
-    """Iterations of rollouts without learning on an open fleet, starting at the first episode."""
+    """Iterations of rollouts without learning on an open fleet, from episode 0."""
 
     def __init__(
         self, case: Case, fleet: Fleet, stop: StopRequest, acting: Literal["sample", "uniform"]
@@ -99,7 +99,7 @@ def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[
 
 
 def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProcesses:
-    """Start processes that each collect rounds with their own seed, like a sweep over seeds."""
+    """Start processes that collect rounds with their own seeds, like a sweep."""
     learning = case.recipe.learning
     seeds = [learning.model_copy(update={"seed": learning.seed + n}) for n in range(workers)]
     recipes = [case.recipe.model_copy(update={"learning": learning}) for learning in seeds]
@@ -112,7 +112,7 @@ def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProc
 
 
 def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the total counts and the total rate of processes that worked at the same time."""
+    """Return the total counts and rate of processes that worked at the same time."""
     names = ("steps", "episodes", "episode_steps")
     totals = {name: sum(count[name] for count in counts) for name in names}
     return {"steps_per_s": sum_rates(counts), **totals}
@@ -195,7 +195,7 @@ class RolloutsBenchmark(Benchmark):
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
-    """Return the facts of one number of workers, with its rate as a share of each limit."""
+    """Return the facts of a number of workers, and its rate as a share of limits."""
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: side.list_values(way) for way in WAYS if way in side.repetitions[0]}
     shares = {

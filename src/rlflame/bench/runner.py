@@ -1,4 +1,4 @@
-"""Runs a benchmark, saves partial results, and reports them even if the benchmark fails."""
+"""Runs a benchmark, saves partial results, and reports them after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlflame.training.trainer import StopInterrupt, StopRequest
 
 
 class BenchSession:
-    """The resources of a benchmark: fleets of one runtime, a status line and the stop request."""
+    """The resources of a benchmark: fleets of a runtime, status line, stop request."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class BenchSession:
         return factory.make_fleet(runtime, None, self._events)
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
-        """Yield every side in turn, so that drift of the machine's speed affects all of them."""
+        """Yield every side in turn, so that a drift in speed affects all of them."""
         for number in range(repeat):
             for side in sides:
                 self.turn = f"{side.name}: {number + 1} of {repeat}"
@@ -57,7 +57,7 @@ class BenchSession:
                 yield side
 
     def take_retried(self) -> int:
-        """Return the number of tasks sent to a second worker since the last call, on all fleets."""
+        """Return the tasks sent to a second worker since the last call, on all fleets."""
         return sum(self._events.take().values())
 
     def _show_event(self, event: FleetEvent) -> None:
@@ -69,7 +69,7 @@ class BenchSession:
 
 @dataclass
 class Benchmark:
-    """Measures cases on several fleets, open at the same time, for each number of workers.
+    """Measures cases on several open fleets, for each number of workers.
 
     Sides keep their repetitions even if the benchmark fails.
     """
@@ -144,7 +144,7 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
 
 
 class BenchRunner:
-    """Runs a benchmark; prints the result and, if `out` is given, writes it to that folder."""
+    """Runs a benchmark, prints the result, and writes it to `out` if given."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write the result so far. If that fails, it is written again when the benchmark ends."""
+        """Write the result so far; a failure is retried when the benchmark ends."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
@@ -197,7 +197,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print the result, and write it even if that fails; return False if there is none."""
+        """Print the result, and write it even if that fails; False if there is none."""
         result = self._make_result(complete)
         if result is None:
             return False
@@ -210,7 +210,7 @@ class BenchRunner:
         return True
 
     def _write(self, result: BenchResult, folder: ResultFolder) -> None:
-        """Write the files, and the image last, so that nothing is lost if it cannot be drawn."""
+        """Write the files, the image last: nothing is lost if it cannot be drawn."""
         for file in folder.write(result):
             print_note(f"written: {file}")
         if result.table:

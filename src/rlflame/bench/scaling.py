@@ -116,7 +116,7 @@ def _make_blocks(facts: dict[str, Any]) -> list[Block]:
 
 
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Return the rows, each relative to the fastest cell of its case with the fewest workers.
+    """Return the rows, relative to the fastest cell with the fewest workers.
 
     A fleet with more workers is never the base, because the speed-up would hide its overhead.
     """
@@ -177,14 +177,14 @@ def _compute_task_s(case: Case) -> float:
 
 
 def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
-    """Return the local fleet with workers and the remote fleet, if both were measured."""
+    """Return the local and the remote fleet, with workers, if both were measured."""
     local = [name for name in fleets if has_workers(name) and not is_remote(name)]
     remote = [name for name in fleets if is_remote(name)]
     return (local[0], remote[0]) if local and remote else None
 
 
 def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Fit the overhead of a task and of an iteration for every fleet with enough cells.
+    """Fit the overheads of a task and an iteration for fleets with enough cells.
 
     Each row has the fleet, `task_s`, `iteration_s`, and the number of `cells` of the fit. A fit
     needs three cells, with at least two different numbers of tasks per worker.
@@ -206,7 +206,7 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 
 def _fit_line(points: Float64) -> dict[str, float]:
-    """Return the overheads by least squares over `[turns, lost seconds]`, neither below 0."""
+    """Return least-squares overheads over `[turns, lost seconds]`, at least 0."""
     turns, lost_s = points.T
     (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost_s)
     if task_s < 0.0:
@@ -217,7 +217,7 @@ def _fit_line(points: Float64) -> dict[str, float]:
 
 
 def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> float | None:
-    """Return the episode seconds from which the other fleet is faster; None if it never is."""
+    """Return the episode seconds from which the other fleet is faster, or None."""
     few, many = (ceil(_EPISODES / count) for count in workers)
     if many >= few:
         return None
@@ -227,7 +227,7 @@ def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> flo
 
 
 def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> list[str]:
-    """Return sentences on the best fleet for each case and on when Flame is faster than local."""
+    """Return sentences on the best fleet of each case, and when Flame is faster."""
     if min(row["times"] for row in rows) < FEWEST_SEEDS:
         return [f"Advice needs more repetitions: --repeat {FEWEST_SEEDS} or more."]
     choices = [
@@ -254,7 +254,7 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
 
 
 def _choose_row(rows: Sequence[Row]) -> str:
-    """Name the row with the fewest workers that is not significantly slower than the fastest."""
+    """Name the row with the fewest workers that is about as fast as the fastest."""
     fastest = min(rows, key=lambda row: float(row["seconds"].value))
     equal = [row for row in rows if row["seconds"].low <= fastest["seconds"].high]
     choice = min(equal, key=lambda row: int(row["workers"]))

@@ -143,7 +143,7 @@ app.add_typer(trust_group, name="trust")
 
 
 def main(head_start: PrestartPool | None = None) -> None:
-    """Run the command line; `head_start` holds workers that started before the imports."""
+    """Run the command line; `head_start` holds workers started before the imports."""
     try:
         _prepare_streams()
         code = app(prog_name="rlflame", standalone_mode=False, obj=head_start)
@@ -163,7 +163,7 @@ def main(head_start: PrestartPool | None = None) -> None:
 
 
 def _exit_process(code: int) -> None:
-    """End the process; at once if threads of gRPC or Arrow run, which can crash at shutdown."""
+    """End the process; at once if gRPC or Arrow threads run, which can crash."""
     if "grpc" in sys.modules or "pyarrow" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):

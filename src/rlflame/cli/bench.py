@@ -1,4 +1,4 @@
-"""`rlflame bench`: rollouts, scaling, replay, learners, and the comparison of two results."""
+"""`rlflame bench`: rollouts, scaling, replay, learners, and comparisons."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _list_counts() -> str:
 
 
 def parse_fleets(compare: str | None) -> list[str]:
-    """Return the fleets to compare: by default local, and Flame if a cluster is configured."""
+    """Return the fleets to compare: by default local, and a configured Flame."""
     if compare is None:
         from rlflame.fleet.flame.cluster_config import find_configuration
 

@@ -1,4 +1,4 @@
-"""Options that commands share, the options of `train` and `resume`, and the layout of help."""
+"""Options that commands share, options of `train` and `resume`, and help layout."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class PanelCommand(HelpCommand):
 
 
 def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options to a command for these fields of its parameter `flags`, or for all fields."""
+    """Add options to a command for all or these fields of its parameter `flags`."""
 
     def add_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)

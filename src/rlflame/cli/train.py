@@ -109,7 +109,7 @@ def resume(
 
 
 def _run_replica_if_launched(*, dry_run: bool = False) -> None:
-    """Of the processes that torchrun starts, the first one trains and the others learn with it."""
+    """Make the processes of torchrun learners, except the first one, which trains."""
     place = read_rank()
     if place is not None and place.rank > 0:
         if dry_run:

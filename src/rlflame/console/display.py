@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Display(RunView):
-    """The common part of the displays; each shows events and blocks of lines in its own way."""
+    """The common part of the displays; each shows events and blocks in its way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)
@@ -165,7 +165,7 @@ class StatusLine(NullView):
 
 
 def make_display(mode: str, *, sweep: bool = False) -> RunView:
-    """Make the display of a mode; `auto` is live on a capable terminal, and prints lines otherwise.
+    """Make the display of a mode; `auto` is live on capable terminals, else plain.
 
     Each display is imported only when it is chosen.
     """

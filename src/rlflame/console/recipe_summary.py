@@ -82,7 +82,7 @@ class RecipeSummary:
         )
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
-        """Return the recipe as pairs of a name and a text; `seeds` is the text of `--seeds`."""
+        """Return the recipe as pairs of name and text; `seeds` is from `--seeds`."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
         actions = format_count(env.action_size, f"{env.action_kind} action")
@@ -115,7 +115,7 @@ class RecipeSummary:
         return [*lines, *self._format_replay()]
 
     def _format_replay(self) -> list[tuple[str, str]]:
-        """Return when learning starts and how much memory the replay takes; empty without one."""
+        """Return when learning starts and the replay's memory; empty without replay."""
         settings, replay = self.recipe.learning.replay, self.replay
         if settings is None or replay is None:
             return []

@@ -1,4 +1,4 @@
-"""The progress of the seeds of a run or a sweep, and of the fleet that steps them."""
+"""The progress of the seeds of a run or a sweep, and of their fleet."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class RunProgress:
         self.row.returns.extend(returns)
 
     def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """Add an event of `rlflame train --json`; `seed` may be omitted if there is only one."""
+        """Add an event of `rlflame train --json`; a single `seed` may be omitted."""
         row, name = self.row if seed is None else self.rows[seed], event["event"]
         row.events[name] = event
         if name == "start":
@@ -194,7 +194,7 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """The mean return of the newest iteration of whole episodes, or of recent episodes."""
+        """The mean return of the newest whole-episode iteration, or recent episodes."""
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

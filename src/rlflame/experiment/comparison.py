@@ -117,7 +117,7 @@ def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) 
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
-    """Read and verify all replay files of a checkpoint; return None if it has no replay."""
+    """Read and verify all replay files of a checkpoint; None without a replay."""
     snapshot = checkpoint.snapshot
     if snapshot is None or f"{BUFFER_PREFIX}tail.rewards" not in snapshot.learner:
         return None
@@ -147,7 +147,7 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 
 
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
-    """Return the first recipe field, counter or tensor that differs; None if all are equal.
+    """Return the first recipe field, counter or tensor that differs, or None.
 
     Digests alone do not decide: they cover the recipe's text, and newer versions add settings.
     """
@@ -224,7 +224,7 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """Run the requested checks; with `differences` of machines, also against the record."""
+    """Run the requested checks; with machine `differences`, against the record."""
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return

@@ -1,4 +1,4 @@
-"""Makes the components of a run: environment, policy, algorithm, checkpoint and trainer."""
+"""Makes a run's components: environment, policy, algorithm, checkpoint, trainer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trai
 
 
 def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
-    """Return the shapes of an environment; raise an error if rlflame cannot learn in it."""
+    """Return an environment's shapes; raise if rlflame cannot learn in it."""
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
@@ -94,7 +94,7 @@ def _get_first_line(error: BaseException) -> str:
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """Return the shape of a recipe's policy; raise ConfigError if the environment does not fit."""
+    """Return the shape of a recipe's policy; raise ConfigError if it does not fit."""
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
@@ -134,7 +134,7 @@ def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
 def make_initial_checkpoint(
     recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None
 ) -> Checkpoint:
-    """Make a checkpoint without a snapshot: a run of this recipe before its first step."""
+    """Make a checkpoint without a snapshot: a run before its first step."""
     spec = make_policy_spec(recipe.learning, env)
     learner = make_algorithm(recipe.learning, spec, start)
     return Checkpoint(
@@ -155,7 +155,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer at the checkpoint's position; by default this process learns alone."""
+    """Make a trainer at a checkpoint's position; by default it learns alone."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(
@@ -177,7 +177,7 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """Make the algorithm of a checkpoint before its first update; in a group, its leader.
+    """Make a checkpoint's algorithm before its first update; in a group, a leader.
 
     `start` is the policy that provides the initial weights.
     """

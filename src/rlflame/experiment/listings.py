@@ -1,4 +1,4 @@
-"""Lists runs, environments and settings for `rlflame runs`, `envs` and `config`. Never writes.
+"""Lists runs, environments and settings for `rlflame runs`, `envs`, `config`.
 
 A sweep is one line. The listing of a sweep folder has one line per seed.
 """
@@ -58,7 +58,7 @@ class RunOverview:
 
 
 def list_runs(folder: Path) -> list[RunOverview]:
-    """List the run folders in a folder, newest last, or the folder itself if it is a run."""
+    """List the run folders in a folder, newest last, or the folder itself."""
     if is_run(folder):
         return [read_run_overview(folder)]
     if is_sweep(folder):
@@ -117,7 +117,7 @@ def read_run_overview(folder: Path) -> RunOverview:
 
 
 def _read_age(folder: Path) -> tuple[float, str]:
-    """Return the time of the last change to a run or a sweep's seeds, and the folder name."""
+    """Return the time of a run's or its seeds' last change, and the folder name."""
     times = [0.0]
     for path in (folder, *list_seed_runs(folder)):
         for name in ("metrics.jsonl", "config.toml"):
@@ -150,7 +150,7 @@ def read_sweep_overview(folder: Path) -> RunOverview:
 
 
 def _read_last_line(path: Path) -> dict[str, Any]:
-    """Return the numbers of the last whole line; a running trainer may be writing the next."""
+    """Return the last whole line's numbers; a trainer may be writing the next."""
     last = ""
     try:
         for line in regular_file.read_lines(path):
@@ -161,7 +161,7 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """List all aliases with the installed environment's sizes and the suitable presets."""
+    """List all aliases with the installed environments' sizes and presets."""
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []

@@ -89,7 +89,7 @@ def resume_run(
     steps: int | None,
     fresh_replay: bool = False,
 ) -> RunResult:
-    """Continue a run from its newest checkpoint, or from the checkpoint file `target`.
+    """Continue a run from its newest checkpoint, or from the file `target`.
 
     `fresh_replay` keeps the weights and empties the replay. From then on it is a different run with
     different digests.
@@ -227,7 +227,7 @@ class Run:
 
     @contextmanager
     def _open_learners(self, fleet: Fleet) -> Iterator[tuple[Algorithm[Any], LearnerGroup | None]]:
-        """The algorithm of the run, and the group of learners on this machine if it has one."""
+        """The algorithm of the run, and its group of learners on this machine if any."""
         source, runtime, host = self.source, self.runtime, self.host
         learning, compare_every = source.recipe.learning, runtime.compare_learners_every
         hint = partial(format_resume_hint, self.folder.path)
@@ -285,7 +285,7 @@ def _make_result(
 def _score(
     trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: StopRequest
 ) -> bool:
-    """Write the final evaluation into the last checkpoint; return False if it was stopped."""
+    """Write the final evaluation into the last checkpoint; False if stopped."""
     snapshot = trainer.take_snapshot()
     try:
         with recorder.time_phase("evaluate"), stop.allow_interrupt():

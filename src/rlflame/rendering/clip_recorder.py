@@ -47,7 +47,7 @@ def render_job(job: RenderJob, is_stopped: Callable[[], bool]) -> RenderResult:
 
 
 class ClipRecorder:
-    """A recorder that also records the policy every `every_steps` steps; with 0, never.
+    """A recorder that also records the policy every `every_steps` steps (0: never).
 
     It makes one clip at a time. Of several waiting policies, it records the newest.
     """

@@ -1,4 +1,4 @@
-"""Finds a MuJoCo renderer that works on this machine: each is tried in a child process.
+"""Finds a MuJoCo renderer that works here: each is tried in a child process.
 
 The renderer that worked last is stored in a cache folder and tried first the next time. The
 environment of this process does not change, and it never imports MuJoCo.
@@ -47,7 +47,7 @@ def make_backend_variables(backend: str) -> dict[str, str]:
 
 
 def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> Finding:
-    """Try all renderers at once for the cluster check; each process may crash or hang."""
+    """Try all renderers for the cluster check; each process may crash or hang."""
     from rlflame.fleet.flame.check.findings import Finding
 
     processes: dict[str, WorkerProcess] = {}
@@ -85,7 +85,7 @@ def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
 
 
 def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the renderers in order: the user's choice, the one that worked last, the others."""
+    """Return the renderers: the user's choice, the last working one, the others."""
     try:
         latest = find_memory(environment).read_text("utf-8")
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file by the rules of freedesktop.org, which ignore relative paths."""
+    """Return the cache file as of freedesktop.org, which ignores relative paths."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"

@@ -1,4 +1,4 @@
-"""The description and the result of a drawing, as plain values that travel between processes."""
+"""The description and the result of a drawing, as plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RenderKind = Literal["gif", "mp4", "png", "window"]
 
 
 class RenderError(RlflameError):
-    """The drawing process failed, more likely by its graphics than by its environment."""
+    """The drawing process failed, more likely by graphics than by environment."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ class RenderOptions:
 
 @dataclass(frozen=True)
 class RenderJob:
-    """A drawing. The last policy decides its length. The others play beside it, from left to right,
-    and start again until its episode has ended."""
+    """A drawing. The last policy decides its length.
+
+    The other policies play beside it, from left to right, and start again until its episode ends.
+    """
 
     env: EnvSpec
     policy: PolicySpec

@@ -1,4 +1,4 @@
-"""Draws a policy file into an image or a video, in a process with working graphics."""
+"""Draws a policy file into an image or a video, in a process with graphics."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def probe_renderer() -> None:
-    """Make a context and use MuJoCo's functions in it: a library may load but fail to draw."""
+    """Make a context and use MuJoCo in it: a library may load but not draw."""
     import mujoco
 
     from rlflame.rollout.envs import make  # noqa: F401  defers what is loaded with MuJoCo

@@ -17,7 +17,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 
 @dataclass(frozen=True)
 class Series:
-    """A line, the band around it, and the dots it is the average of; each may be absent."""
+    """A line, the band around it, and the dots behind it; each may be absent."""
 
     label: str
     x: Float64
@@ -61,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars and their ideal. `heights` is [name, group], NaN where not measured."""
+    """Groups of bars and their ideal. `heights` is [name, group]; NaN: not measured."""
 
     title: str
     x_label: str
@@ -82,7 +82,7 @@ class Panels:
     title: str = ""
 
     def number_lines(self) -> list[list[int]]:
-        """Return the numbers of each chart's lines. Equal labels have equal numbers in all panels.
+        """Return the numbers of each chart's lines; equal labels have equal numbers.
 
         If a label occurs twice in a panel, its lines have different numbers.
         """
@@ -115,7 +115,7 @@ def _separate_bounds(values: Float64) -> tuple[float, float]:
 
 
 def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about `count` numbers in [low, high], spaced by 1, 2 or 5 times a power of 10."""
+    """Return about `count` numbers in [low, high], spaced by 1, 2 or 5 times 10^k."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** np.floor(np.log10(rough))
     step = next(n * power for n in (1.0, 2.0, 5.0, 10.0) if n * power >= rough * 0.999)

@@ -1,4 +1,4 @@
-"""Draws charts as image files and as inline SVG with matplotlib, an optional dependency."""
+"""Draws charts as image files and inline SVG with matplotlib, which is optional."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _is_wide(part: Chart | Bars) -> bool:
 
 
 def _escape_texts(figure: Figure) -> None:
-    """Escape control characters: fonts lack them, and an SVG with them is not valid XML."""
+    """Escape control characters, which fonts lack and XML does not allow."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -162,12 +162,12 @@ def _escape_texts(figure: Figure) -> None:
 
 
 def _escape_label(label: str) -> str:
-    """Prefix a label with a space if matplotlib would omit it from the legend (leading _)."""
+    """Prefix a label with a space if matplotlib would omit it (a leading _)."""
     return f" {label}" if label.startswith("_") else label
 
 
 def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, is_single: bool) -> None:
-    """Draw the lines of a chart. `numbers` gives each line its colour and dash pattern."""
+    """Draw the lines of a chart; `numbers` gives each its colour and dash pattern."""
     from matplotlib.ticker import FuncFormatter
 
     for number, series in zip(numbers, chart.series, strict=True):
@@ -205,7 +205,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
 
 
 def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
-    """Draw bars with their heights above them, if there is room, and the ideal of each group."""
+    """Draw bars with their heights above them, if there is room, and their ideals."""
     places = np.arange(len(bars.groups))
     width, total = 0.8 / len(bars.names), across * bars.heights.size
     for number, name in enumerate(bars.names):
@@ -230,7 +230,7 @@ def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
 
 
 def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
-    """Draw the runs of a folder as an image in it; raise PlotUnavailableError if impossible."""
+    """Write an image of the runs into their folder, or raise PlotUnavailableError."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader, safetensors_file
 

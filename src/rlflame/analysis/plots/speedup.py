@@ -26,12 +26,12 @@ RunTimes = dict[str, dict[tuple[int, str], list[float]]]
 
 
 def make_speedup_chart(table: Path) -> Bars | Panels:
-    """Make bars from a CSV with the columns workers (or learners), fleet (or backend, or recipe),
-    seconds, and optionally steps and case.
+    """Make bars of a CSV with the columns workers, fleet and seconds.
 
-    Rows with equal workers and fleet are repetitions, of which the median is drawn. The baseline
-    (height 1) is the fastest fleet with the fewest workers, so that no fleet is compared with its
-    own overhead. Each case has its own baseline and its own panel.
+    Other names are learners, backend and recipe. The columns steps and case are optional. Rows with
+    equal workers and fleet are repetitions, of which the median is drawn. The baseline (height 1)
+    is the fastest fleet with the fewest workers, so that no fleet is compared with its own
+    overhead. Each case has its own baseline and its own panel.
     """
     unit, times = _read_run_times(table)
     fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))
@@ -91,7 +91,7 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
 
 
 def _parse_row(row: Mapping[str, str], unit: str, side: str) -> tuple[str, tuple[int, str], float]:
-    """Return the case, (workers, fleet) and seconds; raise an error if a cell is invalid."""
+    """Return the case, (workers, fleet) and seconds; raise for an invalid cell."""
     if None in row or None in row.values():
         raise ValueError("wrong number of cells")
     count, seconds, steps = int(row[unit]), float(row["seconds"]), float(row.get("steps", "1"))

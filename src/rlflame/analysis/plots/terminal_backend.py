@@ -36,7 +36,7 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Return text of at most `width` columns (12 or more) with `height` lines for each plot."""
+    """Return text of at most `width` columns (12 or more), `height` lines per plot."""
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
     for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):
@@ -50,7 +50,7 @@ def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool 
 
 
 def _wrap(message: str, width: int, prefix: str = "", indent: str = "") -> str:
-    """Wrap a message to `width` columns; lines after the first are indented by `indent`."""
+    """Wrap a message to `width` columns; `indent` is for lines after the first."""
     room = max(1, width - len(prefix))
     lines = textwrap.wrap(
         escape_line(message), room, subsequent_indent=indent, break_on_hyphens=False
@@ -113,7 +113,7 @@ def _draw_lines(
     shape: tuple[int, int],
     braille: bool,
 ) -> list[str]:
-    """Return the rows of the plot. A character shows the letter of the line drawn last in it."""
+    """Return the rows of the plot; a character shows the line drawn last in it."""
     bits, owner = np.zeros(shape, np.int64), np.full(shape, -1)
     for number, series in zip(numbers, chart.series, strict=True):
         across, down = _list_dots(series, bounds, shape)
@@ -136,7 +136,7 @@ def _draw_lines(
 def _list_dots(
     series: Series, bounds: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the column and row of each Braille dot of a line, or of its dots if it has no line."""
+    """Return the column and row of each Braille dot of a line, or of its own dots."""
     x_low, x_high, low, high = bounds
     x, y = series.dots if series.dots and not len(series.x) else (series.x, series.y)
     across = _scale(x, x_low, x_high, 2 * shape[1] - 1)

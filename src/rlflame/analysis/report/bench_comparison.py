@@ -87,7 +87,7 @@ class Change:
     verdict: Comparison
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON facts; intervals are null if there are too few repetitions for one."""
+        """Return the JSON facts; intervals are null with too few repetitions."""
         verdict = self.verdict
         unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
         return {
@@ -103,7 +103,7 @@ class Change:
 
 
 def read_results(path: Path) -> BenchmarkResults:
-    """Read `{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
+    """Read `{"measurements": [{"name", "unit", "better", "values"}]}`."""
     try:
         text = regular_file.read_text(path, regular_file.RECORD_BYTES)
         results = BenchmarkResults.model_validate_json(text)
@@ -123,7 +123,7 @@ def read_results(path: Path) -> BenchmarkResults:
 def compare_measurements(
     current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
-    """Return the changes from `baseline` to `current`, by name; `margin` is a fraction."""
+    """Return the changes from `baseline` to `current` by name; `margin` is a share."""
     by_name = {measurement.name: measurement for measurement in baseline}
     changes = [_make_change(m, by_name[m.name], margin) for m in current if m.name in by_name]
     if not changes:

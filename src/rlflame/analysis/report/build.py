@@ -74,7 +74,7 @@ class UnsupportedClaimError(RlflameError):
 
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
-    """Build a report of benchmark results (.json files) or of runs; `margin` is a fraction."""
+    """Build a report of benchmark results (.json) or of runs; `margin` is a share."""
     tables = [path for path in (*current, *baseline) if path.suffix == ".json"]
     if not tables:
         return _build_run_report(current, baseline, margin)
@@ -129,7 +129,7 @@ def _build_bench_report(
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Return curves of each environment over steps and, if it was recorded, over wall time."""
+    """Return curves of each environment over steps and, if recorded, over time."""
     charts = []
     for environment in dict.fromkeys(run.environment for run in runs):
         group = [run for run in runs if run.environment == environment]
@@ -179,7 +179,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
-    """`machine` and `cluster` are those of the first run; each run has indices into the lists."""
+    """`machine` and `cluster` are the first run's; each run has indices into lists."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
     descriptions = []
@@ -257,7 +257,7 @@ def _find_best(run: RunData) -> Facts | None:
 
 
 def _describe_group(group: RunGroup) -> Facts:
-    """Return statistics over seeds: `final` once all are finished, `best` of those evaluated."""
+    """Return statistics over seeds: `final` if all are finished; `best` if evaluated."""
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     unfinished_count = len(group.runs) - len(finals)

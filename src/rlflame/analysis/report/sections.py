@@ -104,7 +104,7 @@ def _make_interval(record: Facts | None) -> Interval | None:
 
 
 def _make_group_row(group: Facts) -> Facts:
-    """Return a row of the table of groups; `best_iqm` is over the seeds evaluated so far."""
+    """Return a row of the table of groups; `best_iqm` is over evaluated seeds."""
     seeds, final, best = len(group["runs"]), group["final"] or {}, group["best"]
     return {
         **group,
@@ -184,7 +184,7 @@ def _format_fleet(cluster: Facts) -> str:
 
 
 def _make_machine_blocks(facts: Facts) -> list[Block]:
-    """Return a table of the machines of drivers, by number, and of executors, by host."""
+    """Return a table of the drivers' machines, by number, and executors, by host."""
     rows = [
         {**machine, **(machine.get("packages") or {}), "name": str(number)}
         for number, machine in enumerate(facts["machines"], 1)

@@ -34,8 +34,7 @@ _POLL_S = 0.2
 def start_learners(
     runtime: RuntimeSettings, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """Join the learners that torchrun started and yield their group; without torchrun, the group
-    of this process alone.
+    """Join the learners of torchrun and yield their group, or a group of one.
 
     `hint` returns the hint of the error that is raised when a learner is lost.
     """
@@ -99,7 +98,7 @@ def _stop_without_parent() -> None:
 
 
 def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
-    """Kill learners on this machine: torchrun would wait forever for a suspended process."""
+    """Kill local learners: torchrun would wait forever for a suspended process."""
     from rlflame.experiment.learners.liveness import LearnerProcess
 
     for learner in learners:
@@ -112,7 +111,7 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 def _join_group(
     runtime: RuntimeSettings, learner_rank: LearnerRank, rendezvous: TcpRendezvous
 ) -> Iterator[ProcessGroup]:
-    """Join the group of all learners; its failures name the first learner that is late."""
+    """Join the group of all learners; failures name the first late learner."""
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import format_timeout

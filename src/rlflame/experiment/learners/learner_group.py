@@ -1,4 +1,4 @@
-"""The learners of a run on this machine: starts the other processes and replaces lost ones.
+"""The learners of a run on this machine: starts and replaces processes.
 
 The other learners join at the first batch after they have loaded. If one of them dies, hangs or is
 late, this process restores the state before the batch, computes the batch alone, and starts the
@@ -42,7 +42,7 @@ _TRIAL_BATCHES = 3
 
 
 class LearnerGroup:
-    """An algorithm on rank 0 whose batches other learners share after they have joined."""
+    """An algorithm on rank 0 whose batches other learners share once they join."""
 
     def __init__(
         self,

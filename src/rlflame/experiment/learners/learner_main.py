@@ -1,4 +1,4 @@
-"""A learner process on the machine of the first learner, which repeats every call of it.
+"""A learner process on the first learner's machine, which repeats its calls.
 
 The first learner starts this module. The process ends with the pipe from the first learner.
 """

@@ -1,4 +1,4 @@
-"""Rendezvous of the learners, and the search for a hung learner after a failed exchange.
+"""Rendezvous of learners, and the search for a hung one after a failure.
 
 In each learner a thread waits for the query of rank 0 on its own connection. It answers with the
 learner's number of exchanges, which shows whether that learner is behind the others.
@@ -53,8 +53,8 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
 
 
 def await_learners(rendezvous: TcpRendezvous, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all learners have arrived. Later waits happen inside torch, which handles no
-    signals and would also wait for a learner that a signal has ended."""
+    """Wait until all learners have arrived."""
+    # Later waits happen inside torch, which handles no signals and waits for ended learners.
     try:
         store = PrefixStore(f"rlflame/{rendezvous.attempt}/there", rendezvous.open_store(timeout_s))
         store.set(str(rank), "")
@@ -107,7 +107,7 @@ class LearnerProcess(NamedTuple):
 
 
 class LivenessMonitor:
-    """Sends or answers liveness queries; `exchanges` returns this learner's exchange count."""
+    """Sends or answers liveness queries; `exchanges` counts this learner's own."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class LivenessMonitor:
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Answer in advance that this learner ends; it is healthy if another one failed first."""
+        """Answer in advance that this learner ends; healthy if another failed first."""
         self._answer(self._exchanges() if healthy else _END)
 
     def _answer(self, exchanges: int) -> None:
@@ -151,7 +151,7 @@ class LivenessMonitor:
             self._store.set(f"well/{self._rank}", str(exchanges))
 
     def find_late_ranks(self, timeout_s: float) -> Sequence[int]:
-        """Return the ranks that did not answer in time; if all did, those furthest behind."""
+        """Return the ranks that did not answer in time, or those furthest behind."""
         answers: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         try:

@@ -1,4 +1,4 @@
-"""A process of `rlflame train` under torchrun with rank > 0, which follows rank 0 until it ends."""
+"""A process of `rlflame train` under torchrun, which follows rank 0."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def split_resources(
 
 
 def _await_processes(folder: Path, sweep: Sweep) -> None:
-    """Wait for the seed processes of a killed sweep, which notice its end a moment later."""
+    """Wait for a killed sweep's seed processes, which notice its end late."""
     deadline = time.monotonic() + _WAIT_S
     for seed in sweep.seeds:
         path = get_seed_folder(folder, seed)
@@ -269,7 +269,7 @@ class SeedProcesses:
         self._wake_pipe = WakePipe()
 
     def run(self, at_once: int) -> dict[int, SeedOutcome]:
-        """Run all seeds and return their outcomes, without seeds that a stop kept from starting."""
+        """Run all seeds; return the outcomes of the seeds that started."""
         outcomes: dict[int, SeedOutcome] = {}
         try:
             while self._processes or (self._waiting and not self.stop.is_requested):
