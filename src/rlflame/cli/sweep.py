@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlflame.config.flags import read_rank
 from rlflame.errors import ConfigError, Interruption, RlflameError, format_command, mark_documented
 from rlflame.storage import sweep_folder
 from rlflame.terminal_text import format_count
@@ -32,15 +31,6 @@ def parse_seeds(
     return sweep_folder.parse_seeds(seeds)
 
 
-def check_learners(learners: int | str) -> None:
-    """Refuse several learners: seeds already run side by side on all cores."""
-    if learners not in (1, "auto") or read_rank() is not None:
-        raise ConfigError(
-            "--seeds trains several seeds at once, each with one learner.",
-            "leave out --learners and torchrun; or --seed N for one run",
-        )
-
-
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
     from rlflame.experiment.sweep import sweep_run
 
@@ -53,7 +43,6 @@ def resume(
 ) -> None:
     from rlflame.experiment.sweep import sweep_run
 
-    check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
