@@ -272,20 +272,21 @@ def checkpoints() -> Iterator[Attempt]:
 
         return write
 
+    kind = "checkpoints with a valid checksum"
     for number in range(400):
         string, path = chance.choice(paths)
         value, reader = chance.choice(values), chance.choice(("eval", "inspect", "recipe", "json"))
-        yield Attempt("signed checkpoints", f"{string}.{path}={value!r:.20} {reader}",
+        yield Attempt(kind, f"{string}.{path}={value!r:.20} {reader}",
                       READERS[reader], changed(string, path, value), quick=number < 12,
                       endless=reader == "eval")  # fmt: skip
     for text in ("0", "2", "-1", "1e0", "٣", "9" * 5000, "1\x1b", ""):
-        yield Attempt("signed checkpoints", f"format {text[:9]!r}", READERS["inspect"],
+        yield Attempt(kind, f"format {text[:9]!r}", READERS["inspect"],
                       write_forged(lambda f, text=text: f.put("format", text)))  # fmt: skip
     for name in ("cartpole", "lunarlander", "pendulum", "hopper"):
         for weight in (3e38, -3e38, 1e-45):
             for reader in ("eval", "onnx"):
                 yield Attempt(
-                    "signed checkpoints", f"weights {weight} {name} {reader}", READERS[reader],
+                    kind, f"weights {weight} {name} {reader}", READERS[reader],
                     write_forged(lambda f, weight=weight: all_weights(f, weight), name),
                     quick=False,
                 )  # fmt: skip
@@ -466,7 +467,7 @@ def run_folders(run: Path, replay: Path) -> Iterator[Attempt]:
 
 
 def learner_states(run: Path, replay: Path) -> Iterator[Attempt]:
-    """Yield validly signed checkpoints whose counters and replay buffers were changed."""
+    """Yield checkpoints with a valid checksum and changed counters or replay buffers."""
     for folder in (run, replay):
         newest = folder / "latest.safetensors"
         for name, array in Forgery(newest).tensors.items():

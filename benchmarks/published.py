@@ -2,12 +2,12 @@
 
     python benchmarks/published.py flame flame-report-cartpole --compare local,flame -o folder
     python benchmarks/published.py race dppo --learners 1,2 -o dppo
-    python benchmarks/published.py beside scaling/scaling.json
+    python benchmarks/published.py compare scaling/scaling.json
 
 `flame` runs a comparison from Flame's REINFORCE example and prints the published numbers below its
 result. The README of the example has 20 x 100 episodes of Ant; the report on the example has 100 x
 100 episodes of Ant and of CartPole. `race` trains the two set-ups of an article on distributed PPO
-and SAC with several learners, and with stable-baselines3 if it is installed. `beside` reads a
+and SAC with several learners, and with stable-baselines3 if it is installed. `compare` reads a
 result of `rlflame bench scaling`, `rollouts` or `replay` and prints the numbers in Flame's READMEs.
 The published numbers come from other hardware, so do not compare seconds.
 """
@@ -55,9 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
         command.add_argument("--json", action="store_true")
         command.add_argument("--debug", action="store_true")
-    beside = commands.add_parser("beside", help="print published numbers next to a result")
-    beside.add_argument("file", type=Path, help="JSON file of `rlflame bench`")
-    beside.set_defaults(run=print_beside)
+    compare = commands.add_parser("compare", help="print published numbers next to a result")
+    compare.add_argument("file", type=Path, help="JSON file of `rlflame bench`")
+    compare.set_defaults(run=run_compare)
     options = parser.parse_args(arguments)
     limit_threads(1)  # before numpy is loaded
     options.run(options)
@@ -105,7 +105,7 @@ def run(benchmark: Benchmark, runtime: Any, options: argparse.Namespace) -> None
     BenchRunner(benchmark, runtime, options.out, as_json=options.json, debug=options.debug).run()
 
 
-def print_beside(options: argparse.Namespace) -> None:
+def run_compare(options: argparse.Namespace) -> None:
     from published_figures import make_section
 
     from rlflame.analysis.report.document import Document, to_markdown

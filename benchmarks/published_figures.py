@@ -162,7 +162,7 @@ class FlameComparison:
 
 def make_section(facts: dict[str, Any]) -> Section:
     """Make the section with the published numbers for a result."""
-    makers = {"scaling": beside_scaling, "rollouts": beside_rollouts, "replay": beside_replay}
+    makers = {"scaling": compare_scaling, "rollouts": compare_rollouts, "replay": compare_replay}
     if (name := facts.get("benchmark")) not in makers:
         raise ConfigError(
             f"There are no published numbers for a result of {name!r}.",
@@ -171,7 +171,7 @@ def make_section(facts: dict[str, Any]) -> Section:
     return Section(f"Comparison with Flame's README: {name}", tuple(makers[name](facts)))
 
 
-def beside_scaling(facts: dict[str, Any]) -> list[Block]:
+def compare_scaling(facts: dict[str, Any]) -> list[Block]:
     speedups = [
         {**row, "speedup": f"{row['speedup']['value']:.2f}x", "published": SPEEDUPS[row["workers"]]}
         for row in facts["rows"]
@@ -198,7 +198,7 @@ def beside_scaling(facts: dict[str, Any]) -> list[Block]:
     return blocks
 
 
-def beside_rollouts(facts: dict[str, Any]) -> list[Block]:
+def compare_rollouts(facts: dict[str, Any]) -> list[Block]:
     quoted = EPISODE_MS.get(facts["environment"])
     rows = [{**rate, "published": quoted} for rate in facts["rates"]]
     columns = [
@@ -210,7 +210,7 @@ def beside_rollouts(facts: dict[str, Any]) -> list[Block]:
     return [f"Duration of an episode of {facts['environment']}.", make_table(rows, columns)]
 
 
-def beside_replay(facts: dict[str, Any]) -> list[Block]:
+def compare_replay(facts: dict[str, Any]) -> list[Block]:
     machine = facts["machine"]
     rows: list[dict[str, Any]] = [
         {"source": REPLAY_SOURCE, "run": mode, "environment": REPLAY_ENVIRONMENT,

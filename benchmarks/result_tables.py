@@ -166,8 +166,8 @@ def make_readme_table() -> str:
         tails = compute_tails(group.record, study)
         theirs = format_mean_of_seeds(compute_control(CONTROLS["ppo"], study))
         rows.append((get_env(study), minutes[0], format_mean_of_seeds(tails), minutes[1], theirs))
-    head = ("PPO, 1,000,000 steps", "rlflame, minutes", "return (seeds)",
-            "stable-baselines3, minutes", "return (seeds)")  # fmt: skip
+    head = ("PPO, 1,000,000 steps", "rlflame, minutes", "rlflame, return (seeds)",
+            "stable-baselines3, minutes", "stable-baselines3, return (seeds)")  # fmt: skip
     return format_table(head, rows)
 
 

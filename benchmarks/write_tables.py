@@ -63,7 +63,6 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "reference-settings": (REFERENCE / "settings.md", reference_tables.make_settings),
     "reference-commands": (REFERENCE / "commands.md", reference_tables.make_commands),
     "source-tree": (ARCHITECTURE, source_tree.make_table),
-    "source-tree-before": (ARCHITECTURE, source_tree.make_old_table),
     "card": (LEARNERS, speed_tables.make_card_table),
 }  # fmt: skip
 

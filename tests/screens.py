@@ -117,7 +117,7 @@ def play_seeds(display, clock: Clock) -> None:
     display.show_seed_event(0, evaluation)
     clock.now += 5.0
     display.show_seed_event(0, make_event(5, 500))
-    display.show_seed_event(1, {"event": "note", "text": "A film is left out."})
+    display.show_seed_event(1, {"event": "note", "text": "A video is left out."})
     retry = {"event": "retried", "slot": 3, "purpose": "train", "reason": "killed by signal 9"}
     display.show_seed_event(1, retry)
     error = RlflameError("Its process was killed.", detail="What it printed.\n")

@@ -185,7 +185,7 @@ class Listening(NullView):
         self.notes.append(text)
 
 
-def test_whoever_shows_a_run_hears_of_it_in_order():
+def test_a_view_receives_the_events_of_a_run_in_order():
     show = Listening()
     api.train(tiny(), show=show)
     assert show.heard == [
@@ -261,7 +261,7 @@ def test_extending_changes_the_end_and_nothing_else():
     assert not resume.is_finished(longer)
 
 
-def test_a_machine_that_differs_is_said_aloud_at_resume():
+def test_a_different_machine_is_noted_at_resume():
     stop = After(1)
     cut = api.train(tiny(), show=stop.inner, stop=stop)
     for file in (cut.folder / "latest.safetensors", *(cut.folder / "checkpoints").iterdir()):

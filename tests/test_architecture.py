@@ -51,8 +51,8 @@ GUESTS = {
     "tensorboard": {"storage.tracking.tensorboard"},
     "onnx": {"storage.export"},
     "onnxruntime": {"storage.export"},
-    "PIL": {"rendering.film"},
-    "imageio_ffmpeg": {"rendering.film"},
+    "PIL": {"rendering.video"},
+    "imageio_ffmpeg": {"rendering.video"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
         "config.recipe",

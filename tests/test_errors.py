@@ -22,8 +22,8 @@ def test_a_path_is_no_option():
 
 @pytest.mark.parametrize(
     ("typed_name", "better"),
-    [("x", "x.gif"), ("a/x.webm", "a/x.gif"), ("", "film.gif"), (".", "film.gif"),
-     ("..", "../film.gif"), ("/", "/film.gif"), ("-", "film.gif"), ("a/--", "a/film.gif")],
+    [("x", "x.gif"), ("a/x.webm", "a/x.gif"), ("", "video.gif"), (".", "video.gif"),
+     ("..", "../video.gif"), ("/", "/video.gif"), ("-", "video.gif"), ("a/--", "a/video.gif")],
 )  # fmt: skip
 def test_a_name_with_another_end_can_be_written(typed_name, better):
-    assert replace_suffix(Path(typed_name), ".gif", "film") == Path(better)
+    assert replace_suffix(Path(typed_name), ".gif", "video") == Path(better)

@@ -188,7 +188,7 @@ def test_steps_are_those_of_one_learner_and_total_steps_those_of_all(tmp_path):
 @pytest.mark.parametrize(
     ("seconds", "unit", "x"), [(100.0, "s", 100.0), (600.0, "min", 10.0), (9000.0, "h", 2.5)]
 )
-def test_time_is_told_in_the_unit_that_suits_it(tmp_path, seconds, unit, x):
+def test_time_has_a_suitable_unit(tmp_path, seconds, unit, x):
     made = run(tmp_path / "a", iterations=[(100, 1.0)], seconds=[(100, seconds)])
     chart = curves.make_chart([made], "wall")
     assert chart.x_label == f"Wall clock ({unit})"
@@ -258,7 +258,7 @@ def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
     assert line.low[0] == 5.0
 
 
-def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_path):
+def test_seeds_without_common_steps_are_drawn_separately_with_a_note(tmp_path):
     spans = ((100, 200, 300), (400, 500, 600), (550, 650, 700))
     runs = [
         run(tmp_path / str(seed), seed=seed, evaluations=[(s, float(s + seed)) for s in span])

@@ -58,7 +58,7 @@ def facts(result):
     return json.loads(result.to_json())
 
 
-def test_what_is_equal_is_said_where_something_was_compared():
+def test_equal_bits_are_reported_only_after_a_comparison():
     same, other = "X are bit-identical on all sides.", "X differ between sides"
     assert result.format_bits([None], "X") == []
     assert result.format_bits([True, None], "X") == [same]
@@ -214,7 +214,7 @@ def test_the_fewest_workers_among_the_fastest_are_recommended():
     ("lost", "times", "told"),
     [((3, 5, 9), 3, True), ((3, 5, 9), 2, False), ((9, 5, 3), 3, False)],
 )
-def test_from_when_executors_pay_is_said_only_where_it_was_seen(lost, times, told):
+def test_the_break_even_of_executors_is_reported_only_if_measured(lost, times, told):
     """A fit that had to be bounded, or one or two repetitions, give no advice."""
     cases = [case(str(tasks), tasks, 15.0) for tasks in (1, 2, 4)]
     cells = []
@@ -235,14 +235,14 @@ def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
     assert "2 on flame are faster than 2 on local on no length of episodes" in said
 
 
-def test_other_weights_somewhere_are_said():
+def test_different_weights_are_reported():
     same = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame")])
     assert "weights are bit-identical on all sides" in same.to_markdown()
     other = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame", weights="x")])
     assert "weights differ between sides" in other.to_markdown()
 
 
-def test_of_what_was_not_measured_twice_nothing_is_said():
+def test_a_single_measurement_gives_no_statement_about_bits():
     """The benchmark may have been interrupted before the second repetition."""
     cases = [case(), case("100 ms", episode_ms=100.0)]
     for seconds, same_bits in (([1.0], None), ([1.0, 1.1], True)):
@@ -255,7 +255,7 @@ def test_of_what_was_not_measured_twice_nothing_is_said():
     ("workers", "shown"),
     [((1, 2), False), ((1, 2, 4), True), ((8, 9, 10), False)],  # the last have equal turns
 )
-def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
+def test_a_line_is_fitted_if_both_its_numbers_can_be_determined(workers, shown):
     """The table, the data and the advice agree."""
     fleets = ("local", "flame")
     tasks = 8 if workers[0] == 8 else 100

@@ -112,7 +112,7 @@ def run_once(one, stop=None, clock=None):
         return run_case(one, fleet, stop or NullStop(), Stopwatch(clock or ticking()))
 
 
-def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
+def test_a_repetition_is_a_training_run_with_separate_phases():
     squares = (n * n for n in itertools.count()).__next__
     one = case()
     found, again = run_once(one, clock=squares), run_once(one)
@@ -311,7 +311,7 @@ def test_what_an_environment_prints_is_no_answer_and_fills_no_pipe(how):
             assert [one["steps"] for one in beside.step(0.0)] == [28, 28]
 
 
-def test_a_process_that_dies_is_told_with_how_and_what_it_said():
+def test_a_dead_process_is_reported_with_its_signal_and_output():
     with make_collectors(loud("descriptor 2"), 2, NullStop()) as beside:
         os.kill(beside._processes[1].pid, signal.SIGKILL)
         with pytest.raises(
@@ -323,7 +323,7 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
         assert "--workers 1" in caught.value.hint
 
 
-def test_a_process_that_its_environment_ends_is_said_to_be_ended_by_it():
+def test_a_process_ended_by_its_environment_is_reported_with_its_exit_code():
     with (
         pytest.raises(RlflameError, match=r"of the benchmark: ended with exit code 3\.$"),
         make_collectors(loud("exit"), 1, NullStop()) as beside,

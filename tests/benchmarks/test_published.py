@@ -106,7 +106,7 @@ def forked(runtime, threads, hint, stop):
         release_replicas(group)
 
 
-def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
+def test_a_race_is_printed_and_written(tmp_path, monkeypatch, capsys):
     with_library(tmp_path, monkeypatch, STAND_IN)
     monkeypatch.setattr("rlflame.experiment.learners.launcher.start_learners", forked)
     # As if two tasks of each training had been given to a second worker.
@@ -216,7 +216,7 @@ def test_a_published_comparison_again(capsys):
     assert "rlflame ran 1 iteration only." in spoken.out
 
 
-def test_a_result_stands_beside_what_flame_s_readmes_say(tmp_path, capsys):
+def test_a_result_is_compared_with_flame_s_readmes(tmp_path, capsys):
     """The published rates are in a table with the rates of 2 workers on both fleets."""
     fills = [{"transitions": 100, "transitions_per_s": rate} for rate in (50.0, 100.0, 25.0)]
     facts = {
@@ -229,14 +229,14 @@ def test_a_result_stands_beside_what_flame_s_readmes_say(tmp_path, capsys):
         ],
     }
     (tmp_path / "replay.json").write_text(json.dumps(facts))
-    spoken = published(capsys, "beside", tmp_path / "replay.json")
+    spoken = published(capsys, "compare", tmp_path / "replay.json")
     for theirs in ("223,376", "76,016", "6,960", "0.34 of its local rate", "not stated"):
         assert theirs in spoken.out
     # Twice as many transitions at the same rate take twice as long.
     assert "rlflame with 2 workers: 0.50 " in spoken.out
 
 
-def test_readmes_of_other_work_stand_beside_it_too():
+def test_a_result_is_compared_with_other_readmes_too():
     rows = [{"case": "15 ms", "fleet": "flame", "workers": n, "speedup": {"value": 3.0}}
             for n in (5, 6)]  # fmt: skip
     cases = [{"name": "15 ms", "episode_ms": 15.0}, {"name": "ant", "episode_ms": None}]

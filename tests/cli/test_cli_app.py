@@ -41,7 +41,7 @@ def events_until(running: subprocess.Popen[str], name: str) -> None:
     raise AssertionError(f"no {name}: {running.stderr.read()}")
 
 
-def test_a_word_that_means_nothing_is_said_as_json_too():
+def test_an_unknown_option_is_an_error_in_json_too():
     spoken = process("train", "--stepz", "5", "--json")
     out, err = spoken.communicate(timeout=60)
     event = json.loads(out)
@@ -218,7 +218,7 @@ def _drain(terminal):
             pass
 
 
-def test_whoever_asked_not_to_hear_of_a_terminal_does_not():
+def test_a_hangup_signal_that_is_ignored_stays_ignored():
     """nohup ignores SIGHUP."""
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -35,7 +35,7 @@ def measured(tmp_path_factory):
     return folder, spoken
 
 
-def test_results_are_said_and_written_and_the_files_agree(measured):
+def test_results_are_printed_and_written_and_the_files_agree(measured):
     folder, spoken = measured
     assert spoken.out.strip() == (folder / "scaling.md").read_text().strip()
     facts = json.loads((folder / "scaling.json").read_text())
@@ -353,7 +353,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", [("scaling", "--compare", "flame"),
                                    ("rollouts", "--fleet", "flame")])  # fmt: skip
-def test_without_a_cluster_it_is_said_what_measures_here(words, tmp_path, monkeypatch):
+def test_without_a_cluster_the_error_names_the_local_fleet(words, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     spoken = rlflame("bench", *words, "--workers", "1")
     assert spoken.code == 3
@@ -448,7 +448,7 @@ def test_other_work_is_not_compared(words, other, tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["environment", "folder"])
-def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp_path):
+def test_the_json_output_before_a_failure_is_one_document(broken, monkeypatch, tmp_path):
     """The second number of workers is not available, or the output is closed."""
 
     def fail(*_: object) -> bool:

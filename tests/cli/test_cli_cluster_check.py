@@ -55,7 +55,7 @@ def eventually(condition):
     raise AssertionError("waited in vain")
 
 
-def test_a_newcomer_without_flame_is_told_how_to_get_one(quick):
+def test_without_a_cluster_the_check_shows_how_to_start_one(quick):
     spoken = rlflame("cluster-check")
     assert spoken.code == 3
     assert "no Flame cluster is configured" in spoken.out

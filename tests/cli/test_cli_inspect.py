@@ -88,7 +88,7 @@ def test_a_run_whose_rate_has_fallen_to_0_is_not_taken_further(folder):
 
 
 @pytest.mark.parametrize("unit", ["steps", "iterations"])
-def test_an_end_beyond_the_end_of_learning_is_told(tmp_path, unit):
+def test_an_end_beyond_the_end_of_learning_is_reported(tmp_path, unit):
     """The config of a shorter run may contain its horizon."""
     words = ("--set", f"stop_at_{unit}=2", "--set", f"horizon_{unit}=1", "--out", tmp_path / "run")
     if unit == "iterations":

@@ -31,7 +31,7 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"policy.safetensors"}
 
 
-def test_a_film_beside_the_untrained_policy(easel):
+def test_a_video_beside_the_untrained_policy(easel):
     spoken = rlflame("render", easel, "--vs-untrained", "-o", "x.gif", "--seed", "2")
     assert spoken.code == 0, spoken.err
     ((episode_return, length),) = scored(begun(), 1, seed=2, most=20)
@@ -45,7 +45,7 @@ def test_a_film_beside_the_untrained_policy(easel):
     assert left_in(Path()) == {"x.gif"}
 
 
-def test_what_is_said_to_programs(easel):
+def test_json_output(easel):
     spoken = rlflame("render", easel, "--json", "--best-of", "9", "--episodes", "2", "-o", "x.png")
     said = spoken.json()
     assert (said["file"], said["bytes"]) == ("x.png", os.path.getsize("x.png"))
@@ -72,7 +72,7 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
         (("--fps", "60"), 2, "more than viewers show of a GIF", "--fps 50"),
     ],
 )
-def test_what_cannot_be_meant_is_said_and_nothing_is_written(easel, words, code, said, hint):
+def test_invalid_arguments_are_an_error_and_nothing_is_written(easel, words, code, said, hint):
     spoken = rlflame("render", easel, *words)
     assert spoken.code == code
     assert said in spoken.err
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written(easel):
     assert "could not be written" in spoken.err or "cannot be written" in spoken.err
 
 
-def test_another_machine_is_said_as_eval_says_it(tmp_path):
+def test_another_machine_gives_the_same_note_as_in_eval(tmp_path):
     from dataclasses import replace
 
     source = begun()

@@ -145,7 +145,7 @@ def test_json_goes_to_standard_output_also_where_a_file_is_written(tmp_path):
     assert Links((tmp_path / "r.html").read_text()).tags[0] == "html"
 
 
-def test_a_cluster_s_executors_and_nodes_are_told(tmp_path):
+def test_the_executors_and_nodes_of_a_cluster_are_reported(tmp_path):
     folder = side(tmp_path / "a", [1.0], fleet="flame", capacity=8) / "s0"
     machines = json.loads((folder / "machines.json").read_text())
     machines[0]["workers"] = [

@@ -417,7 +417,7 @@ def test_the_most_workers_that_can_help_are_named(tmp_path):
     assert not list(tmp_path.glob("MUJOCO_LOG.TXT"))
 
 
-def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
+def test_the_command_shown_for_a_run_that_reached_its_return_works():
     words = ("--steps", "9999", "--until-return", "5", "--out", "done", *TINY)
     first = rlflame("train", *words)
     assert first.code == 0
@@ -437,7 +437,7 @@ def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
     assert "--set learning.init_policy=none" in again
 
 
-def test_what_is_said_of_a_run_whose_config_is_gone_can_be_typed():
+def test_the_command_shown_for_a_run_without_its_config_works():
     words = ("--steps", "64", "--set", "ppo.anneal_learning_rate=true", "--out", "done", *TINY)
     assert rlflame("train", *words).code == 0
     refused = rlflame("resume", "done", "--steps", "192")

@@ -139,7 +139,7 @@ def test_without_any_words_it_is_ppo_on_cartpole():
         ({"sets": ["stop_at_steps=9"], "seed": 3}, 9, None),
     ],
 )
-def test_whoever_says_how_a_run_ends_replaces_what_was_said(words, steps, iterations):
+def test_a_given_end_of_a_run_replaces_the_ends_of_the_preset(words, steps, iterations):
     config = resolve(preset="reinforce-classic", **words)
     assert (config.stop_at_steps, config.stop_at_iterations) == (steps, iterations)
 

@@ -335,8 +335,8 @@ def test_the_commands_take_its_policy(trained):
     assert rlflame("export", latest, "-o", "alone.safetensors").code == 0
     assert checkpoint.load(Path("alone.safetensors")).resumable is False
     assert rlflame("eval", "alone.safetensors", "--episodes", "2").code == 0
-    film = rlflame("render", best, "--vs-untrained", "-o", "x.png", "--width", "64")
-    assert film.code == 0, film.err
+    strip = rlflame("render", best, "--vs-untrained", "-o", "x.png", "--width", "64")
+    assert strip.code == 0, strip.err
     before = latest.read_bytes()
     assert rlflame("resume", trained).code == 0  # a finished run does not change
     assert latest.read_bytes() == before

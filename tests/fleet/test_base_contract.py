@@ -221,7 +221,7 @@ def test_what_was_cancelled_is_not_yielded_and_disturbs_nobody(watched: Watched)
     assert {wire.encode(f) for f in watched.send(slots(4))} == {alone(t) for t in slots(4)}
 
 
-def test_who_waits_in_another_thread_is_told_of_a_cancellation() -> None:
+def test_a_waiting_thread_receives_a_cancellation() -> None:
     asked = threading.Event()
 
     class Answers(queue.Queue[Any]):
@@ -340,7 +340,7 @@ def test_weights_that_are_no_numbers_are_not_sent(watched: Watched, bad: float) 
         ("shape", "returned an observation of shape (4,) where its space says (3,)"),
     ],
 )
-def test_an_environment_s_failure_is_told_in_its_own_words(
+def test_a_failure_of_an_environment_keeps_its_own_message(
     watched: Watched, fault: str, words: str
 ) -> None:
     tasks = slots(3, rows=3, steps=20)

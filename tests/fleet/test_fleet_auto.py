@@ -193,7 +193,7 @@ def test_who_is_no_faster_is_let_go():
     [("Hopper-v5", "ppo", 1), ("Hopper-v5", "sac", 1), ("CartPole-v1", "reinforce", 0)],
     ids=str,
 )
-def test_the_bits_are_the_same_whoever_wins(case, seconds, tmp_path):
+def test_the_bits_are_the_same_whichever_fleet_wins(case, seconds, tmp_path):
     recipe = scenario(*case, iterations=20)
     with InlineFleet() as alone:
         expected = outcome(recipe, alone, tmp_path, "alone")
@@ -354,7 +354,7 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
 
 
 @pytest.mark.parametrize("asked", ["local", "flame"])
-def test_whoever_says_where_is_not_second_guessed(stub, asked):
+def test_a_named_fleet_is_used_as_given(stub, asked):
     from rlflame.config.recipe import RuntimeSettings
 
     with factory.make_fleet(RuntimeSettings(fleet=asked), 2, is_training=True) as fleet:

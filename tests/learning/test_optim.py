@@ -132,7 +132,7 @@ def test_without_a_bound_nothing_is_clipped():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
-def test_a_norm_that_is_not_finite_is_told_and_nothing_scaled(bad):
+def test_a_norm_that_is_not_finite_is_returned_and_nothing_scaled(bad):
     gradient = np.array([1.0, bad], np.float32)
     with np.errstate(over="ignore"):
         assert not math.isfinite(clip_by_norm(gradient, 0.5))

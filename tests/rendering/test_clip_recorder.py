@@ -44,7 +44,7 @@ class Projector:
                 raise RlflameError("The drawing was cut short.")
         if self.error is not None:
             raise self.error
-        return RenderResult(b"film", (), 1, 1, 1, 1.0)
+        return RenderResult(b"video", (), 1, 1, 1, 1.0)
 
 
 class Nowhere:
@@ -113,7 +113,7 @@ def test_one_at_a_time_and_of_those_that_wait_the_newest(studio):
     assert studio.heard[-1] == f"2 of 4 videos rendered: {studio.folder}."
 
 
-def test_films_until_a_failure_are_counted(studio):
+def test_videos_before_a_failure_are_counted(studio):
     studio.projector.go.release(9)
     for steps in (0, 1, 2):
         studio.offer(steps)
@@ -151,7 +151,7 @@ def test_a_failure_is_one_note_and_the_last_attempt(studio, error):
     assert len(studio.projector.jobs) == 1
 
 
-def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(studio):
+def test_a_skipped_last_video_is_reported(studio):
     studio.offer(0)
     studio.projector.begun.acquire()
     studio.offer(1)
@@ -163,7 +163,7 @@ def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(studio):
     assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
 
 
-def test_whoever_waits_for_the_last_film_is_told(studio):
+def test_a_note_is_shown_while_the_last_video_is_rendered(studio):
     studio.offer(0)
     studio.projector.begun.acquire()
     threading.Timer(0.05, studio.projector.go.release).start()
@@ -172,10 +172,10 @@ def test_whoever_waits_for_the_last_film_is_told(studio):
         "The last video is being rendered; press Ctrl-C to skip it.",
         f"1 of 1 video rendered: {studio.folder}.",
     ]
-    assert (studio.folder / "step-000000000.gif").read_bytes() == b"film"
+    assert (studio.folder / "step-000000000.gif").read_bytes() == b"video"
 
 
-def test_a_folder_that_must_not_be_written_gets_no_film(tmp_path):
+def test_a_folder_that_must_not_be_written_gets_no_video(tmp_path):
     def refuse():
         raise RlflameError("It belongs to another process.")
 
@@ -190,7 +190,7 @@ def test_a_folder_that_must_not_be_written_gets_no_film(tmp_path):
     assert not studio.folder.exists()
 
 
-def test_a_film_is_due_when_another_multiple_is_passed(tmp_path):
+def test_a_video_is_due_when_another_multiple_is_passed(tmp_path):
     studio = Studio(tmp_path, 100)
     studio.projector.go.release(9)
     for steps in (0, 64, 128, 192, 256, 512):
@@ -207,28 +207,30 @@ def test_a_film_is_due_when_another_multiple_is_passed(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_films_change_no_bit_of_a_run(tmp_path, algorithm):
+def test_videos_change_no_bit_of_a_run(tmp_path, algorithm):
     env = "easels:Easel-v0"
     learning = {
         "algorithm": algorithm,
         "environment": {"kwargs": {"continuous": algorithm == "sac"}},
     }
     plain = failpoints.config(env, tmp_path / "plain", learning=learning)
-    films = {"video_every_steps": 32}
-    filmed = failpoints.config(env, tmp_path / "filmed", learning=learning, runtime=films)
-    results = [api.train(config) for config in (plain, filmed)]
+    runtime = {"video_every_steps": 32}
+    recorded = failpoints.config(env, tmp_path / "recorded", learning=learning, runtime=runtime)
+    results = [api.train(config) for config in (plain, recorded)]
     assert results[0].state_digest == results[1].state_digest
     assert results[0].digest == results[1].digest
     for name in failpoints.EQUAL_BYTES:
-        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "filmed" / name).read_bytes()
-    films = sorted((tmp_path / "filmed" / "videos").iterdir())
-    steps = {int(film.name[5:14]) for film in films}
+        assert (tmp_path / "plain" / name).read_bytes() == (
+            tmp_path / "recorded" / name
+        ).read_bytes()
+    videos = sorted((tmp_path / "recorded" / "videos").iterdir())
+    steps = {int(video.name[5:14]) for video in videos}
     # The first video begins before the first iteration, and later ones when the machine has time.
     assert min(steps) == 0
     assert steps <= {0, 32, 64, 96}
-    with Image.open(films[0]) as film:
-        assert film.size[0] == 240
-        assert film.n_frames > 3
+    with Image.open(videos[0]) as video:
+        assert video.size[0] == 240
+        assert video.n_frames > 3
 
 
 class Listener(NullView):
@@ -239,7 +241,7 @@ class Listener(NullView):
         self.heard.append(text)
 
 
-def test_a_run_that_cannot_be_filmed_ends_as_any_other(tmp_path):
+def test_a_run_that_cannot_be_drawn_ends_as_any_other(tmp_path):
     config = failpoints.config("fakes:Fake-v0", tmp_path / "run", runtime={"video_every_steps": 1})
     listener = Listener()
     result = api.train(config, show=listener)

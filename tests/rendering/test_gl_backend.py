@@ -72,7 +72,7 @@ def test_the_package_is_named_for_this_system(monkeypatch, release, tool):
 
 
 @pytest.mark.skipif(BACKENDS[0] == "cgl", reason="macOS brings its own")
-def test_a_system_without_a_name_is_told_to_ask_its_package_manager(monkeypatch):
+def test_a_system_without_a_name_gets_a_hint_about_its_package_manager(monkeypatch):
     def fail():
         raise FileNotFoundError
 

@@ -207,7 +207,7 @@ def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid")
-def test_weights_that_have_diverged_are_told_of() -> None:
+def test_diverged_weights_are_a_failure() -> None:
     tasks = slots(HOPPER, unit="episodes", states=())
     arrays = rollouts.weights(tasks[0].policy)
     arrays["actor.2.bias"][:] = np.inf  # the environment clips actions to the bounds
@@ -276,7 +276,7 @@ def test_tasks_that_differ_stay_apart() -> None:
     assert [task.slots for task in merge_tasks(tasks, 1)] == [(0, 1), (2, 3), (4,), (5,)]
 
 
-def test_a_fault_is_told_with_its_own_slot_and_row() -> None:
+def test_a_fault_names_its_own_slot_and_row() -> None:
     harmless = slots(rollouts.fake())
     state = harmless[2].states[5]
     env = rollouts.fake(fault="error", at=3, seed=state.seed)

@@ -165,7 +165,7 @@ def test_a_model_that_acts_otherwise_is_a_failure(tmp_path, monkeypatch):
         (("-o", "policy.safetensors"), "is the checkpoint itself"),
     ],
 )
-def test_what_cannot_be_meant_is_said(tmp_path, words, said):
+def test_invalid_arguments_are_an_error(tmp_path, words, said):
     file = policy_file(tmp_path / "policy.safetensors", begun())
     before = file.read_bytes()
     spoken = rlflame("export", "policy.safetensors", *words)

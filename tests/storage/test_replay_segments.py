@@ -512,7 +512,7 @@ def test_a_fresh_replay_is_exact_in_its_turn(stopped, tmp_path):
     assert digest_of(stopped) == digest_of(other)
 
 
-def test_a_fresh_replay_of_a_whole_one_is_told_apart_too(stopped, untouched):
+def test_a_fresh_replay_instead_of_a_whole_one_changes_the_digest(stopped, untouched):
     resumed(stopped, fresh_replay=True)
     assert digest_of(stopped) != digest_of(untouched)
 
@@ -654,7 +654,7 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     assert "free memory" in said.err.replace("\n", " ")
 
 
-def test_what_a_replay_takes_is_said_at_the_start(tmp_path):
+def test_the_memory_of_a_replay_is_shown_at_the_start(tmp_path):
     said = rlflame("train", "--env", "hopper", "--algo", "sac", "--dry-run")
     # Eleven observations, three actions, a reward and one byte are 61 bytes per transition.
     assert "a replay of 1,000,000 transitions takes 61 MB when full" in said.out

@@ -542,7 +542,7 @@ def damage(*paths):
             file.write(b"damaged")
 
 
-def test_the_newest_valid_checkpoint_is_found_and_what_was_damaged_is_said(copied):
+def test_the_newest_valid_checkpoint_is_found_and_damaged_ones_are_named(copied):
     assert found(copied) == (96, [])
     assert found(copied / "checkpoints" / step(32)) == (32, [])
     damage(copied / "latest.safetensors")
@@ -719,7 +719,7 @@ def test_a_checkpoint_in_a_folder_of_its_own_begins_a_new_record(tmp_path, untou
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.csv"])
-def test_lost_lines_are_said_and_an_earlier_checkpoint_goes_on(copied, untouched, name):
+def test_lost_lines_are_an_error_and_an_earlier_checkpoint_continues(copied, untouched, name):
     lines = (copied / name).read_text().splitlines(keepends=True)
     (copied / name).write_text("".join(lines[:-1]))
     before = content(copied)
@@ -870,7 +870,7 @@ def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, t
         assert f"'{tmp_path}" in failed.value.hint  # quoted for a shell
 
 
-def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to(tmp_path):
+def test_a_file_that_cannot_be_replaced_is_an_error_that_names_the_run(tmp_path):
     (tmp_path / "latest.safetensors").mkdir()
     with pytest.raises(CheckpointError) as failed, report_disk_errors(tmp_path):
         safetensors_file.write_atomically(tmp_path / "latest.safetensors", b"")

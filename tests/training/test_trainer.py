@@ -290,7 +290,7 @@ def test_steps_of_whole_episodes_are_counted_as_they_were():
     assert trainer.progress.steps == 2 * ROWS * (1 + 2 + 3)
 
 
-def test_schedules_are_told_where_the_iteration_began():
+def test_schedules_receive_the_progress_at_the_start_of_the_iteration():
     world = World()
     train(world, plan(stop_at_iterations=5, horizon_steps=2 * BATCH))
     assert [progress for _, progress in world.learned] == [0.0, 0.5, 1.0, 1.0, 1.0]

@@ -153,7 +153,7 @@ def test_a_cluster_changes_no_bit(workers, in_process, tmp_path):
             assert found == in_process[case], case
 
 
-def test_different_recipes_are_told_apart(in_process):
+def test_different_recipes_have_different_digests(in_process):
     digests = [digest for digest, _ in in_process.values()]
     assert len(set(digests)) == len(digests)
 

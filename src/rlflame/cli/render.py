@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlflame.rendering.job import RenderResult
     from rlflame.storage.checkpoint import Checkpoint
 
-FilmFile = Annotated[
+VideoFile = Annotated[
     Path | None,
     typer.Option(
         "--out",
@@ -49,7 +49,7 @@ FrameRate = Annotated[
 
 def render(
     file: CheckpointFile,
-    out: FilmFile = None,
+    out: VideoFile = None,
     episodes: Annotated[
         int, typer.Option(metavar="N", help="Number of episodes to render.", min=1, max=1000)
     ] = 1,

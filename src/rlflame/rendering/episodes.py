@@ -155,8 +155,8 @@ class EpisodePlayer:
     ) -> tuple[PlayedEpisode, list[StepImage]]:
         """Play one episode of a policy, with images after these steps; step 0 is the reset."""
         self._camera.steps, self._camera.images = steps, []
-        (film_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
-        return film_episode, self._camera.images
+        (played_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
+        return played_episode, self._camera.images
 
     def close(self) -> None:
         self._worker.close()
@@ -198,8 +198,8 @@ def render_repeated_episodes(
     last, start = ticks[-1], 0
     while start <= last:
         steps = {tick - start for tick in ticks if tick >= start}
-        film_episode, latest = render(episode, steps, max(1, last - start))
+        played_episode, latest = render(episode, steps, max(1, last - start))
         images += [image for image in latest if image.step + start <= last]
-        start += film_episode.length + 1
+        start += played_episode.length + 1
         episode += 1
     return images

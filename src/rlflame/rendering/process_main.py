@@ -58,9 +58,9 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
     try:
         report_progress(0, job.options.episodes)
         user_code.load_from_environment()
-        from rlflame.rendering import film
+        from rlflame.rendering import video
 
-        drawing = film.Film(job).draw(report_progress)
+        drawing = video.Video(job).draw(report_progress)
     except RlflameError as error:
         return MessageKind.FAILURE, error.as_dict()
     except MemoryError:

@@ -75,7 +75,7 @@ def test_a_name_that_a_panel_has_twice_is_two_lines():
     assert Panels((twice, other)).number_lines() == [[0, 1], [2, 0]]
 
 
-def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environments):
+def test_labelled_runs_keep_one_style_in_every_panel(two_environments):
     """A seed that occurs twice gives two lines. The other seed has one style in both panels."""
     found = [run_reader.read_run(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
     hopper, cartpole = matplotlib_backend.make_figure(curves.make_figure([found[0], *found])).axes
@@ -85,7 +85,7 @@ def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environment
     assert alone.get_color() == colours[alone.get_label()]
 
 
-def test_panels_are_drawn_as_asked_and_what_lines_are_is_said_once(two_environments):
+def test_panels_are_drawn_as_asked_and_the_lines_are_explained_once(two_environments):
     found = read(two_environments)
     panels = curves.make_figure(found, "wall", "eval_return_mean", 2)
     assert isinstance(panels, Panels)

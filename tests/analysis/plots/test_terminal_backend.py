@@ -50,7 +50,7 @@ def test_no_line_is_longer_than_the_terminal_is_wide(drawing, width, braille):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_what_is_said_is_said_at_every_width(width):
+def test_all_text_is_shown_at_every_width(width):
     text = terminal_backend.render_text(chart(), width)
     for part in ("Evaluation return", "Environment steps", *chart().title.split(), "Line: mean."):
         assert all(word in words(text) for word in part.split())

@@ -46,7 +46,7 @@ def attended(call, exchanges):
     return answered
 
 
-def test_whoever_is_silent_is_meant_whoever_else_is_behind(calls):
+def test_only_the_silent_learner_is_late_even_if_others_are_behind(calls):
     answered = attended(calls[1], 3)
     assert calls[0].find_late_ranks(1.0) == [2]
     assert answered.wait(10.0)
@@ -99,7 +99,7 @@ def test_nobody_begins_before_all_are_there(calls):
     assert sorted(began) == [0, 1, 2]
 
 
-def test_whoever_does_not_come_is_named(calls, monkeypatch):
+def test_learners_that_do_not_join_are_named(calls, monkeypatch):
     monkeypatch.setattr(liveness.time, "monotonic", itertools.count(0.0, 50.0).__next__)
     with pytest.raises(LearnerFailure, match=r"60 s waiting for learner 1, 2 to join"):
         await_learners(calls[0].meeting, 0, 3, 60.0)

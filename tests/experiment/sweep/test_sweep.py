@@ -307,7 +307,7 @@ def the_one_of(folder: Path, pids: list[int]) -> int:
     raise AssertionError("nobody holds it")
 
 
-def test_a_seed_that_is_killed_is_told_and_the_others_go_on(tmp_path, held):
+def test_a_killed_seed_is_reported_and_the_others_continue(tmp_path, held):
     words, marker = held
     out = tmp_path / "job"
     running_ = process("train", *words, "--seeds", "0-3", "--out", out, "--plain")
@@ -546,7 +546,7 @@ def test_a_job_file_that_cannot_be_read_is_not_one_to_remove(tmp_path):
     assert "rm " not in said
 
 
-def test_seeds_without_their_job_file_are_told_as_such(tmp_path):
+def test_seeds_without_their_job_file_are_an_error(tmp_path):
     (tmp_path / "job/seed-3").mkdir(parents=True)
     spoken = rlflame("resume", tmp_path / "job")
     said = " ".join(spoken.err.split())

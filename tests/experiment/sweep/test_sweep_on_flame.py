@@ -129,7 +129,7 @@ def test_an_environment_that_fails_on_the_cluster_fails_its_seed_alone(
     assert "the moon is wrong" in spoken.err
 
 
-def test_a_cluster_that_is_not_there_is_said_before_there_is_a_folder(tmp_path: Path) -> None:
+def test_a_missing_cluster_is_an_error_before_a_folder_exists(tmp_path: Path) -> None:
     nowhere = {"FLAME_ENDPOINT": "http://127.0.0.1:9", "FLAME_CACHE_ENDPOINT": "grpc://127.0.0.1:9"}
     words = ("train", *WORDS, *ON_FLAME, "--seeds", "0-1", "--out", tmp_path / "x")
     spoken = finished(process(*words, environment=nowhere))

@@ -128,7 +128,7 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     assert "comes from FLAME_CACHE_ENDPOINT." in refused().message
 
 
-def test_the_session_manager_of_the_file_is_said_to_be_the_file_s(
+def test_an_endpoint_from_the_file_is_attributed_to_the_file(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_file(home, laid_out(f"http://{NOBODY}", ""))
@@ -226,7 +226,7 @@ def run(*words: str, code: str = "", **variables: str) -> subprocess.CompletedPr
 TRAIN = ("train", "--env", "cartpole", "--fleet", "flame", "--steps", "100")
 
 
-def test_without_a_cluster_newcomers_are_told_how_to_get_one(home: Path) -> None:
+def test_without_a_cluster_the_error_shows_how_to_start_one(home: Path) -> None:
     """rlflame does not try flamepy's default address."""
     found = run(*TRAIN, "--out", str(home / "run"))
     assert found.returncode == 3
@@ -254,7 +254,7 @@ def test_without_flamepy(
     assert "Traceback" not in said
 
 
-def test_what_arrow_says_twice_is_said_once() -> None:
+def test_a_repeated_message_of_arrow_is_shown_once() -> None:
     """pyarrow repeats this text if nothing listens on the port."""
     flight = pytest.importorskip("pyarrow.flight")
     with socket.socket() as taken:

@@ -261,7 +261,7 @@ def test_a_lost_node_s_tasks_run_elsewhere(tmp_path: Path) -> None:
 # Starting.
 
 
-def test_nobody_at_home_is_said_at_once() -> None:
+def test_an_unreachable_cluster_is_an_error_at_once() -> None:
     flames.settle(
         {"FLAME_ENDPOINT": "http://127.0.0.1:9", "FLAME_CACHE_ENDPOINT": "grpc://[::1]:9"}
     )
@@ -281,7 +281,7 @@ def test_an_endpoint_without_a_scheme_is_corrected() -> None:
     assert caught.value.hint == "export FLAME_ENDPOINT=http://127.0.0.1:8080"
 
 
-def test_a_start_that_fails_is_told_in_the_cluster_s_words(bench: Bench) -> None:
+def test_a_failed_start_keeps_the_message_of_the_cluster(bench: Bench) -> None:
     bench.stub.faults.bind_failure = "the disk is full of sand"
     with bench.fleet() as fleet, pytest.raises(FleetError, match="full of sand"):
         run(fleet, slots(1))
@@ -307,7 +307,7 @@ def test_a_missing_template_is_named(bench: Bench) -> None:
         run(fleet, slots(1))
 
 
-def test_whoever_waits_is_told_who_has_the_executors() -> None:
+def test_a_waiting_run_names_the_sessions_that_hold_the_executors() -> None:
     """Of five executors, one session has two, another one has one, and two belong to no session."""
 
     class Held:
@@ -326,9 +326,7 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"cpu": 3}, {"memory": "9g"}])
-def test_whoever_asks_for_more_than_any_node_has_is_told_so(
-    bench: Bench, asked: dict[str, Any]
-) -> None:
+def test_a_request_larger_than_every_node_is_an_error(bench: Bench, asked: dict[str, Any]) -> None:
     """The stub's node has two processors and 8 GiB."""
     with (
         bench.fleet(**asked, start_deadline_s=1.0) as fleet,
@@ -362,7 +360,7 @@ def test_closing_before_anything_has_started_leaves_nothing(bench: Bench) -> Non
     assert eventually(lambda: bench.ours()[0] == [])
 
 
-def test_what_could_not_be_closed_is_said_with_the_remedy(
+def test_a_session_that_could_not_be_closed_is_noted_with_the_remedy(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlflame.fleet.flame.fleet._DRAIN_S", 0.5)
@@ -448,7 +446,7 @@ def test_a_session_manager_that_stays_away_ends_the_run(bench: Bench) -> None:
         bench.stub.start_session_manager()
 
 
-def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
+def test_a_session_closed_by_another_process_is_named_as_the_cause(bench: Bench) -> None:
     """The error is not that the session manager is absent, because it answers."""
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))

@@ -67,7 +67,7 @@ def test_a_package_that_one_of_two_machines_lacks_changes_no_bit() -> None:
     assert note.startswith("the worker on far differs in mujoco 1.0.0 (")
 
 
-def test_another_python_of_a_worker_is_said_once() -> None:
+def test_another_python_of_a_worker_is_noted_once() -> None:
     registry = Registry()
     for name in ("one", "two", "three"):
         registry.add(name, python="3.99.1" if name != "three" else read_versions()["python"])

@@ -333,7 +333,7 @@ def test_what_does_not_belong_together_is_refused():
 
 
 @few_rows
-def test_a_new_lineage_is_empty_owes_nothing_of_before_and_is_told_apart():
+def test_a_new_lineage_is_empty_owes_no_updates_and_has_its_own_digest():
     world = World(1, 2, np.random.default_rng(0))
     buffer = buffer_for(world, 1000, learning_starts=10)
     buffer.add(world.iteration(20), {})

@@ -275,7 +275,7 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"kind": "mujoco"}, "cannot take up a MuJoCo state"),
+        ({"kind": "mujoco"}, "cannot restore a MuJoCo state"),
         ({"seed": 5}, "put its code back if that has changed"),
     ],
 )

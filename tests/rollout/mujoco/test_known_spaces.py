@@ -94,7 +94,7 @@ def test_packages_that_gymnasium_loads_may_register_anything(monkeypatch: Any) -
     assert known_spaces.find_known_spec("Hopper-v5", {}, None) is None
 
 
-def test_whoever_has_not_loaded_gymnasium_knows_without_it() -> None:
+def test_known_specs_do_not_load_gymnasium() -> None:
     code = (
         "import sys; from rlflame.rollout.mujoco import known_spaces as v\n"
         "known = v.find_known_spec('Hopper-v5', {}, None)\n"

@@ -321,7 +321,7 @@ def test_a_fragment_does_not_tell_who_stepped(name: str, unit: Any) -> None:
         ("Hopper-v5", {"weight": 1}, "failed in reset: TypeError"),
     ],
 )
-def test_faults_are_told_in_the_same_words(name: str, kwargs: Any, words: str) -> None:
+def test_faults_have_the_same_messages(name: str, kwargs: Any, words: str) -> None:
     env = dataclasses.replace(read_env_spec(name, {}, 20), kwargs=kwargs)
     task = rollouts.task(env, slot=2, rows=3)
     with np.errstate(all="ignore"):
@@ -332,9 +332,7 @@ def test_faults_are_told_in_the_same_words(name: str, kwargs: Any, words: str) -
 
 
 @pytest.mark.parametrize("env", ["Hopper-v5", "Ant-v5"])
-def test_a_run_ends_in_equal_bits_whoever_steps_and_however_they_take_turns(
-    env: str, tmp_path: Any
-) -> None:
+def test_both_workers_give_equal_bits_even_when_they_alternate(env: str, tmp_path: Any) -> None:
     recipe = scenario(env, slots=2)
 
     def stepped(by: RolloutWorker, **how: Any) -> Any:

@@ -175,7 +175,7 @@ def test_a_task_it_cannot_read_or_has_no_policy_for_is_answered_too(lasting: Con
     assert lasting.hear()[0] is MessageKind.RESULT
 
 
-def test_a_policy_that_it_was_told_to_forget_is_unknown_to_it(lasting: Conversation) -> None:
+def test_a_forgotten_policy_is_unknown(lasting: Conversation) -> None:
     lasting.say(MessageKind.POLICY, {"id": "old", "arrays": {}})
     lasting.say(MessageKind.FORGET, {"id": "old"})
     lasting.say(MessageKind.FORGET, {"id": "never heard of"})

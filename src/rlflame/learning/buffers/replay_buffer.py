@@ -301,7 +301,7 @@ def _slice_rows(batch: Batch, first: int, stop: int) -> State:
 
 def _make_mismatch_error(reason: str) -> LearningError:
     return LearningError(
-        f"The saved replay cannot be taken up: {reason}.", "use a checkpoint of the same recipe"
+        f"The saved replay cannot be restored: {reason}.", "use a checkpoint of the same recipe"
     )
 
 

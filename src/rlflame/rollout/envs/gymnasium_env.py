@@ -151,11 +151,11 @@ class RestorableEnv:
         self.reset(state.episode, state.seed, out)
         if state.kind == "mujoco":
             if not self._exact_mujoco:
-                raise self._make_fault("cannot take up a MuJoCo state")
+                raise self._make_fault("cannot restore a MuJoCo state")
             from ..mujoco.simulation import write_state
 
             if state.physics.shape != self._read_physics().shape:
-                raise self._make_fault("cannot take up a state of another MuJoCo model")
+                raise self._make_fault("cannot restore the state of another MuJoCo model")
             base_env: Any = self._env and self._env.unwrapped
             write_state(base_env.model, base_env.data, np.array(state.physics))
             self.elapsed = state.elapsed - 1

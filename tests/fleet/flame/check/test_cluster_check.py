@@ -419,7 +419,7 @@ def test_an_installing_run_s_two_applications_are_one_run_and_strangers_are_none
     assert check_sessions([], seen).facts["others"] == [strange.id]
 
 
-def test_dead_runs_are_told_with_the_command_that_removes_them():
+def test_dead_runs_are_listed_with_the_command_that_removes_them():
     seen = cluster_with("rlflame-a", "rlflame-b")
     dead, living = find_runs(seen)
     dead.settle("dead", "")
@@ -642,7 +642,7 @@ def test_percentiles_of_round_trips(round_trips_ms, p50_ms, p95_ms):
     assert (found.facts["p50_ms"], found.facts["p95_ms"]) == pytest.approx((p50_ms, p95_ms))
 
 
-def test_how_soon_the_session_manager_answers_is_said_in_milliseconds():
+def test_the_response_time_of_the_session_manager_is_in_milliseconds():
     found = cluster_check.check_session_manager(
         SimpleNamespace(endpoint="http://here:1", connect=lambda: 0.25)
     )
@@ -650,7 +650,7 @@ def test_how_soon_the_session_manager_answers_is_said_in_milliseconds():
     assert found.facts == {"answer_ms": 250.0}
 
 
-def test_slow_tasks_are_said():
+def test_slow_tasks_are_reported():
     answers = ProbeResult(1, 1.0, [], [0.5] * 20)
     (found,) = [one for one in executor_probe.make_findings(answers, HERE) if one.check == "tasks"]
     assert (found.status, found.facts["p50_ms"]) == ("warning", 500.0)
@@ -771,7 +771,7 @@ def test_a_file_that_cannot_be_read_is_named(no_flame, monkeypatch, content, wor
     assert f"mv {path}" in found.fixes[0]
 
 
-def test_a_file_that_can_be_read_is_said(no_flame):
+def test_a_readable_file_is_reported(no_flame):
     path = no_flame / ".flame" / "flame.yaml"
     path.parent.mkdir()
     path.write_text(
@@ -787,7 +787,7 @@ def test_a_file_that_can_be_read_is_said(no_flame):
 # Renderers.
 
 
-def test_renderers_that_crash_or_hang_are_told_from_those_that_draw(tmp_path, monkeypatch):
+def test_renderers_that_crash_or_hang_are_distinguished_from_working_ones(tmp_path, monkeypatch):
     code = """
 import os, signal, sys, time
 name = os.environ["MUJOCO_GL"]

@@ -14,10 +14,10 @@ from PIL import Image, ImageSequence
 from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
 from rlflame.rendering import (
     episodes,
-    film,
     gl_backend,
     policy_render,
     process_main,
+    video,
 )
 from rlflame.rendering.job import RenderError
 from rlflame.rollout.process.channel import MessageKind
@@ -30,7 +30,7 @@ def _without_a_screen(monkeypatch):
 
 
 def drawn(job):
-    return film.Film(job).draw()
+    return video.Video(job).draw()
 
 
 def frames(data: bytes) -> list[tuple[Image.Image, int]]:
@@ -130,7 +130,7 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
     # Both sides have the same environment; this test shortens the episodes of the left one.
     ends = []
 
-    def film_five(episode, wanted, cap):
+    def play_five(episode, wanted, cap):
         ends.append((episode, cap))
         length = min(5, cap)
         return episodes.PlayedEpisode(episode, 0.0, length), [
@@ -139,7 +139,7 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
             if step in wanted
         ]
 
-    shots = episodes.render_repeated_episodes(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
+    shots = episodes.render_repeated_episodes(play_five, 7, [0, 4, 8, 12, 16, 20, 23])
     # Six states per episode: frames 0-5 show the first episode, 6-11 the second, and so on.
     expected = [(tick // 6, tick % 6) for tick in (0, 4, 8, 12, 16, 20, 23)]
     assert [(shot.step, shot.episode_return) for shot in shots] == [
@@ -149,7 +149,7 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
     assert len(frames(drawn(asked).data)) == 24
 
 
-def test_both_sides_of_a_film_are_there_under_their_captions():
+def test_both_sides_of_a_video_are_there_under_their_captions():
     drawing = drawn(job(begun(), begun(seed=3), width=200))
     first, _ = frames(drawing.data)[3]
     assert first.size == (drawing.width, drawing.height)
@@ -165,7 +165,7 @@ def test_both_sides_of_a_film_are_there_under_their_captions():
 
 def test_a_caption_and_the_return_each_have_a_line_above_the_picture():
     picture = np.full((30, 200, 3), 99, np.uint8)
-    one, two = film.add_caption(picture, ["A"]), film.add_caption(picture, ["A", "return 1.0"])
+    one, two = video.add_caption(picture, ["A"]), video.add_caption(picture, ["A", "return 1.0"])
     assert two.height - 30 == 2 * (one.height - 30)
     assert (np.asarray(two)[-30:] == picture).all()
     lines = np.asarray(two)[:-30].reshape(2, -1)
@@ -195,7 +195,7 @@ def test_a_strip_spans_the_episode():
 )
 def test_one_number_keeps_the_proportions(asked, size):
     picture = np.zeros((easels.HEIGHT, easels.WIDTH, 3), np.uint8)
-    assert film.resize_image(picture, asked.get("width"), asked.get("height")).size == size
+    assert video.resize_image(picture, asked.get("width"), asked.get("height")).size == size
 
 
 def test_mp4_has_the_frames_and_even_sides():
@@ -216,33 +216,33 @@ def test_mp4_has_the_frames_and_even_sides():
 # Files.
 
 
-def noisy(count: int, size: int = 32) -> list[film.Frame]:
+def noisy(count: int, size: int = 32) -> list[video.Frame]:
     """Images that cannot be compressed."""
     generator = np.random.default_rng(0)
     return [
-        film.Frame(Image.fromarray(generator.integers(0, 256, (size, size, 3), np.uint8)), 0.04)
+        video.Frame(Image.fromarray(generator.integers(0, 256, (size, size, 3), np.uint8)), 0.04)
         for _ in range(count)
     ]
 
 
-def test_a_film_that_is_too_large_loses_colours_and_then_frames():
+def test_a_video_that_is_too_large_loses_colours_and_then_frames():
     given = noisy(30)
-    whole, count = film.encode_gif(given, None)
+    whole, count = video.encode_gif(given, None)
     assert count == 30
-    fewer, count = film.encode_gif(given, int(0.9 * len(whole)))
+    fewer, count = video.encode_gif(given, int(0.9 * len(whole)))
     assert len(fewer) <= 0.9 * len(whole)
     assert (count, len(frames(fewer))) == (30, 30)
-    half, count = film.encode_gif(given, int(0.5 * len(whole)))
+    half, count = video.encode_gif(given, int(0.5 * len(whole)))
     assert len(half) <= 0.5 * len(whole)
     assert count < 30
     assert sum(ms for _, ms in frames(half)) == sum(ms for _, ms in frames(whole)) == 1200
     # The frame rate does not fall below eight per second, even if the file becomes larger.
-    _, count = film.encode_gif(given, 1)
+    _, count = video.encode_gif(given, 1)
     assert count > 8 * 1.2 / 2
 
 
-def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
-    whole, _ = film.encode_gif(noisy(6), None)
+def test_one_palette_for_the_whole_video_and_one_colour_to_spare():
+    whole, _ = video.encode_gif(noisy(6), None)
     image = Image.open(io.BytesIO(whole))
     palettes = set()
     for frame in ImageSequence.Iterator(image):
@@ -252,9 +252,9 @@ def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
 
 
 def test_hundredths_of_a_second_keep_pace():
-    assert film.round_to_centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
-    assert sum(film.round_to_centiseconds([1 / 125 * 5] * 200)) == 800
-    assert film.round_to_centiseconds([0.001, 0.001]) == [2, 2]
+    assert video.round_to_centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
+    assert sum(video.round_to_centiseconds([1 / 125 * 5] * 200)) == 800
+    assert video.round_to_centiseconds([0.001, 0.001]) == [2, 2]
 
 
 # Errors.
@@ -382,7 +382,7 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
     def too_large(*_):
         raise MemoryError
 
-    monkeypatch.setattr(film.Film, "draw", too_large)
+    monkeypatch.setattr(video.Video, "draw", too_large)
     asked = job(begun("CartPole-v1"), kind="gif")
     channel = SimpleNamespace(send=lambda *message: None)
     kind, answer = process_main.run_job(asked.as_dict(), channel)

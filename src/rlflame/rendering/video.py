@@ -1,4 +1,4 @@
-"""Draws a job: chooses and films episodes, joins the images, and encodes GIF, MP4 or PNG."""
+"""Draws a job: chooses and records episodes, joins the images, and encodes GIF, MP4 or PNG."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class _EpisodeImages:
     sides: tuple[list[StepImage], ...]
 
 
-class Film:
-    """The drawing of one job."""
+class Video:
+    """The video, strip of images or window of one job."""
 
     def __init__(self, job: RenderJob) -> None:
         self._job, self._options = job, job.options
@@ -82,28 +82,28 @@ class Film:
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the whole job; `report_progress` receives the numbers of filmed and all episodes."""
+        """Draw the job; `report_progress` receives the number of recorded and of all episodes."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
                 best_episodes.sort(key=lambda episode: -episode.episode_return)
-            reels = []
+            clips = []
             for episode in best_episodes[: self._options.episodes]:
-                reels.append(self._render_episode(episode))
-                report_progress(len(reels), self._options.episodes)
+                clips.append(self._render_episode(episode))
+                report_progress(len(clips), self._options.episodes)
         finally:
             self._player.close()
-        return self._assemble(reels)
+        return self._assemble(clips)
 
     def _render_episode(self, episode: PlayedEpisode) -> _EpisodeImages:
         render_side = self._player.render_episode
         ticks = () if self._kind == "window" else self._choose_ticks(episode.length)
-        film_episode, images = render_side(-1, episode.episode, frozenset(ticks))
+        shown_episode, images = render_side(-1, episode.episode, frozenset(ticks))
         other_sides = [
             episodes.render_repeated_episodes(partial(render_side, side), episode.episode, ticks)
             for side in range(len(self._job.policies) - 1)
         ]
-        return _EpisodeImages(film_episode, ticks, (*other_sides, images))
+        return _EpisodeImages(shown_episode, ticks, (*other_sides, images))
 
     def _choose_ticks(self, length: int) -> tuple[int, ...]:
         """Choose the steps that are drawn, from the reset to the last one."""
@@ -112,20 +112,20 @@ class Film:
             return tuple(int(tick) for tick in np.unique(np.round(spread)))
         return (*range(0, length, self._stride), length)
 
-    def _assemble(self, reels: list[_EpisodeImages]) -> RenderResult:
-        episodes_shown = tuple(reel.episode for reel in reels)
+    def _assemble(self, clips: list[_EpisodeImages]) -> RenderResult:
+        episodes_shown = tuple(clip.episode for clip in clips)
         if self._kind == "window":
             seconds = sum(episode.length for episode in episodes_shown) / self._info.steps_per_s
             return RenderResult(b"", episodes_shown, 0, 0, 0, seconds)
         if self._kind == "png":
             strips = [
-                join_images([self._make_panel(reel, side, at) for at in range(len(reel.ticks))], 0)
-                for reel in reels
-                for side in range(len(reel.sides))
+                join_images([self._make_panel(clip, side, at) for at in range(len(clip.ticks))], 0)
+                for clip in clips
+                for side in range(len(clip.sides))
             ]
-            sheet, count = join_images(strips, 1), sum(len(reel.ticks) for reel in reels)
+            sheet, count = join_images(strips, 1), sum(len(clip.ticks) for clip in clips)
             return RenderResult(encode_png(sheet), episodes_shown, count, *sheet.size, 0.0)
-        frames = [frame for reel in reels for frame in self._make_frames(reel)]
+        frames = [frame for clip in clips for frame in self._make_frames(clip)]
         if self._kind == "gif":
             data, count = encode_gif(frames, self._job.max_bytes)
         else:
@@ -134,17 +134,17 @@ class Film:
         seconds = sum(frame.seconds for frame in frames)
         return RenderResult(data, episodes_shown, count, *frames[0].picture.size, seconds)
 
-    def _make_frames(self, reel: _EpisodeImages) -> Iterator[Frame]:
-        next_ticks = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * self._info.steps_per_s)
-        for at, (start, end) in enumerate(zip(reel.ticks, next_ticks, strict=True)):
-            panels = [self._make_panel(reel, side, at) for side in range(len(reel.sides))]
+    def _make_frames(self, clip: _EpisodeImages) -> Iterator[Frame]:
+        next_ticks = (*clip.ticks[1:], clip.ticks[-1] + _HOLD_S * self._info.steps_per_s)
+        for at, (start, end) in enumerate(zip(clip.ticks, next_ticks, strict=True)):
+            panels = [self._make_panel(clip, side, at) for side in range(len(clip.sides))]
             yield Frame(join_images(panels, 0), (end - start) / self._info.steps_per_s)
 
-    def _make_panel(self, reel: _EpisodeImages, side: int, at: int) -> Image.Image:
+    def _make_panel(self, clip: _EpisodeImages, side: int, at: int) -> Image.Image:
         """Return the image of one side at a tick, below its caption."""
-        image, caption = reel.sides[side][at], self._job.captions[side]
+        image, caption = clip.sides[side][at], self._job.captions[side]
         if self._options.candidates > 1:
-            caption += f", episode {reel.episode.episode}"
+            caption += f", episode {clip.episode.episode}"
         return add_caption(image.picture, (caption, f"return {image.episode_return:,.1f}"))
 
 
@@ -242,7 +242,7 @@ def round_to_centiseconds(seconds: Sequence[float]) -> list[int]:
 
 
 def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
-    """Choose the colours of a whole film from a sample of the pixels of every frame."""
+    """Choose the colours of a whole video from a sample of the pixels of every frame."""
     width, height = pictures[0].size
     scale = min(1.0, (_SAMPLED_PIXELS / (len(pictures) * width * height)) ** 0.5)
     size = (max(1, int(width * scale)), max(1, int(height * scale)))
@@ -259,7 +259,7 @@ def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
     width, height = frames[0].picture.size
     size = (width + width % 2, height + height % 2)
     with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:
-        path = Path(folder) / "film.mp4"
+        path = Path(folder) / "video.mp4"
         writer = imageio_ffmpeg.write_frames(
             str(path), size, fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
         )
