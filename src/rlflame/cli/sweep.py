@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def parse_seeds(
     seeds: str, *, seed: int | None, sets: Sequence[str] = (), plot: bool = False
 ) -> tuple[int, ...]:
-    """The seeds of `--seeds`; refuses what means nothing beside it."""
+    """Parse `--seeds`; raise ConfigError for options that cannot be combined with it."""
     from rlflame.config.validation import parse_set
 
     if seed is not None or plot or any(parse_set(text)[0] == "learning.seed" for text in sets):

@@ -157,7 +157,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer at the checkpoint's position; by default this process learns alone."""
+    """Make a trainer at the checkpoint's position; by default, only this process learns."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(

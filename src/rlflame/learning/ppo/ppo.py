@@ -201,7 +201,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Shift each row to zero mean and scale it to unit deviation; single samples are unchanged."""
+    """Scale each row to zero mean and unit standard deviation; single samples are unchanged."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)
