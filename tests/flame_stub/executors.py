@@ -1,4 +1,4 @@
-"""The life of an executor, one thread each: idle, binding, bound, unbinding, and its end.
+"""The life of an executor, with a thread each: idle, binding, bound, unbinding.
 
 This module uses the state, the installer and the worker process. It does not know the clients.
 """

@@ -1,4 +1,4 @@
-"""A malicious worker or client of the cache: pickles, addresses and keys of other sessions.
+"""A malicious worker or client of the cache: pickles, addresses, foreign keys.
 
 The driver must not unpickle data from the cluster, must not connect to an address that a worker
 names, and must not read or delete objects of another session.
@@ -217,7 +217,7 @@ def test_bytes_come_back_from_the_cache_as_they_were(bench: Bench, content: byte
 
 
 def test_damaged_objects_are_refused(bench: Bench) -> None:
-    """Each byte is damaged in turn. The reader returns only damage that Arrow cannot detect."""
+    """Damage each byte in turn. The reader returns only what Arrow cannot detect."""
     from flamepy.core.cache import _serialize_object_data
 
     flames.settle(bench.stub.environment())
