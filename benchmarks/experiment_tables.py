@@ -147,7 +147,7 @@ def compute_tail(curve: Curve) -> float:
 
 
 def format_result(returns: Sequence[float]) -> str:
-    """The mean over seeds, and the worst seed in parentheses."""
+    """Format the mean over seeds, with the worst seed in parentheses."""
     worst = f" ({format_return(min(returns))})" if len(returns) > 1 else ""
     return format_return(mean(returns)) + worst
 

@@ -353,7 +353,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def configs() -> Iterator[Attempt]:
-    """Yield `train --config` with TOML that is deep, large or of the wrong type."""
+    """Yield attempts to run `train --config` with deeply nested, large or ill-typed TOML."""
     giant = "0x" + "f" * 5000
     texts = {
         "hexadecimal seed": f"[learning]\nseed = {giant}\n",

@@ -132,7 +132,7 @@ def make_findings() -> str:
         f"{max(ratios):.1f} times the mean return of stable-baselines3.",
         f"- **Training time:** rlflame's PPO needs {round(min(steps), -3):,} to "
         f"{round(max(steps), -3):,} steps to reach the best mean return of stable-baselines3, and "
-        f"is {min(sooner):.0f} to {max(sooner):.0f} times faster.",
+        f"reaches it {min(sooner):.0f} to {max(sooner):.0f} times faster.",
         f"- **SAC:** on {format_list(clear)}, every seed of rlflame ends with a higher return than "
         "every seed of stable-baselines3.",
         f"- **Published results:** in {len(higher)} of {total} comparisons, the best published "
@@ -172,7 +172,7 @@ def make_readme_table() -> str:
 
 
 def make_group_table(name: str) -> str:
-    """One row for each study: returns, minutes, and the returns of other libraries."""
+    """Make a table with one row per study: returns, minutes, and returns of other libraries."""
     group = GROUPS[name]
     head = [
         "environment, steps",

@@ -310,7 +310,9 @@ def make_card_table() -> str:
         times = [float(row[name]) for name in ("one_thread_ms", "threads_ms", "card_ms")]
         size = f"{row['width']}, {int(row['minibatch']):,}"
         rows.append((size, *(f"{time:.1f}" for time in times)))
-    return format_table(("width, minibatch", "one thread", f"{threads} threads", "GPU"), rows)
+    return format_table(
+        ("hidden units, minibatch size", "one thread", f"{threads} threads", "GPU"), rows
+    )
 
 
 def read_json(name: str) -> dict[str, Any]:

@@ -338,3 +338,10 @@ def test_an_environment_that_has_changed_is_named():
     other = replace(source, env=replace(source.env, observation_size=5))
     with pytest.raises(CheckpointError, match="observation_size 4 here, but 5 in the checkpoint"):
         api.evaluate(other, EvaluationPlan(1), INLINE)
+
+
+def test_seeds_are_refused_with_several_learners(tmp_path):
+    config = tiny("runtime.learners=2", f"runtime.out={tmp_path / 'x'}")
+    with pytest.raises(ConfigError):
+        api.train_seeds(config, (0, 1))
+    assert not (tmp_path / "x").exists()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -594,9 +595,13 @@ NAMED_IN = {
     "sac": {"learning.sac.*", "learning.factory", "config.algorithms"},
     "flame": {"fleet.flame.*", "fleet.factory", "config.runtime"},
 }
-#: Modules that still compare such a name elsewhere.
+#: Modules that name them elsewhere.
 NAME_EXCEPTIONS = {
-    "cli.bench": "the fleets to compare",
+    "bench.case": "the hint names the algorithm that collects episodes",
+    "cli.bench": "the fleets to compare, and the settings of a large update",
+    "cli.options": "the help shows a setting",
+    "config.validation": "the hint shows a setting",
+    "learning.normalization": "the hint names the setting of one algorithm",
 }
 
 
@@ -610,12 +615,19 @@ def docstrings(tree: ast.Module) -> set[ast.AST]:
     }
 
 
+def is_named(name: str, text: str) -> bool:
+    """Whether a string is a name, or names an option's value or a setting to type."""
+    return text == name or bool(
+        re.search(rf"--(algo|fleet) {name}\b|(?<![.\w]){name}\.[a-z]", text)
+    )
+
+
 def named_in_code(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Find the algorithms and fleets that code names as strings or recipe sections."""
     texts = docstrings(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node not in texts and node.value in NAMED_IN:
-            yield str(node.value), node.lineno
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
+            yield from ((name, node.lineno) for name in NAMED_IN if is_named(name, node.value))
         elif isinstance(node, ast.Attribute) and node.attr in NAMED_IN.keys() - {"flame"}:
             yield node.attr, node.lineno
 
@@ -651,6 +663,7 @@ def test_no_other_code_names_an_algorithm_or_a_fleet() -> None:
         ("if learning.reinforce is not None: pass", ["reinforce"]),
         ('def f():\n    "flame"', []),
         ('help = "ppo, reinforce or sac"', []),
+        ('hint = "use --algo ppo, or set sac.tau=1"', ["ppo", "sac"]),
     ],
 )
 def test_the_search_for_names_sees_code_and_no_texts(code: str, names: list[str]) -> None:
@@ -690,9 +703,25 @@ def list_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.ar
     return [*positional, *arguments.kwonlyargs]
 
 
+@cache
+def list_commands() -> set[tuple[str, str]]:
+    """The modules and names of the functions that Typer runs as commands."""
+    from rlflame.cli.app import app
+
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    callbacks = [
+        inspect.unwrap(command.callback)
+        for group in groups
+        if group is not None
+        for command in group.registered_commands
+        if command.callback is not None
+    ]
+    return {(call.__module__.removeprefix("rlflame."), call.__name__) for call in callbacks}
+
+
 def is_command(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is a Typer command, with a parameter for each option."""
-    return module.startswith("cli.") and not node.name.startswith("_")
+    """Whether a function is a Typer command, which may have a parameter for each option."""
+    return (module, node.name) in list_commands()
 
 
 def test_modules_and_functions_are_short() -> None:
@@ -721,12 +750,20 @@ def test_functions_have_few_parameters() -> None:
     ] == []
 
 
+def list_kept_calls(owner: ast.ClassDef) -> Iterator[ast.Call]:
+    """The calls whose result an instance keeps as an attribute."""
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(ast.unparse(target).startswith("self.") for target in targets):
+                yield from (call for call in ast.walk(node.value) if isinstance(call, ast.Call))
+
+
 def passed_methods(owner: ast.ClassDef, names: set[str]) -> Iterator[str]:
-    """The methods of a class that its constructor passes to other constructors."""
+    """The methods of a class that it passes to the constructors of its attributes."""
     methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef)}
-    (start,) = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
-    for call in ast.walk(start):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names:
+    for call in list_kept_calls(owner):
+        if isinstance(call.func, ast.Name) and call.func.id in names:
             for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
                 for node in [value.body] if isinstance(value, ast.Lambda) else [value]:
                     inner = node.func if isinstance(node, ast.Call) else node
@@ -736,8 +773,9 @@ def passed_methods(owner: ast.ClassDef, names: set[str]) -> Iterator[str]:
                         yield inner.attr
 
 
-#: Constructors that may pass a method, and the reason.
+#: Classes that may pass a method to an attribute, and the reason.
 CALLBACKS = {
+    "SignalStop": "a signal handler is a function",
     "BenchSession": "a fleet's observer is a function",
 }
 
@@ -750,12 +788,7 @@ def test_constructors_take_no_callbacks_into_their_creator() -> None:
         if isinstance(node, ast.ClassDef)
     ]
     names = {node.name for node in classes}
-    found = {
-        node.name
-        for node in classes
-        if any(isinstance(n, ast.FunctionDef) and n.name == "__init__" for n in node.body)
-        and any(passed_methods(node, names))
-    }
+    found = {node.name for node in classes if any(passed_methods(node, names))}
     assert found == CALLBACKS.keys()
 
 
@@ -766,12 +799,16 @@ class A:
         self.b = B(self.f, 1)
         self.c = B(lambda: self.g())
         self.d = other(self.f)
+    def __enter__(self):
+        self.e = B(self.f)
+    def submit(self):
+        return B(self.f)
     def f(self): ...
     def g(self): ...
 """
     (owner,) = ast.parse(code).body
     assert isinstance(owner, ast.ClassDef)
-    assert [*passed_methods(owner, {"B"})] == ["f", "g"]
+    assert [*passed_methods(owner, {"B"})] == ["f", "g", "f"]
 
 
 #: Folders of tests without a package in the source, and tests of the whole project.

@@ -22,7 +22,7 @@ SMALL = [
 
 
 def call(*words: str | Path, cwd: Path) -> str:
-    """Run a command that cannot import the tests or the clone."""
+    """Run a command that cannot import the tests or the source checkout."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     result = subprocess.run(
         list(map(str, words)),

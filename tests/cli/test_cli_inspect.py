@@ -53,7 +53,7 @@ def test_resume_of_a_finished_run_says_so_and_changes_nothing(folder):
     assert spoken.lines[0] == "This run was finished already, at step 256"
     assert f"rlflame resume {folder}/short --steps 512" in spoken.out
     assert before == {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
-    # Scripts may repeat a command, so the number of steps that the run already has is no error.
+    # Scripts may repeat a command, so the number of steps that the run already has is not an error.
     assert rlflame("resume", folder / "short", "--steps", "256").lines == spoken.lines
 
 

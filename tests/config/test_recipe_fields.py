@@ -153,7 +153,7 @@ EXEMPT = {
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The paths of all settings, including those of optional sections."""
+    """Return the dotted names of all settings, including those of optional sections."""
     found = []
     for name, field in model.model_fields.items():
         options = [o for o in get_args(field.annotation) or (field.annotation,) if o != NoneType]

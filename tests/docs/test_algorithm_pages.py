@@ -36,7 +36,13 @@ def list_names(section: str) -> set[str]:
 @pytest.mark.parametrize("algorithm", RUNS)
 def test_a_page_has_its_parts(algorithm: str) -> None:
     page = f"algorithms/{algorithm}.md"
-    for title in ("Overview", "Metrics", "Details that matter", "Where others differ", "Results"):
+    for title in (
+        "Overview",
+        "Metrics",
+        "Details that matter",
+        "Differences from other libraries",
+        "Results",
+    ):
         assert read_section(page, title).strip()
     assert re.search(r"^    \S.* = |^    \S+ +\S.*\(", read_section(page, "Overview"), re.MULTILINE)
 

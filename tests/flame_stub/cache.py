@@ -85,7 +85,7 @@ class Store:
             return self._objects[key].rows(known)
 
     def delete(self, prefix: str) -> None:
-        """Delete `APP/SESSION/ID`, `APP/SESSION` or `APP/*`, even without a match."""
+        """Delete `APP/SESSION/ID`, `APP/SESSION` or `APP/*`. Nothing has to match."""
         start = prefix.removesuffix("*") if prefix.endswith("/*") else f"{prefix}/"
         with self._lock:
             for key in [k for k in self._objects if k == prefix or k.startswith(start)]:

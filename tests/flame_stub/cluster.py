@@ -58,11 +58,12 @@ class ExecutorView:
 
 
 class FlameStub:
-    """`with FlameStub(executors=2) as stub`: a cluster of one-processor executors.
+    """A fake Flame cluster of one-processor executors on loopback: `with FlameStub(2) as stub`.
 
     `executors` is the number of processors, divided among `nodes` nodes (`node-1`, `node-2`, ...)
-    with 4 GiB per processor. `worker_path` contains what a prepared executor image would have
-    installed. `hidden` names modules that workers must not find although this interpreter has them.
+    with 4 GiB per processor. `worker_path` lists the folders with the packages of a prepared
+    executor image. `hidden` names modules that workers must not find although this interpreter has
+    them.
     `delay_release_s` belongs to the template application `flmrun`.
     """
 

@@ -1,6 +1,6 @@
-"""Faults on demand, with a switch for each, which can change at any time.
+"""Switches for the stub's faults, one for each fault. They can change while the stub runs.
 
-This module does not know how a fault is caused. The code that causes it reads the switch.
+The code that causes a fault reads its switch here.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class State:
             return found
 
     def take_task(self, executor: Executor) -> Task | None:
-        """The lowest pending task of the executor's session, which becomes Running on it."""
+        """Mark the session's lowest pending task as Running on the executor; return the task."""
         with self.lock:
             session = executor.session
             if session.state != pb.Open or not session.pending:

@@ -1,6 +1,6 @@
-"""The fleet `auto`: two fleets in turn, then the faster one, with fake clocks.
+"""Tests of the fleet `auto`, which tries two fleets in turn and then keeps the faster one.
 
-test_base_contract checks its fragments.
+Clocks are fake. test_base_contract checks the fragments of this fleet.
 """
 
 from __future__ import annotations

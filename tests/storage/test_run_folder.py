@@ -1,4 +1,4 @@
-"""A run on disk: locks, contents at each moment, and resuming."""
+"""Tests of a run on disk: locks, contents at any moment, and resuming."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def bench(
 ) -> None:
     """Benchmark rollouts, scaling, replay and learners.
 
-    The warm-up is not timed. An interrupted benchmark keeps its results.
+    The warm-up is not timed. If a benchmark is interrupted, its results so far are kept.
     """
     limit_threads(1)  # before numpy is imported
     name = context.invoked_subcommand
@@ -97,7 +97,7 @@ def scaling(
     preset: Preset = None,
     episodes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Episodes per iteration. [default: 5 s of work]"),
+        typer.Option(metavar="N", min=1, help="Episodes per iteration. [default: enough for 5 s]"),
     ] = None,
     iterations: Iterations = None,
     repeat: Repeat = 5,
@@ -133,14 +133,14 @@ def rollouts(
     workers: Counts = None,
     fleet: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Fleet: local, flame or inline (independent processes)."),
+        typer.Option(metavar="NAME", help="Fleet: local, flame or inline (a process per worker)."),
     ] = "local",
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Seconds per measurement.")
     ] = 2.0,
     repeat: Repeat = 3,
     limit: Annotated[
-        bool, typer.Option("--limit/--no-limit", help="Also step without a policy (not on Flame).")
+        bool, typer.Option("--limit/--no-limit", help="Also measure without policy (not on Flame).")
     ] = True,
     algo: Algo = None,
     preset: Preset = None,

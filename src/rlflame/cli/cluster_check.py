@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def cluster_check(
     clean: Annotated[
         bool,
-        typer.Option("--clean", help="Remove leftovers of dead runs. Live runs are not affected."),
+        typer.Option("--clean", help="Remove leftovers from dead runs. Live runs are kept."),
     ] = False,
     workers: Annotated[
         int | None,

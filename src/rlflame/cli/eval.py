@@ -29,7 +29,7 @@ Episodes = Annotated[
     int | None, typer.Option(metavar="N", help="Number of episodes. [default: 100]", min=1)
 ]
 Stochastic = Annotated[
-    bool, typer.Option("--stochastic", help="Sample actions instead of using the most likely one.")
+    bool, typer.Option("--stochastic", help="Sample actions instead of using the most likely ones.")
 ]
 Seed = Annotated[
     int | None, typer.Option(metavar="N", help="Seed for the episodes. [default: 0]", min=0)
@@ -45,7 +45,7 @@ ExpectRecorded = Annotated[
     bool,
     typer.Option(
         "--expect-recorded",
-        help="Repeat the recorded evaluation. Exit with code 1 if the returns differ.",
+        help="Repeat the evaluation recorded in CKPT. Exit with code 1 if the returns differ.",
     ),
 ]
 

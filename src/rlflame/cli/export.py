@@ -19,13 +19,13 @@ Out = Annotated[
     ),
 ]
 Onnx = Annotated[
-    bool, typer.Option("--onnx", help="Write an ONNX model with normaliser and action bounds.")
+    bool, typer.Option("--onnx", help="Write ONNX with the normaliser and the action bounds.")
 ]
 Check = Annotated[
     bool,
     typer.Option(
         "--check",
-        help="Compare the model with the policy on 1,000 observations. Exit with code 1 if an "
+        help="Compare the ONNX model with the policy on 1,000 observations. Exit with code 1 if an "
         "action differs by more than 1e-5.",
     ),
 ]

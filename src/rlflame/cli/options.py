@@ -38,7 +38,7 @@ FreshReplay = Annotated[
     ),
 ]
 Seeds = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Train several seeds as a sweep: 0-9 or 0,3,7.")
+    str | None, typer.Option(metavar="LIST", help="Train several seeds: 0-9 or 0,3,7, for example.")
 ]
 InitFrom = Annotated[
     Path | None, typer.Option(help="Start training from the policy in this file.", metavar="CKPT")
@@ -50,7 +50,7 @@ DryRun = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="Maximum number of workers or Flame executors. [default: all that fit]"
+        metavar="N", help="Maximum number of workers or Flame executors. [default: as many as fit]"
     ),
 ]
 Fleet = Annotated[
@@ -75,7 +75,7 @@ AllowModules = Annotated[
     typer.Option(
         "--allow-module",
         metavar="MODULE",
-        help="Allow the import of this Python module. Importing a module runs its code. "
+        help="Allow rlflame to import this Python module. Importing a module runs its code. "
         "Repeatable.",
     ),
 ]
@@ -139,7 +139,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "iterations": typer.Option(metavar="N", help="Stop after N iterations (REINFORCE)."),
         "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
         "until_return": typer.Option(
-            metavar="X", help="Stop if an evaluation's 95% confidence interval is above X."
+            metavar="X", help="Stop when an evaluation's 95% confidence interval is above X."
         ),
     },
     "Execution": {
@@ -164,7 +164,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         ),
         "dry_run": DryRun,
         "json_lines": typer.Option("--json", help="Print progress as JSON, one object per line."),
-        "quiet": typer.Option("--quiet", "-q", help="Print only the run folder after training."),
+        "quiet": typer.Option("--quiet", "-q", help="Print only the run folder, at the end."),
         "plain": typer.Option("--plain", help="Print progress as plain lines, even on a terminal."),
         "debug": Debug,
     },

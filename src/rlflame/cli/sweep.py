@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlflame.config.flags import read_rank
 from rlflame.errors import ConfigError, Interruption, RlflameError, format_command, mark_documented
 from rlflame.storage import sweep_folder
 from rlflame.terminal_text import format_count
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def parse_seeds(
     seeds: str, *, seed: int | None, sets: Sequence[str] = (), plot: bool = False
 ) -> tuple[int, ...]:
-    """The seeds of `--seeds`; refuses what means nothing beside it."""
+    """Parse `--seeds`; raise ConfigError for options that cannot be combined with it."""
     from rlflame.config.validation import parse_set
 
     if seed is not None or plot or any(parse_set(text)[0] == "learning.seed" for text in sets):
@@ -30,15 +29,6 @@ def parse_seeds(
             f"--seeds {seeds} excludes --seed, --set learning.seed and --plot.", "leave them out"
         )
     return sweep_folder.parse_seeds(seeds)
-
-
-def check_learners(learners: int | str) -> None:
-    """Refuse several learners: seeds already run side by side on all cores."""
-    if learners not in (1, "auto") or read_rank() is not None:
-        raise ConfigError(
-            "--seeds trains several seeds at once, each with one learner.",
-            "leave out --learners and torchrun; or --seed N for one run",
-        )
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
@@ -53,7 +43,6 @@ def resume(
 ) -> None:
     from rlflame.experiment.sweep import sweep_run
 
-    check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",

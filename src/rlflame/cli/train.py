@@ -59,8 +59,6 @@ def train(
         flags = replace(flags, seed=seed_list[0])
     flags = replace(flags, device=_choose_device(flags.device))
     config, preset = resolve(flags, _has_continuous_actions)
-    if seed_list:
-        sweep.check_learners(config.runtime.learners)
     limit_threads(config.learning.threads)
     if dry_run:
         _print_dry_run(config, preset, init_from, seed_list, as_json=flags.json_lines)
@@ -188,10 +186,12 @@ def _print_dry_run(
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
     from rlflame.console.recipe_summary import RecipeSummary
-    from rlflame.experiment.preflight import run_preflight
+    from rlflame.experiment.preflight import check_sweep, run_preflight
     from rlflame.rollout.envs.vector_env import describe_stepping
     from rlflame.storage.sweep_folder import format_seeds
 
+    if seeds:
+        check_sweep(config.runtime)
     preflight = run_preflight(
         config.recipe, config.runtime, init_from=init_from, dry_run=True, show_note=print_note
     )

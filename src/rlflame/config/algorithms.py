@@ -57,7 +57,7 @@ class PpoSettings(AlgorithmSection):
         "linearly. If unset, the discount factor is constant.",
     )
     discount_moves_from: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Fraction of the schedule before the discount changes."
+        0.0, ge=0.0, lt=1.0, description="Fraction of the schedule with the initial discount."
     )
     gae_lambda: Fraction = Field(0.95, description="Lambda of generalised advantage estimation.")
     clip_range: float = Field(
@@ -112,7 +112,7 @@ class ReinforceSettings(AlgorithmSection):
     )
     continue_truncated: bool = Field(
         False,
-        description="Continue the reward-to-go of truncated episodes with the mean of the batch. "
+        description="Continue truncated episodes with the mean reward-to-go of the batch. "
         "Requires a discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
@@ -141,7 +141,7 @@ class SacSettings(AlgorithmSection):
         1_000_000, le=1_000_000_000, description="Capacity of the replay buffer in transitions."
     )
     learning_starts: int = Field(
-        10_000, ge=0, le=1_000_000_000, description="Steps with random actions before any update."
+        10_000, ge=0, le=1_000_000_000, description="Random steps before the first update."
     )
     updates_per_step: float = Field(
         1.0, gt=0.0, le=1000.0, description="Gradient updates per environment step."
@@ -151,7 +151,7 @@ class SacSettings(AlgorithmSection):
         0.005, gt=0.0, le=1.0, description="Rate at which the target critics follow the critics."
     )
     target_update_interval: Positive = Field(
-        1, le=1_000_000, description="Number of updates between updates of the target critics."
+        1, le=1_000_000, description="Number of gradient updates per update of the target critics."
     )
     policy_delay: Positive = Field(
         1,
@@ -169,8 +169,8 @@ class SacSettings(AlgorithmSection):
     )
     critic_norm: CriticNorm = Field(
         "none",
-        description="Normalisation in the critics. batch normalises current and next observations "
-        "together, and uses no target critics.",
+        description="Normalisation in the critics. With batch, current and next observations are "
+        "normalised together, and there are no target critics.",
     )
     quantiles: Positive = Field(
         1, le=100, description="Quantiles per critic. With 1, critics estimate the expected return."

@@ -66,10 +66,10 @@ class RolloutSettings(SettingsModel):
     )
     envs_per_slot: Positive = Field(8, le=4096, description="Number of environments per slot.")
     steps: Positive = Field(
-        32, le=10_000_000, description="Steps per environment, or the maximum length of an episode."
+        32, le=10_000_000, description="Steps per environment; for episodes, the maximum length."
     )
     staleness: Literal[0, 1] = Field(
-        0, description="0 collects the next batch after an update. 1 collects it during the update."
+        0, description="0: collect the next batch after an update. 1: collect it during the update."
     )
 
     @property
@@ -136,7 +136,7 @@ class _CommonLearningSettings(SettingsModel):
         None, description="Step at which schedules end. If unset, the initial stop_at_steps."
     )
     horizon_iterations: Positive | None = Field(
-        None, description="Iteration where schedules end. If unset, the initial stop_at_iterations."
+        None, description="Final iteration of schedules. If unset, the initial stop_at_iterations."
     )
     provider: Literal["numpy", "torch"] = Field(
         "numpy", description="Library for gradients: numpy (hand-derived) or torch (autograd)."
@@ -152,8 +152,8 @@ class _CommonLearningSettings(SettingsModel):
     )
     policy_average: Positive | None = Field(
         None,
-        description="Evaluate and save an average of the policies of about this many iterations, "
-        "at most the last twentieth. Training uses the newest policy. If unset, no average.",
+        description="Evaluate and save an average of the policies from about this many iterations, "
+        "at most the last 5% of all. Training uses the newest policy. If unset, no average.",
     )
     init_policy: str | None = Field(
         None, pattern=r"^[0-9a-f]{32}$", description="Hash of the policy that --init-from copied."
@@ -243,7 +243,7 @@ class EvaluationSettings(SettingsModel):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed for the evaluation episodes.")
     max_episode_steps: Positive = Field(10_000, description="Maximum steps per evaluation episode.")
     until_return: float | None = Field(
-        None, description="Stop if an evaluation's 95% confidence interval is above this return."
+        None, description="Stop when an evaluation's 95% confidence interval is above this value."
     )
 
 

@@ -66,7 +66,7 @@ class FlameSettings(SettingsModel):
         description="Seconds until a task is sent to another executor, up to max_retries times.",
     )
     reconnect_s: float = Field(
-        120.0, ge=0.0, description="Maximum outage of the session manager or cache, in seconds."
+        120.0, ge=0.0, description="Longest tolerated outage of Flame's services, in seconds."
     )
     delay_release_s: int = Field(
         120, ge=1, le=86_400, description="Seconds after which an idle executor is released."
@@ -79,8 +79,8 @@ class RuntimeSettings(SettingsModel):
     fleet: Literal["auto", "local", "flame", "inline"] = Field(
         "auto",
         description="Where rollouts run: in local worker processes (local), on a Flame cluster "
-        "(flame) or in the main process (inline). auto is local unless a Flame cluster is "
-        "configured. In that case, training times both and continues with the faster one.",
+        "(flame) or in the main process (inline). auto is local if no Flame cluster is "
+        "configured. Otherwise, training times both and continues with the faster one.",
     )
     workers: Positive | None = Field(
         None,
@@ -97,7 +97,7 @@ class RuntimeSettings(SettingsModel):
         60.0, gt=0.0, description="Seconds to wait for a learner before it counts as hung."
     )
     compare_learners_every: Positive | None = Field(
-        None, description="Updates between comparisons of the learners' states. If unset, none."
+        None, description="Updates between comparisons of learners' states. If unset, no checks."
     )
     env_file: str | None = Field(
         None,
@@ -108,11 +108,11 @@ class RuntimeSettings(SettingsModel):
         None, description="Run folder. If unset, a new folder runs/ENVIRONMENT-ALGORITHM-SEED."
     )
     checkpoint_every_steps: Positive = Field(
-        100_000, description="Steps between checkpoints. The last step always has a checkpoint."
+        100_000, description="Steps between checkpoints. A run also saves one at its last step."
     )
-    keep_checkpoints: Positive = Field(3, description="Number of newest checkpoints to keep.")
+    keep_checkpoints: Positive = Field(3, description="Number of recent checkpoints to keep.")
     video_every_steps: Positive | None = Field(
-        None, description="Steps between short videos of the policy in videos/. If unset, none."
+        None, description="Steps between short videos, in videos/. If unset, no videos."
     )
     step_deadline_s: float = Field(
         60.0, gt=0.0, description="Seconds after which an environment step counts as hung."

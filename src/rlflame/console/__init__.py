@@ -1,1 +1,1 @@
-"""The terminal: what it shows of runs and sweeps, and how commands print."""
+"""Terminal output of runs, sweeps and commands."""

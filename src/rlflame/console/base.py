@@ -34,7 +34,7 @@ class SweepResources:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The facts of a run that is about to start."""
+    """Information about a run that is about to start."""
 
     folder: Path
     summary: RecipeSummary

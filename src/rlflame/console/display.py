@@ -73,7 +73,7 @@ class Display(RunView):
         print_report("\n".join([wrap_text(title), *lines]))
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """Show an event after the progress has changed; `seed` is None for a local run."""
+        """Show an event after the progress has changed; `seed` is None outside a sweep."""
         if note := format_note(event, seed):
             self.show_note(note)
 

@@ -194,7 +194,7 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """The mean return of the newest whole-episode iteration, or recent episodes."""
+        """Mean return of the newest iteration if it has whole episodes, else of recent episodes."""
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

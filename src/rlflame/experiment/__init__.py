@@ -1,1 +1,1 @@
-"""Runs and sweeps: train from a config or a checkpoint to a result."""
+"""Runs and sweeps: training from a config or a checkpoint."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.module_trust import check_modules
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.config.resolve import make_short_name
@@ -98,16 +99,17 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
+    other = f"--algo {DEFAULT_ALGORITHM}"
     if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
         raise ConfigError(
             f"{algorithm if is_squashed else 'gsde'} needs continuous actions, but {env.id} "
             f"has {env.action_size} discrete actions.",
-            "--algo ppo" if is_squashed else "--set network.exploration=independent",
+            other if is_squashed else "--set network.exploration=independent",
         )
     if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
         raise ConfigError(
             f"{algorithm} needs bounded actions, but those of {env.id} have no bounds.",
-            "use --algo ppo, or give the environment's action_space finite bounds",
+            f"use {other}, or give the environment's action_space finite bounds",
         )
     return build_policy_spec(learning, env)
 
@@ -155,7 +157,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer at a checkpoint's position; by default it learns alone."""
+    """Make a trainer at the checkpoint's position; by default, only this process learns."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(

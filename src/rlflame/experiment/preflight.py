@@ -98,6 +98,15 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
         check_available()
 
 
+def check_sweep(runtime: RuntimeSettings) -> None:
+    """Refuse several learners: seeds already run side by side on all cores."""
+    if runtime.learners not in (1, "auto") or read_rank() is not None:
+        raise ConfigError(
+            "--seeds trains several seeds at once, each with one learner.",
+            "leave out --learners and torchrun; or --seed N for one run",
+        )
+
+
 def list_warnings(recipe: Recipe) -> Iterator[str]:
     """Yield warnings that do not prevent the run."""
     from rlflame.rollout.mujoco.known_spaces import find_unverified_version
@@ -106,10 +115,7 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
         yield recipe.budget_warning
     version = find_unverified_version(recipe.learning.environment.id)
     if version is not None:
-        yield (
-            f"Gymnasium {version} steps the environments: rlflame's faster MuJoCo loop is not "
-            "verified for this version."
-        )
+        yield f"Gymnasium {version} steps MuJoCo: rlflame's own loop is not verified for it."
 
 
 def _load_start_policy(

@@ -50,7 +50,7 @@ def load_source(
     if not source.resumable:
         raise CheckpointError(
             f"{target} holds only a policy, without the state that training needs.",
-            f"start a new run from it: {format_command('train', '--init-from', target)}",
+            f"start a new run from it: {format_train_command(source, target)}",
         )
     if fresh_replay:
         source = _copy_with_fresh_replay(source)

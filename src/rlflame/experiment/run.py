@@ -65,7 +65,7 @@ class RunHost:
 
 
 def train_run(config: RunConfig, host: RunHost, preset: str, init_from: Path | None) -> RunResult:
-    """Train a config in a new run folder."""
+    """Train a policy with this config in a new run folder."""
     runtime, recipe = config.runtime, config.recipe.copy_with_horizon()
     recipe, env, start = run_preflight(
         recipe, runtime, init_from=init_from, stop=host.stop, show_note=host.show_warning

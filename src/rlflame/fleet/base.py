@@ -109,7 +109,7 @@ class TrafficMeter:
 
 
 class TrafficCounter:
-    """Measures a fleet's traffic between calls of `take`."""
+    """Measures a fleet's traffic between calls to `take`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -91,7 +91,7 @@ def has_workers(name: object) -> bool:
 
 
 def get_worker_noun(name: object) -> str:
-    """Return the word for a worker of a fleet of this name."""
+    """Return the word for a worker of the named fleet."""
     return _get_kind(name).worker_noun
 
 

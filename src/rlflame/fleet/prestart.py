@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from rlflame.rollout.blas import make_thread_variables
+from rlflame.rollout.machine import count_usable_cores
 from rlflame.rollout.process.worker_process import WorkerProcess
 
 #: More are started once the number of workers is known.
@@ -37,12 +38,10 @@ class PrestartPool:
         return cls(_MAX_PROCESSES if is_first_learner and not is_excluded else 0)
 
     def __init__(self, max_processes: int = _MAX_PROCESSES) -> None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         self._processes: list[WorkerProcess] = []
         # If the machine cannot start them, the fleet reports it.
         with contextlib.suppress(OSError):
-            for _ in range(min(_MAX_PROCESSES, cores - 1, max_processes)):
+            for _ in range(min(_MAX_PROCESSES, count_usable_cores() - 1, max_processes)):
                 self._processes.append(WorkerProcess(environment=make_thread_variables(1)))
 
     def __len__(self) -> int:

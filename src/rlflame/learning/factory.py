@@ -92,7 +92,7 @@ def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
 
 
 def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str]:
-    """Return the facts of this machine that the bits of a run depend on."""
+    """Return the properties of this machine that the bits of a run depend on."""
     facts = read_versions()
     if learning.provider == "torch":
         facts |= _read_torch_facts()

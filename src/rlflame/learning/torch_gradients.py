@@ -40,7 +40,7 @@ def select_device(kind: str, rank: int) -> str:
     if not is_cuda_available():
         raise ConfigError(
             f"This recipe learns on CUDA, and torch {torch.__version__} finds no CUDA device here.",
-            "--device cpu, in a new run: equal bits hold for one kind of device",
+            "--device cpu, in a new run: results are bit-identical on one kind of device only",
         )
     # Otherwise the GPU adds some sums in the order in which they are ready.
     torch.use_deterministic_algorithms(True)

@@ -111,7 +111,7 @@ class ClipRecorder:
         return self._thread is not None
 
     def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for the present clip, or cancel it if there is no time."""
+        """Wait for the current clip; cancel it on `hurry` or after CLOSE_TIMEOUT_S."""
         if self.is_busy() and not hurry():
             self._note("The last video is being rendered; press Ctrl-C to skip it.")
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

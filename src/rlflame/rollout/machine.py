@@ -39,7 +39,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the facts that belong to a number measured here."""
+    """Return the description of this machine that belongs to a measurement."""
     facts = describe_host()
     return {
         **facts,
@@ -50,7 +50,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def read_fingerprint() -> dict[str, str]:
-    """Return what two machines must share so that equal recipes give equal bits."""
+    """Return the properties that two machines must share for bit-identical results."""
     import numpy as np
 
     libc = "-".join(platform.libc_ver())

@@ -136,7 +136,7 @@ class FragmentRecorder:
             setattr(self, name, new)
 
     def add_episode(self, position: EpisodePosition, t: int, observation: Float32) -> None:
-        """Add a row's episode, which ended with step `t` and this observation."""
+        """Add a row's episode, which ended at step `t` with this final observation."""
         row = position.row
         truncated = bool(self.truncated[t, row])
         self.lengths[row] = t + 1

@@ -69,7 +69,7 @@ class RunFolder:
     def check(self) -> None:
         """Raise CheckpointError if the folder at the path was moved, removed or replaced.
 
-        A missing lock file alone is no error here, so that the recorder can save before it stops.
+        A missing lock file alone is not an error, so that the recorder can save before it stops.
         """
         if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd) or self.is_unlocked:
             return
@@ -121,7 +121,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open and lock a folder, and remove a killed process's temporary files."""
+        """Open and lock an existing folder, and remove temporary files from a killed process."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (

@@ -377,7 +377,7 @@ class MachineLog:
 
 
 def _group_workers(fleet: Fleet) -> list[dict[str, Any]]:
-    """Return the facts of the workers; equal ones are merged and counted."""
+    """Return the workers' descriptions; equal ones are merged and counted."""
     groups: dict[str, dict[str, Any]] = {}
     for worker in fleet.probe():
         facts = {name: value for name, value in worker.items() if name not in ("name", "pid")}

@@ -25,12 +25,15 @@ from commands import (
 )
 from halves import assert_same, batches, learner, settings, spec_of
 
+from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import LearningSettings
+from rlflame.config.resolve import resolve
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
 from rlflame.experiment.learners import learner_group
 from rlflame.experiment.learners.learner_group import LearnerGroup, count_useful_learners
 from rlflame.storage import checkpoint
+from rlflame.training.trainer import Progress
 
 
 def running_learners(pid: int) -> list[int]:
@@ -251,18 +254,63 @@ def test_learners_without_a_unit_are_not_started(units, learners, useful):
     assert count_useful_learners(units, learners) == useful
 
 
+@pytest.mark.parametrize(
+    ("sets", "cores", "is_idle", "size"),
+    [
+        ([], 2, True, 2),
+        ([], 8, True, 2),
+        ([], 1.5, True, 1),
+        ([], 8, False, 1),
+        (["runtime.learners=1"], 8, True, 1),
+        (["runtime.learners=2"], 1, False, 2),
+        (["runtime.learners=9"], 1, False, 2),
+        (["ppo.epochs=1"], 8, True, 1),
+        (["rollout.staleness=1"], 8, True, 1),
+        (["threads=2"], 8, True, 1),
+        (["provider=torch"], 8, True, 1),
+        (["gradient_shards=4"], 8, True, 8),
+    ],
+)
+def test_learners_are_started_automatically_where_they_pay(sets, cores, is_idle, size, monkeypatch):
+    monkeypatch.setattr(learner_group.machine, "compute_usable_share", lambda: cores)
+    flags = TrainFlags(env="hopper", steps=100_000, sets=["ppo.epochs=3", *sets])
+    config, _ = resolve(flags, lambda _: True)
+    progress = Progress()
+    recipe = config.recipe
+    chosen = learner_group.choose_size(recipe, config.runtime, progress, has_idle_cores=is_idle)
+    assert chosen == size
+
+
+def test_a_short_rest_of_a_run_is_learned_by_one_process(monkeypatch):
+    monkeypatch.setattr(learner_group.machine, "compute_usable_share", lambda: 2)
+    config, _ = resolve(TrainFlags(env="hopper", steps=100_000), lambda _: True)
+    passes = config.learning.settings.passes
+    for remaining, size in ((300_000 // passes, 2), (300_000 // passes - 1, 1)):
+        progress = Progress(steps=100_000 - remaining)
+        recipe, runtime = config.recipe, config.runtime
+        chosen = learner_group.choose_size(recipe, runtime, progress, has_idle_cores=True)
+        assert chosen == size
+
+
 # Whole runs
 
 
 @pytest.mark.parametrize("algorithm", SHARDED_RUNS)
-def test_runs_with_several_learners_end_in_the_bits_of_one(algorithm, tmp_path):
+def test_runs_with_several_learners_end_in_the_bits_of_one(algorithm, tmp_path, monkeypatch):
+    update = LearnerGroup.update
+
+    def update_together(group, *batch):
+        assert group.wait_for_others(60.0)
+        return update(group, *batch)
+
+    monkeypatch.setattr(LearnerGroup, "update", update_together)
     words = ("train", *SHARDED_RUNS[algorithm], "--quiet")
     assert rlflame(*words, "--out", tmp_path / "1").code == 0
     for learners in (2, 4) if algorithm == "ppo" else (2,):
         out = tmp_path / str(learners)
         shared = ("--learners", str(learners), "--set", "runtime.compare_learners_every=1")
-        spoken = finished(process(*words, *shared, "--out", out), 120.0)
-        assert spoken.code == 0, spoken.err
+        assert rlflame(*words, *shared, "--out", out).code == 0
+        assert json.loads((out / "machines.json").read_text())[-1]["shared_batches"] > 0
         for name in ("metrics.jsonl", "episodes.csv", "latest.safetensors"):
             assert (out / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
 

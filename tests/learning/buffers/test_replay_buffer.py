@@ -22,7 +22,7 @@ few_rows = small_segments(8)
 
 @st.composite
 def lives(draw):
-    """Worlds, capacities, and steps per iteration."""
+    """Draw a world, a buffer capacity, and the steps of each iteration."""
     world = World(
         draw(st.integers(1, 3)),
         draw(st.integers(1, 3)),

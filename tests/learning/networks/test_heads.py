@@ -39,7 +39,7 @@ def gsde(env: EnvSpec = PENDULUM, **changes: Any) -> PolicySpec:
 
 
 def latent(shape: PolicySpec, arrays: PolicyArrays, observations: Any) -> Float64:
-    """The units of the last hidden layer, in plain float64."""
+    """The activations of the last hidden layer, in plain float64."""
     x = observations.astype(np.float64)
     x = np.clip((x - arrays["normaliser.mean"]) * arrays["normaliser.scale"], -10.0, 10.0)
     for layer in range(len(shape.hidden)):

@@ -1,4 +1,4 @@
-"""REINFORCE, compared with a torch example and a bandit, and its errors."""
+"""Tests of REINFORCE: a textbook example in torch, a bandit, and error cases."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
     base_work, own_work = (
         {**side.work, "unit": side.unit, "better": side.better} for side in (baseline, measurement)
     )
-    # A setting that only one side has is no error: `find_doubts` reports it.
+    # A setting that only one side has is not an error: `find_doubts` reports it.
     for name, value in base_work.items():
         if own_work.get(name, value) != value:
             raise ConfigError(

@@ -213,7 +213,7 @@ def _describe_cluster(run: RunData, last: Facts) -> Facts:
 
 
 def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
-    """Return the facts of one run. Times that were not measured are None."""
+    """Return the values of one run. Times that were not measured are None."""
     wall, cpu = run.compute_elapsed_s("wall_s"), None
     seconds = float(wall[1][-1]) if wall else None
     if not any(is_remote(str(entry.get("fleet"))) for entry in run.machines):

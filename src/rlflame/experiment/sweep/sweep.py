@@ -98,7 +98,7 @@ def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
     """Return a seed's status; remove a folder without a first checkpoint.
 
-    A damaged checkpoint is no error here, because the process of the seed reports it.
+    A damaged checkpoint is not an error here, because the process of the seed reports it.
     """
     path = sweep_folder.get_seed_folder(folder, seed)
     if not path.exists():

@@ -21,7 +21,7 @@ from rlflame.console.output import as_json_text
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError, format_command, make_error
 from rlflame.experiment.components import create_folder
-from rlflame.experiment.preflight import run_preflight
+from rlflame.experiment.preflight import check_sweep, run_preflight
 from rlflame.experiment.sweep import sweep as jobs
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
@@ -57,6 +57,7 @@ def train(
 ) -> SweepResult:
     """Train a config with each of the seeds, in a new sweep folder."""
     stop, show = stop or NullStop(), show or NullView()
+    check_sweep(config.runtime)
     recipe = config.recipe.copy_with_horizon()
     recipe, env, _ = run_preflight(
         recipe, config.runtime, init_from=init_from, stop=stop, show_note=show.show_note
@@ -84,6 +85,7 @@ def resume(
 ) -> SweepResult:
     """Finish the unfinished seeds, or train all seeds up to `steps` steps."""
     stop, show = stop or NullStop(), show or NullView()
+    check_sweep(runtime)
     run_folder = jobs.open_sweep_folder(folder)
     try:
         sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)

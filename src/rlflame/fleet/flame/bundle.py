@@ -88,7 +88,7 @@ class Loader:
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
-        """Like `object_cache.make_array`, but without numpy, which that module needs."""
+        """Return the bytes as an Arrow array, without importing `object_cache` and thus numpy."""
         import pyarrow as pa
 
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])

@@ -139,9 +139,7 @@ class FlameFleet(ContextManagerMixin):
             problem = error.message.rstrip(".")
         stop_lease()
         if problem:
-            self._note(
-                f"flame: {problem}; rlflame cluster-check --clean removes the remains of this run"
-            )
+            self._note(f"flame: {problem}; rlflame cluster-check --clean removes its leftovers")
         self._client.close()
 
 

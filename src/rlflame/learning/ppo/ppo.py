@@ -201,7 +201,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Shift and scale each row to zero mean and unit deviation; not single samples."""
+    """Scale each row to zero mean and unit standard deviation; single samples are unchanged."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)

@@ -41,7 +41,7 @@ class ReinforceMinibatch:
 
 
 class NumpyReinforce:
-    """The loss above and its gradient, derived by hand."""
+    """The loss in the module's docstring and its gradient, derived by hand."""
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)

@@ -1,6 +1,6 @@
-"""Imports the user's environment code: a file, or a module of an id.
+"""Imports the user's environment code: a file, or a module that an environment id names.
 
-The file is loaded by its path, so neither its folder nor its name can hide another module; its
+The file is loaded by its path, so neither its folder nor its name can shadow another module. Its
 folder is searched last. An id such as `my_env:Mine-v0` names the module `my_env`, and importing a
 module runs its code. The driver therefore decides which modules may be imported, and lists them in
 the environment's spec.
@@ -65,7 +65,7 @@ class ModuleAccessError(ImportError):
 
 
 def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that making this environment would import by name."""
+    """Return the names of the modules that are imported to make this environment."""
     inner = kwargs.get(_INNER_ID)
     ids = [id, inner] if isinstance(inner, str) else [id]
     return tuple(module for module in (text.rpartition(":")[0] for text in ids) if module)

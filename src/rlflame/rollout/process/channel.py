@@ -33,7 +33,7 @@ class MessageKind(IntEnum):
     POLICY = 1  # {"id", "arrays"}: weights that tasks refer to
     FORGET = 2  # {"id"} of weights
     TASK = 3  # work: a RolloutTask, or another kind of work
-    HELLO = 4  # the child is ready; its facts
+    HELLO = 4  # the child is ready; its description
     BEAT = 5  # the progress of the task
     RESULT = 6  # the answer to a task or an order
     BROKEN = 7  # {"traceback"} of a bug or of an unreadable message
@@ -43,7 +43,7 @@ class MessageKind(IntEnum):
     EVENT = 11  # an event during the work
     FAILURE = 12  # an RlflameError as values
     CANCEL = 13  # {"number"} of cancelled tasks
-    PROBE = 14  # a question for the facts of the other end
+    PROBE = 14  # a question for the state of the other end
 
 
 class ProtocolError(Exception):
