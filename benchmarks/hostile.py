@@ -353,7 +353,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def configs() -> Iterator[Attempt]:
-    """Yield attempts to run `train --config` with deeply nested, large or ill-typed TOML."""
+    """Yield attempts to train with a config of deep, large or ill-typed TOML."""
     giant = "0x" + "f" * 5000
     texts = {
         "hexadecimal seed": f"[learning]\nseed = {giant}\n",

@@ -172,7 +172,7 @@ def make_readme_table() -> str:
 
 
 def make_group_table(name: str) -> str:
-    """Make a table with one row per study: returns, minutes, and returns of other libraries."""
+    """Make a table with one row per study: returns and minutes, also of peers."""
     group = GROUPS[name]
     head = [
         "environment, steps",

@@ -720,7 +720,7 @@ def list_commands() -> set[tuple[str, str]]:
 
 
 def is_command(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is a Typer command, which may have a parameter for each option."""
+    """Whether a function is a Typer command, with a parameter for each option."""
     return (module, node.name) in list_commands()
 
 

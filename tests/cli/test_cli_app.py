@@ -158,7 +158,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
 
 @contextlib.contextmanager
 def on_a_terminal(*words):
-    """Run a command with its own terminal; yield it and a function that closes the terminal."""
+    """Run a command with its own terminal; yield it and a function that closes it."""
     ours, theirs = pty.openpty()
     code = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     code += "from rlflame.__main__ import main; main()"

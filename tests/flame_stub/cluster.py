@@ -58,7 +58,7 @@ class ExecutorView:
 
 
 class FlameStub:
-    """A fake Flame cluster of one-processor executors on loopback: `with FlameStub(2) as stub`.
+    """A fake Flame cluster on loopback: `with FlameStub(2) as stub`.
 
     `executors` is the number of processors, divided among `nodes` nodes (`node-1`, `node-2`, ...)
     with 4 GiB per processor. `worker_path` lists the folders with the packages of a prepared

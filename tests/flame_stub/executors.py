@@ -226,7 +226,7 @@ class Life(threading.Thread):
     # Unbinding
 
     def _leave(self) -> bool:
-        """Leave the session and end the worker. Return False if the worker does not answer."""
+        """Leave the session and end the worker; False if the worker does not answer."""
         answered = True
         if self.worker is not None and self.worker.listening:
             try:

@@ -213,7 +213,7 @@ class State:
             return found
 
     def take_task(self, executor: Executor) -> Task | None:
-        """Mark the session's lowest pending task as Running on the executor; return the task."""
+        """Mark the session's lowest pending task as Running; return the task."""
         with self.lock:
             session = executor.session
             if session.state != pb.Open or not session.pending:

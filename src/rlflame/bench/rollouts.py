@@ -195,7 +195,7 @@ class RolloutsBenchmark(Benchmark):
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
-    """Return the measurements of one number of workers, with its rate as a share of each limit."""
+    """Return the measurements of a number of workers, with its share of each limit."""
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: side.list_values(way) for way in WAYS if way in side.repetitions[0]}
     shares = {

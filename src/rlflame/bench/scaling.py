@@ -171,7 +171,7 @@ def _count_turns(case: Case, cell: Side) -> int:
 
 
 def _compute_task_s(case: Case) -> float:
-    """Return the duration in seconds of a task whose episodes sleep one after another."""
+    """Return the seconds of a task whose episodes sleep one after another."""
     assert case.episode_ms is not None
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 

@@ -328,7 +328,7 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """Return a copy with `episodes` episodes per iteration; envs_per_slot does not increase."""
+    """Return a copy with `episodes` per iteration and at most as many envs_per_slot."""
     if episodes < 1:
         raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
     widest = min(config.learning.rollout.envs_per_slot, episodes)

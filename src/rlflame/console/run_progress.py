@@ -194,7 +194,7 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """Mean return of the newest iteration if it has whole episodes, else of recent episodes."""
+        """Mean return of the newest iteration of whole episodes, or of recent episodes."""
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

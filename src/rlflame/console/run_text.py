@@ -1,4 +1,4 @@
-"""Formats the information about a run or a sweep, for the live view and for lines."""
+"""Formats what the live view and the lines show of a run or a sweep."""
 
 from __future__ import annotations
 

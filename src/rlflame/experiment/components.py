@@ -157,7 +157,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer at the checkpoint's position; by default, only this process learns."""
+    """Make a trainer at a checkpoint's position; by default, it learns alone."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(

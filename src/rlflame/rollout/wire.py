@@ -63,7 +63,7 @@ class WireError(ValueError):
     over="ignore", invalid="ignore"
 )  # values that are not finite raise an error with a message
 def encode(value: Any) -> bytes:
-    """Encode a dataclass from the module `task`, a dict of arrays, or JSON that contains them."""
+    """Encode a dataclass of `task`, a dict of arrays, or JSON that contains them."""
     arrays: list[np.ndarray[Any, Any]] = []
     body = _pack(value, arrays)
     offset = 0

@@ -121,7 +121,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open and lock an existing folder, and remove temporary files from a killed process."""
+        """Open and lock a folder, and remove a killed process's temporary files."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (

@@ -15,7 +15,7 @@ from rlflame.storage import run_reader
 
 @pytest.fixture
 def two_environments(tmp_path, monkeypatch):
-    """Runs of PPO and REINFORCE in one environment, and of PPO in another with larger returns."""
+    """Runs of PPO and REINFORCE in one environment, and of PPO in another one."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs"
     for seed in range(3):

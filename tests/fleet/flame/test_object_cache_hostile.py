@@ -123,7 +123,7 @@ def test_a_pickled_first_answer_is_not_unpickled(bench: Bench, payload: bytes, t
 def test_cluster_check_does_not_unpickle_answers(
     bench: Bench, payload: bytes, trace: Path, honest: int
 ) -> None:
-    """Answers to the greetings (the first and later ones) and to small tasks are all covered."""
+    """Answers to the greetings (first and later ones) and to small tasks."""
     forge, seen = forge_pickle(bench.stub, payload), []
 
     def forge_late(prefix: str, output: bytes) -> bytes:

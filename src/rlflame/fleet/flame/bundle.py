@@ -88,7 +88,7 @@ class Loader:
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
-        """Return the bytes as an Arrow array, without importing `object_cache` and thus numpy."""
+        """Return the bytes as an Arrow array, without importing numpy."""
         import pyarrow as pa
 
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])

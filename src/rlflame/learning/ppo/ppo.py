@@ -201,7 +201,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Scale each row to zero mean and unit standard deviation; single samples are unchanged."""
+    """Scale each row to zero mean and unit deviation, except single samples."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)
