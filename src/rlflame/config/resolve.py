@@ -272,6 +272,8 @@ def _choose_environment_and_algorithm(
     user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
 ) -> tuple[str, str]:
     id = get_nested(user_layer, "learning.environment.id")
+    if id is None and get_nested(user_layer, "runtime.env_file") is not None:
+        raise ConfigError("--env-file needs --env with an id from the file.", "--env MyEnv-v0")
     id = ALIASES["cartpole"].id if id is None else id
     if not isinstance(id, str) or not id:
         raise ConfigError(f"{format_seen_value(id)} is not an environment id.", "--env hopper")
