@@ -105,6 +105,8 @@ def resolve(
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
+    if flags.env_file and not get_nested(user_layer, "learning.environment.id"):
+        raise ConfigError("--env-file needs --env with an id from the file.", "--env MyEnv-v0")
     preset_layer = read_preset(flags.preset) if flags.preset else {}
     environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
     set_nested(user_layer, "learning.environment.id", environment)
@@ -272,8 +274,6 @@ def _choose_environment_and_algorithm(
     user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
 ) -> tuple[str, str]:
     id = get_nested(user_layer, "learning.environment.id")
-    if id is None and get_nested(user_layer, "runtime.env_file") is not None:
-        raise ConfigError("--env-file needs --env with an id from the file.", "--env MyEnv-v0")
     id = ALIASES["cartpole"].id if id is None else id
     if not isinstance(id, str) or not id:
         raise ConfigError(f"{format_seen_value(id)} is not an environment id.", "--env hopper")
