@@ -255,15 +255,14 @@ def test_min_return_is_an_exit_code(folder):
 
 
 @pytest.mark.parametrize("option", ["eval", "--vs"])
-def test_a_run_folder_is_no_policy_but_its_best_one_is_named(folder, option):
+def test_the_best_policy_of_a_run_folder_is_evaluated(folder, option):
     first = () if option == "eval" else (policy(folder / "long"), option)
-    words = (*first, folder / "short")
-    spoken = rlflame("eval", *words, *EVAL)
-    assert spoken.code == 1
-    assert str(folder / "short/best.safetensors") in spoken.err
-    empty = rlflame("eval", folder)
-    assert "Is a directory" in empty.err
-    assert "best.safetensors" not in empty.err
+    by_folder, by_file = (
+        rlflame("eval", *first, path, *EVAL, "--json").json()
+        for path in (folder / "short", folder / "short/best.safetensors")
+    )
+    assert by_folder["returns"] == by_file["returns"]
+    assert rlflame("eval", folder).code == 1
 
 
 @pytest.mark.parametrize(
