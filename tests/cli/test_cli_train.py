@@ -519,6 +519,6 @@ def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):
     words = ("train", *TINY, "--env", "hopper", "--steps", "64", "--set", "evaluation.episodes=1")
     assert "Gymnasium" not in rlflame(*words).err
     monkeypatch.setattr(known_spaces, "is_verified", lambda module: module != "gymnasium.core")
-    note = f"Gymnasium {gymnasium.__version__} steps the environments"
+    note = f"Gymnasium {gymnasium.__version__} steps MuJoCo"
     assert rlflame(*words).err.count(note) == 1
     assert note not in rlflame("train", *TINY, "--steps", "64").err
