@@ -92,7 +92,7 @@ def limit_to_one_thread() -> Iterator[None]:
 
 
 def make_thread_variables(count: int) -> dict[str, str]:
-    """Return the variables that limit the threads of a process without numpy."""
+    """Return variables that limit BLAS threads, if set before numpy's import."""
     return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 

@@ -87,7 +87,7 @@ def count_usable_cores() -> int:
 
 
 def compute_usable_share() -> float:
-    """Return the CPU seconds that this process may use per second, as a fraction."""
+    """Return the CPU seconds that this process may use per second, maybe fractional."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

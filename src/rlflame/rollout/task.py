@@ -206,7 +206,7 @@ class EpisodeStat:
     end: int
 
 
-#: The arrays of a fragment that have one row per step. Every task fills those in STEP_ENDS.
+#: The arrays of a fragment that have one row per step. STEP_ENDS are always collected.
 STEP_ENDS = ("rewards", "terminated", "truncated")
 STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
 

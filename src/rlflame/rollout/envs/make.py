@@ -53,7 +53,7 @@ class _LazyModule(ModuleType):
 
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
-    """Keep glfw, which runs `python -c`, from importing from the current folder."""
+    """Stop glfw's `python -c` from importing modules of the current folder."""
     previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:

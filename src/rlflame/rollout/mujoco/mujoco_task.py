@@ -52,7 +52,7 @@ class MujocoTask:
 
 
 class _Locomotion(MujocoTask):
-    """Rewards forward speed and health, and penalizes large controls."""
+    """Rewards forward speed and health, and penalises large controls."""
 
     _hidden_positions = 1
     #: The fields that settings can add to observations, with the first index that is used.
@@ -317,7 +317,7 @@ def _slice_body(base_env: Any, name: str) -> DataSlice:
 
 
 class _ReachTask(MujocoTask):
-    """Rewards small distances between bodies, and penalizes large actions."""
+    """Rewards small distances between bodies, and penalises large actions."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
