@@ -334,10 +334,10 @@ def test_weights_that_are_no_numbers_are_not_sent(watched: Watched, bad: float) 
     [
         ("print_and_raise", "failed in step: ValueError: the moon is wrong"),
         ("exit", "failed in step: SystemExit: gone fishing"),
-        ("nan", "returned NaN, infinity or"),
-        ("inf", "returned NaN, infinity or"),
+        ("nan", "an observation with NaN, infinity or"),
+        ("inf", "an observation with NaN, infinity or"),
         ("nan_reward", "returned the reward nan"),
-        ("shape", "returned an observation of shape (4,) where its space says (3,)"),
+        ("shape", "returned an observation of shape (4,), but its space has the shape (3,)"),
     ],
 )
 def test_a_failure_of_an_environment_keeps_its_own_message(

@@ -166,7 +166,7 @@ def test_the_loser_is_closed_while_the_winner_goes_on():
         assert eventually(lambda: both.home.closed)
         assert not both.away.closed
         (note,) = both.notes
-        assert "local with 1 ran 64 steps/s and flame with 1 ran 640" in note
+        assert "local (capacity 1) ran 64 steps/s and flame (capacity 1) ran 640" in note
         assert note.endswith("using flame from now on")
     assert both.away.closed
     times = [side.purposes.count("train") for side in (both.home, both.away)]

@@ -385,9 +385,9 @@ def failed(**kwargs: Any) -> RolloutFailure:
     [
         ("raise", "failed in step: ValueError: the moon is wrong"),
         ("exit", "failed in step: SystemExit: gone fishing"),
-        ("nan", "returned NaN, infinity or"),
-        ("inf", "returned NaN, infinity or"),
-        ("huge", "does not fit float32 in its observation"),
+        ("nan", "an observation with NaN, infinity or"),
+        ("inf", "an observation with NaN, infinity or"),
+        ("huge", "a number that does not fit float32"),
         ("nan_reward", "returned the reward nan"),
         ("shape", "returned an observation of shape (4,)"),
     ],

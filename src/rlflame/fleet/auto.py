@@ -1,9 +1,9 @@
 """A fleet that alternates between two fleets, then keeps the faster one.
 
-Whole training iterations are timed, from the submission to the last fragment: this is how long a
-run waits. Fragments, and so the run, do not depend on the fleet that computes them. The first
-iterations after a change of sides are not timed, because workers have to start and to restore the
-environments. The slower fleet is closed as soon as nothing runs there any more.
+An iteration is timed from the submission of its tasks to the last fragment, because a run waits for
+the last fragment. Both fleets return identical fragments, so the choice does not change the run.
+The first iterations after a switch are not timed, because workers have to start and to restore
+their environments. The slower fleet is closed as soon as its last task has ended.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .base import (
 )
 
 FleetSide = Literal["home", "away"]
-#: Steps per second of timed iterations.
+#: The steps per second of each timed iteration.
 Rates = Mapping[FleetSide, list[float]]
-#: The maximum number of iterations until all workers of the away side have started.
+#: The maximum number of untimed iterations on the away side after a switch.
 _MAX_WARMUP_ITERATIONS = 4
-#: A speed ratio that is decisive after one timed iteration on each side.
+#: A speed ratio that decides the choice after one timed iteration on each side.
 _CLEAR_FACTOR = 2.0
-#: Up to this speed ratio, the home side wins.
+#: The away side is chosen only if it is faster by more than this factor.
 _TIE_FACTOR = 1.05
 
 
 def generate_turns(
     is_ready: Callable[[], bool], is_complete: Callable[[], bool], rates: Rates
 ) -> Iterator[tuple[FleetSide, bool]]:
-    """Yield each iteration's side, and whether it is timed into `rates`.
+    """Yield the side of each iteration and whether to time the iteration.
 
-    The home side runs until the away side `is_ready`. After that, the choice takes at most
-    16 iterations. `is_complete`: whether all workers of the away side have answered.
+    The home side runs until `is_ready` says that the away side has started. The choice then takes
+    at most 16 iterations. `is_complete` tells whether all workers of the away side have answered.
     """
     yield "home", False
     while not is_ready():
@@ -66,14 +66,14 @@ def generate_turns(
 
 
 def compute_factor(rates: Rates) -> float:
-    """Return the ratio of away to home median speed; 1 if unknown."""
+    """Return the away side's median speed divided by the home side's; 1 if unknown."""
     if not all(rates.values()):
         return 1.0
     return median(rates["away"]) / median(rates["home"])
 
 
 class AutoFleet(ContextManagerMixin):
-    """Starts with `local` ("home"); changes to a faster `remote` ("away")."""
+    """Starts on the `local` fleet ("home"); changes to `remote` ("away") if faster."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class AutoFleet(ContextManagerMixin):
         self._turns = generate_turns(
             lambda: remote.ready, lambda: len(remote.probe()) >= remote.capacity, self._rates
         )
-        #: The side that runs evaluations and, after the choice, everything.
+        #: The side of the latest training iteration, which also runs evaluations.
         self._side: FleetSide = "home"
         self._has_decided = False
         self._open_counts: Counter[FleetSide] = Counter()
@@ -111,7 +111,7 @@ class AutoFleet(ContextManagerMixin):
 
     @property
     def candidates(self) -> tuple[tuple[str, int], ...]:
-        """Names and capacities of fleets that may be chosen; none after the choice."""
+        """The names and capacities of both fleets; empty after the choice."""
         if self._has_decided:
             return ()
         return tuple((fleet.name, fleet.capacity) for fleet in self._fleets.values())
@@ -164,7 +164,10 @@ class AutoFleet(ContextManagerMixin):
             self._fleets["away"].close()
 
     def _take_turn(self, is_training: bool) -> tuple[FleetSide, bool]:
-        """Return a submission's side and whether it is timed; choose after the last turn."""
+        """Return the side of the next submission and whether to time it.
+
+        After the last turn, choose the faster side.
+        """
         is_timed = decides = False
         with self._lock:
             if is_training and not self._has_decided:
@@ -181,7 +184,7 @@ class AutoFleet(ContextManagerMixin):
         return side, is_timed
 
     def _release_loser(self) -> None:
-        """Close the slower fleet in a thread: clusters close slowly. Needs the lock."""
+        """Close the slower fleet in a thread once it is idle. The caller holds the lock."""
         loser: FleetSide = "home" if self._side == "away" else "away"
         if self._has_decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
@@ -190,13 +193,13 @@ class AutoFleet(ContextManagerMixin):
             self._release_thread.start()
 
     def _close_loser(self, loser: FleetSide) -> None:
-        if loser == "away":  # displays show the number of its workers
+        if loser == "away":  # displays show the number of remote workers
             self._observer(FleetEvent.of_workers(0))
         self._fleets[loser].close()
 
     def _format_choice(self) -> str:
         sides = [
-            f"{fleet.name} with {fleet.capacity} ran {median(self._rates[side]):,.0f} steps/s"
+            f"{fleet.name} (capacity {fleet.capacity}) ran {median(self._rates[side]):,.0f} steps/s"
             for side, fleet in self._fleets.items()
             if self._rates[side]
         ]
@@ -206,7 +209,7 @@ class AutoFleet(ContextManagerMixin):
 
 @dataclass(eq=False)
 class _Lap:
-    """A submission that reports its end once, with all fragments' steps or zero."""
+    """A submission that reports its steps once; zero if it fails or is cancelled."""
 
     submission: Submission
     on_finish: Callable[[int], None] | None

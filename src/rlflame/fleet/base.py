@@ -1,7 +1,7 @@
-"""The interface of a fleet, which runs rollout tasks with identical fragments.
+"""The interface of fleets, which run rollout tasks and return their fragments.
 
-`Fleet.submit` returns a `Submission`; iterating it yields each task's fragment once, in the order
-in which the tasks finish. Policies are stored by content and released after use.
+A `Submission` yields the fragment of each task once, in the order in which the tasks finish. All
+fleets return identical fragments. Policies are identified by their content.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """A change of a task or of the fleet, for displays.
+    """A change in the state of a task or of the fleet, for displays.
 
-    A task is submitted, then running, retried, or speculated (sent to a second worker while the
-    first is slow) any number of times. It ends once: done with its fragment, lost with an error,
-    or cancelled. A retry without a text has the reason of the previous one. The text of a `phase`
-    describes what the fleet does before tasks run, and is empty afterwards. `workers` has the
-    number of workers that have answered, in fleets whose workers come and go. A `note` is a
-    sentence for the user. Observers are called from any thread.
+    A submitted task is running, retried or speculated (sent to a second worker because the first
+    one is slow) any number of times. The task ends once: done (with a fragment), lost (with an
+    error) or cancelled. A retry without a text has the same reason as the previous retry. A `phase`
+    event says why no task runs yet, and an empty text ends the phase. A `workers` event reports how
+    many workers have answered, if workers may join and leave. A `note` is a message for the user.
+    Observers may be called from any thread.
     """
 
     kind: EventKind
@@ -51,11 +51,11 @@ Observer = Callable[[FleetEvent], None]
 
 
 def ignore_event(event: FleetEvent) -> None:
-    """An observer that does nothing."""
+    """Ignore the event. This is the default observer."""
 
 
 class EventCounter:
-    """An observer that counts some events and passes all to another observer."""
+    """Counts events of the given kinds, and passes all events to another observer."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class EventCounter:
         self._observer(event)
 
     def take(self) -> dict[str, int]:
-        """Return the number of events of each kind since the last call."""
+        """Return the number of events of each kind since the previous call."""
         with self._lock:
             counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
         return counts
@@ -87,7 +87,7 @@ class Traffic(NamedTuple):
 
 
 class TrafficMeter:
-    """Counts traffic. Thread-safe."""
+    """Counts the payload bytes of a fleet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class TrafficCounter:
 
 
 class Submission(Protocol):
-    """A group of submitted tasks. Iterating raises the error of a failed task."""
+    """A group of submitted tasks. Iteration raises the error of a failed task."""
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
@@ -133,7 +133,7 @@ class Submission(Protocol):
 
 
 class Fleet(Protocol):
-    """Runs tasks. `close()` may be called twice, and removes all it created."""
+    """Runs tasks. `close()` removes everything that the fleet created."""
 
     @property
     def name(self) -> str: ...
@@ -144,17 +144,17 @@ class Fleet(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the fleet has started or failed, so that tasks do not wait."""
+        """Whether the fleet has started or failed, so that tasks need not wait for it."""
 
     def put(self, policy: PolicyArrays) -> str:
-        """Store weights until they are released once; return a content-derived ID."""
+        """Store weights and return their ID. Each call needs a call to `release`."""
 
     def release(self, policy_id: str) -> None: ...
 
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
 
     def probe(self) -> list[dict[str, Any]]:
-        """Return the workers' descriptions of their machines and packages."""
+        """Return each worker's description of its machine and its packages."""
 
     def read_traffic(self) -> Traffic: ...
 
@@ -179,14 +179,14 @@ class ContextManagerMixin:
 
 
 def make_policy_id(policy: PolicyArrays) -> str:
-    """Return the ID of weights; equal content has the same ID."""
+    """Return an ID of the weights, derived from their content."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
         array = np.ascontiguousarray(policy[name])
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FleetError(
-                f"The policy's {name} contains NaN or infinity, so no worker can act with it.",
-                "rlflame resume continues from the last checkpoint",
+                f"The policy's {name} contains NaN or infinity, so no worker can use the policy.",
+                "rlflame resume continues from the latest checkpoint",
             )
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
         digest.update(array.tobytes())
@@ -196,7 +196,7 @@ def make_policy_id(policy: PolicyArrays) -> str:
 def make_environment_failure(
     task: RolloutTask, failure: RolloutFailure, hint: str = ""
 ) -> EnvironmentFailure:
-    """Return the error that ends the run after a worker reported a failure."""
+    """Return the error that ends a run after an environment has failed."""
     location = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
     detail = failure.traceback.rstrip()
     if failure.output.strip():
@@ -209,7 +209,7 @@ def make_environment_failure(
 
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
-    """Return the fragment if it can answer the task; workers are not trusted."""
+    """Return a worker's answer if it fits the task; raise FleetError if not."""
     if not isinstance(fragment, Fragment) or not _is_answer(task, fragment):
         raise FleetError(
             f"A worker's answer for slot {task.slot} of iteration {task.iteration} is not a "

@@ -29,9 +29,9 @@ class FleetRequest:
     #: The maximum number of tasks at a time; None if unknown.
     tasks: int | None = None
     observer: Observer = ignore_event
-    #: The environment that local workers load before they get tasks.
+    #: The ID of the environment whose code local workers import before they receive tasks.
     environment: str | None = None
-    #: Local workers that have started already.
+    #: Local worker processes that are already running.
     prestart_pool: PrestartPool | None = None
 
 
@@ -44,9 +44,9 @@ def make_fleet(
     *,
     is_training: bool = False,
 ) -> Fleet:
-    """Create a runtime's fleet, with at most one worker per concurrent task.
+    """Create the configured fleet, with at most one worker per concurrent task.
 
-    If `auto` finds a cluster, training times the cluster and this machine and chooses one.
+    If `auto` finds a cluster, a training run times the cluster and this machine and keeps one.
     """
     name = resolve_fleet_kind(runtime)
     request = FleetRequest(runtime, tasks, observer, environment, prestart_pool)
@@ -66,14 +66,14 @@ def make_fleet(
 
 
 def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
-    """Create the fleet inside this process, whose position callers can watch."""
+    """Create the fleet that runs in this process, with a readable position."""
     from rlflame.fleet.inline import InlineFleet  # imports Gymnasium
 
     return InlineFleet(observer)
 
 
 def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
-    """Return the fleet's name; `auto`: a configured remote fleet, or `local`."""
+    """Return the fleet's name; for `auto`, a configured remote fleet or `local`."""
     if runtime.fleet != "auto":
         return runtime.fleet
     names = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())
@@ -81,12 +81,12 @@ def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
 
 
 def is_remote(name: object) -> bool:
-    """Whether a fleet of this name runs its workers on other machines."""
+    """Return whether a fleet of this name runs its workers on other machines."""
     return _get_kind(name).is_remote
 
 
 def has_workers(name: object) -> bool:
-    """Whether a fleet of this name has worker processes."""
+    """Return whether a fleet of this name has worker processes."""
     return _get_kind(name).has_workers
 
 
@@ -96,12 +96,12 @@ def get_worker_noun(name: object) -> str:
 
 
 def _get_kind(name: object) -> FleetKind:
-    """Return the row of FLEETS; an unknown name gets the row of the local fleet."""
+    """Return the fleet's row in FLEETS; an unknown name gets the row of `local`."""
     return FLEETS.get(str(name), FLEETS["local"])
 
 
 def is_local_fallback(runtime: RuntimeSettings) -> bool:
-    """Whether `auto` resolves to this machine."""
+    """Return whether the fleet is `auto` and resolves to this machine."""
     return runtime.fleet == "auto" and resolve_fleet_kind(runtime) == "local"
 
 
@@ -142,11 +142,11 @@ class FleetKind:
     """The constructor and the properties of a kind of fleet."""
 
     make: Callable[[FleetRequest], Fleet]
-    #: Whether its workers are on other machines. `auto` uses it if it is configured.
+    #: Whether the workers are on other machines. `auto` prefers such a fleet if configured.
     is_remote: bool = False
     is_configured: Callable[[], bool] = lambda: True
     worker_noun: str = "worker"
-    #: Whether its workers are other processes; if not, this process steps the environments.
+    #: Whether workers are separate processes; otherwise, this process steps the environments.
     has_workers: bool = True
 
 

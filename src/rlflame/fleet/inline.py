@@ -36,7 +36,7 @@ _TAIL_CHARS = 4000
 
 
 class InlineFleet(ContextManagerMixin):
-    """Runs tasks without parallelism or isolation: the reference for all fleets."""
+    """Runs tasks in this process, without parallelism. The reference for all fleets."""
 
     name = "inline"
     capacity = 1
@@ -57,7 +57,7 @@ class InlineFleet(ContextManagerMixin):
     def put(self, policy: PolicyArrays) -> str:
         name = make_policy_id(policy)
         if name not in self._policies:
-            # A copy: the caller may change its arrays later.
+            # Copy the arrays, because the caller may change them later.
             self._policies[name] = {key: np.array(array) for key, array in policy.items()}
         self._puts[name] += 1
         return name
@@ -107,7 +107,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """A stream that captures this thread's output; others' output passes through."""
+    """A stream that captures the output of its own thread and forwards the rest."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

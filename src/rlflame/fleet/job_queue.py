@@ -1,4 +1,4 @@
-"""Jobs: their assignment to workers, their outcomes, and their fragments.
+"""Assigns jobs to workers, and delivers the outcomes of jobs.
 
 Threads that share a `JobQueue` hold a lock during every call.
 """
@@ -19,22 +19,22 @@ from rlflame.rollout.task_batching import split_fragment
 from .base import EventKind, FleetEvent, Observer
 
 #: `stray`: an answer that says nothing about the environment. `loss`: an attempt without an answer.
-#: `delay`: a loss of an attempt that ran this job alone and took too long.
+#: `delay`: a loss because an attempt with only this job took too long.
 FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
-#: The outcomes of a submission's jobs; None wakes its reader when the submission is cancelled.
+#: The outcomes of a submission's jobs. After a cancellation, None wakes the waiting reader.
 AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
 
 
 @dataclass(eq=False, repr=False)
 class FleetJob:
-    """An encoded task and the failures of its attempts."""
+    """An encoded task, and the number of its failures of each kind."""
 
     task: RolloutTask
     payload: bytes
     policy: bytes
     answers: AnswerQueue
     failures: Counter[FailureKind] = field(default_factory=Counter)
-    #: Whether it was answered or cancelled, so that a later answer is ignored.
+    #: Whether the job was answered or cancelled. Later answers are ignored.
     is_over: bool = False
 
     @property
@@ -43,16 +43,16 @@ class FleetJob:
 
 
 class JobQueue:
-    """Jobs that wait for a worker, and undelivered events of all jobs."""
+    """Holds the jobs that wait for a worker, and undelivered events of all jobs."""
 
     def __init__(self) -> None:
-        #: Undelivered events, each with the outcome of a job that has ended. The observer gets the
-        #: events before the submission gets the outcome.
+        #: Undelivered events, with the outcome of the job if it has ended. The observer receives
+        #: the events before the submission receives the outcome.
         self._news: deque[tuple[list[FleetEvent], FleetJob, Fragment | RlflameError | None]] = (
             deque()
         )
         self._waiting: deque[FleetJob] = deque()
-        #: The worker that last ran a slot, and so holds its environments.
+        #: The worker that last ran each group of slots and holds the environments.
         self._slot_workers: dict[tuple[str, tuple[int, ...]], object] = {}
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class JobQueue:
         self._waiting.extend(jobs)
 
     def take(self, worker: object) -> FleetJob:
-        """Take a worker's best job: its own slot, else a free slot, else the last one."""
+        """Take the best job for a worker: its own slot, a free slot, or the last job."""
         own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
         free_jobs = (job for job in self._waiting if self._find_owner(job) is None)
         job = next(own_jobs, None) or next(free_jobs, None) or self._waiting[-1]
@@ -77,7 +77,7 @@ class JobQueue:
     def take_similar(self, job: FleetJob, limit: int) -> list[FleetJob]:
         """Take at most `limit` jobs from the front with the same policy and purpose.
 
-        A job that has failed before stays alone, so that it cannot affect others.
+        A job that has failed before runs alone, so that it cannot affect other jobs.
         """
         similar: list[FleetJob] = []
         while len(similar) < limit and not job.failures and self._waiting:
@@ -97,12 +97,12 @@ class JobQueue:
             self._add_news(job, "running")
 
     def requeue(self, job: FleetJob, reason: str) -> None:
-        """Requeue a job whose worker was lost; another one returns the same result."""
+        """Put a job back after a lost attempt; the next one returns the same result."""
         self._add_news(job, "retried", reason)
         self._waiting.appendleft(job)
 
     def forget_worker(self, worker: object) -> None:
-        """Forget a worker that has ended, with the environments it held."""
+        """Forget a worker that has ended, and the environments that it held."""
         self._slot_workers = {
             slot: owner for slot, owner in self._slot_workers.items() if owner is not worker
         }
@@ -139,7 +139,7 @@ class JobQueue:
         self._news.append((events, job, outcome))
 
     def deliver_news(self, lock: AbstractContextManager[Any], observer: Observer) -> None:
-        """Deliver events and outcomes without the lock: an observer may call the fleet."""
+        """Deliver events and outcomes without `lock`, as an observer may call the fleet."""
         while True:
             with lock:
                 if not self._news:
@@ -154,9 +154,9 @@ class JobQueue:
 
 
 class JobSubmission:
-    """A group of submitted tasks: yields each slot's fragment once, when finished.
+    """A group of submitted tasks that yields the fragment of each slot once.
 
-    `on_finish` is called once.
+    `on_finish` is called once, when all jobs have ended or the submission is cancelled.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""A fleet of child processes on this machine, one BLAS thread each.
+"""A fleet of child processes on this machine, each with one BLAS thread.
 
-A thread keeps the workers busy. A caller that submits tasks sends them to idle workers itself:
-waking the thread, which must then wait for the interpreter lock, takes longer than sending them.
+A dispatcher thread receives results and sends further tasks. A caller that submits tasks sends them
+to idle workers itself, because the thread would first have to wake up and wait for the GIL.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .retry_policy import decode_result, make_broken_worker_error
 from .worker_pool import START_DEADLINE_S, WorkerHandle, WorkerPool
 
 _TICK_S = 0.2
-#: The wait for a thread that may or may not have started when Ctrl-C came.
+#: How long to wait for a thread whose start was interrupted by Ctrl-C.
 _INTERRUPT_WAIT_S = 2.0
 
 
 class LocalFleet(ContextManagerMixin):
     """Runs tasks in `workers` child processes, from construction to `close()`.
 
-    The workers load what the `environment` needs before they get tasks. Some of them may be
-    `processes` that already run. All public methods are thread-safe.
+    Workers import the code of `environment` before they receive tasks. `processes` already run and
+    become the first workers. All public methods are thread-safe.
     """
 
     name = "local"
@@ -98,7 +98,7 @@ class LocalFleet(ContextManagerMixin):
         except RuntimeError:  # the thread did not start
             raise
         except BaseException:
-            # Ctrl-C may have come while the thread started. End it before its workers end.
+            # Ctrl-C may have come while the thread started. End the thread before the workers.
             with self._lock:
                 self._closing = True
             self._wake_pipe.wake()
@@ -107,7 +107,7 @@ class LocalFleet(ContextManagerMixin):
 
     def put(self, policy: PolicyArrays) -> str:
         name = make_policy_id(policy)
-        # Encoded once: the bytes are a copy, and the same for every child.
+        # Encode once: the bytes are a copy of the arrays, and all workers receive the same bytes.
         frame = wire.encode({"id": name, "arrays": dict(policy)})
         with self._lock:
             self._policies[name] = frame
@@ -147,13 +147,13 @@ class LocalFleet(ContextManagerMixin):
 
     def _add(self, jobs: Iterable[FleetJob]) -> None:
         """Send each job to an idle worker before the iterator creates the next one."""
-        # After Ctrl-C in here, the caller must cancel the jobs.
+        # If Ctrl-C interrupts this method, the caller must cancel the jobs.
         for job in jobs:
             with self._lock:
                 was_empty = not self._jobs
                 self._jobs.add([job])
                 if was_empty and self._pool.final_error is None:
-                    # The queue only has this job: Ctrl-C must not affect those of other callers.
+                    # Only this job is queued, so Ctrl-C does not affect jobs of other callers.
                     try:
                         self._pool.dispatch()
                     except BaseException:
@@ -251,7 +251,7 @@ class LocalFleet(ContextManagerMixin):
             return
         value = message.value
         if not isinstance(value, dict):
-            raise ProtocolError("a frame without names")
+            raise ProtocolError("a frame without named fields")
         with self._lock:
             if message.kind is MessageKind.BEAT:
                 position = (value["slot"], value["row"], value["seed"], value["step"])

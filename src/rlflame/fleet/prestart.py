@@ -15,16 +15,15 @@ from rlflame.rollout.blas import make_thread_variables
 from rlflame.rollout.machine import count_usable_cores
 from rlflame.rollout.process.worker_process import WorkerProcess
 
-#: More are started once the number of workers is known.
+#: The fleet starts more processes once the number of workers is known.
 _MAX_PROCESSES = 2
-#: Options with which local workers are probably not needed, or which may change the parameters of
-#: a worker process.
+#: Options that make local workers unlikely, or that may change how workers are started.
 _EXCLUDING_OPTIONS = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
 _EXCLUDING_OPTIONS |= {"--env-file", "--allow-module", "--debug", "--config", "--set"}
 
 
 class PrestartPool:
-    """Started worker processes, until they are taken or closed."""
+    """Holds started worker processes until they are taken or closed."""
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
@@ -39,7 +38,7 @@ class PrestartPool:
 
     def __init__(self, max_processes: int = _MAX_PROCESSES) -> None:
         self._processes: list[WorkerProcess] = []
-        # If the machine cannot start them, the fleet reports it.
+        # If the machine cannot start processes, the fleet reports the error later.
         with contextlib.suppress(OSError):
             for _ in range(min(_MAX_PROCESSES, count_usable_cores() - 1, max_processes)):
                 self._processes.append(WorkerProcess(environment=make_thread_variables(1)))

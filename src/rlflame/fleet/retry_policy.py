@@ -1,4 +1,4 @@
-"""Decides whether a failed attempt or an answer ends a job or is retried."""
+"""Decides whether an answer or a failed attempt ends a job or leads to a retry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflame.terminal_text import format_count
 from .base import check_fragment, make_environment_failure
 from .job_queue import FleetJob
 
-#: With the pauses in between, enough for an outage of a minute.
+#: The maximum number of stray answers to a job. With the pauses, they bridge an outage of a minute.
 MAX_STRAYS = 30
 _STRAY_REASONS = {
     "no_policy": "its weights were missing from the cache",
@@ -26,7 +26,7 @@ HANG_REASON = "did not answer in time"
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The job must be run again."""
+    """A decision to run a job again."""
 
     reason: str
     weights_lost: bool = False
@@ -36,7 +36,7 @@ class Retry:
 def classify_answer(
     job: FleetJob, answer: dict[str, Any], max_retries: int, step_deadline_s: float
 ) -> Fragment | RlflameError | Retry:
-    """Return the job's outcome or a retry; counts deaths and hangs on the job."""
+    """Return the job's outcome or a retry, and count the failure, if any."""
     kind, output = answer["kind"], str(answer.get("printed", ""))
     position = answer.get("position") or None  # None if the child died before its first beat
     if kind == "result":
@@ -62,7 +62,7 @@ def classify_answer(
 def decode_result(
     task: RolloutTask, payload: Any, read_output: Callable[[], str]
 ) -> Fragment | RlflameError:
-    """Return the fragment in a worker's answer, or an error for a bad answer."""
+    """Return the fragment in a worker's answer, or the error if there is none."""
     try:
         result = wire.decode(payload)
         if isinstance(result, RolloutFailure):
@@ -77,7 +77,7 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """Count a hang, which sleep may cause; return the error of the second one."""
+    """Count a hang; return an error for the second, as system sleep can cause one."""
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
         return None
@@ -122,7 +122,7 @@ def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> Rlfl
 
 
 def make_broken_worker_error(task: RolloutTask, trace: str, output: str) -> RlflameError:
-    """Return the error of a worker that failed outside the environment."""
+    """Return the error for a worker that failed outside the environment."""
     return FleetError(
         f"A worker could not run {_format_slots(task)}: {trace.strip().splitlines()[-1]}.",
         "this is a bug in rlflame, not in the environment",

@@ -1,4 +1,4 @@
-"""Shares a sweep's fleet with the processes of its seeds, over channels.
+"""Shares the fleet of a sweep with the processes that train its seeds.
 
 `FleetClient` runs in the process of a seed, and `FleetServer` in the process of the sweep.
 """
@@ -63,7 +63,7 @@ class FleetClient(ContextManagerMixin):
         return self._submissions.pop(number, None) is not None
 
     def receive(self, message: Message) -> None:
-        """Handle an answer of the sweep; called by the listening thread."""
+        """Handle an answer from the sweep, in the listening thread."""
         value = message.value
         if message.kind is MessageKind.HELLO:
             self._reports.put(value)
@@ -89,7 +89,7 @@ class FleetClient(ContextManagerMixin):
 
 @dataclass(eq=False)
 class _RemoteSubmission:
-    """A submission of a seed; `tasks` has the tasks without a fragment, by slot."""
+    """A seed's submission. `tasks` holds the unfinished tasks by slot."""
 
     fleet: FleetClient
     number: int
@@ -119,11 +119,11 @@ class _RemoteSubmission:
 
 
 class FleetServer:
-    """Runs one seed's requests on the fleet; `close()` cancels all of them.
+    """Handles the requests of one seed; `close()` cancels its submissions.
 
-    One thread handles the seed's requests in order, and another one each submission, so that the
-    sweep never waits for a fleet. Answers are sent over the seed's `channel`. If its pipe is full,
-    the thread that waits for the channel is woken to send the rest.
+    One thread handles the requests in order. Each submission has another thread, so that the sweep
+    never waits for the fleet. Answers are sent over the seed's `channel`. If the pipe is full, the
+    thread that waits on the channel is woken to send the rest.
     """
 
     def __init__(self, fleet: Fleet, channel: Channel, wake_pipe: WakePipe) -> None:
@@ -157,7 +157,7 @@ class FleetServer:
 
     def _handle(self, kind: MessageKind, value: Any) -> None:
         if kind is MessageKind.POLICY:
-            with contextlib.suppress(RlflameError):  # the submission that needs it will raise
+            with contextlib.suppress(RlflameError):  # a submission with this policy raises instead
                 self._fleet.put(value["arrays"])
                 self._policy_uses[value["id"]] += 1
         elif kind is MessageKind.FORGET:

@@ -1,6 +1,6 @@
-"""The worker processes of a local fleet, their jobs, deaths and hangs.
+"""Manages the worker processes of a local fleet: jobs, deaths and hangs.
 
-A worker that dies is replaced and its job given to another one, which returns the same fragment. A
+A worker that dies is replaced. Its job goes to another worker, which returns the same fragment. A
 worker whose environment does not answer is killed.
 """
 
@@ -20,7 +20,7 @@ from .base import TrafficMeter
 from .job_queue import FleetJob, JobQueue
 from .retry_policy import HANG_REASON, count_death, count_hang
 
-#: The limit of consecutive failed starts. It is higher for kills, which may not happen again.
+#: The limits on consecutive failed starts. Killed processes get more, as kills may not recur.
 _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 START_DEADLINE_S = 120.0
@@ -33,26 +33,26 @@ class WorkerHandle:
 
     process: WorkerProcess
     meter: TrafficMeter
-    #: When its position last changed.
+    #: The time at which the position last changed.
     moved_at: float
     hello: dict[str, str] | None = None
     job: FleetJob | None = None
-    #: The position of its task at the last beat.
+    #: The position of the task at the latest heartbeat.
     position: TaskPosition | None = None
-    #: Whether only a part of the messages that belong together has been sent. If a thread holds
-    #: the lock and sees this, Ctrl-C came in between.
+    #: Whether a group of messages has been sent only in part. If another thread holds the lock and
+    #: sees this, Ctrl-C has interrupted the sender.
     is_mid_send: bool = False
     policies: set[str] = field(default_factory=set)
 
     @property
     def idle(self) -> bool:
-        """Whether it can take a job. The job is not blamed for an ended process."""
+        """Whether the worker can take a job. An ended process must not fail a job."""
         ready = self.hello is not None and self.job is None and not self.is_mid_send
         return ready and not self.process.has_exited
 
     @contextlib.contextmanager
     def guard_send(self) -> Iterator[None]:
-        """Mark messages that belong together; `is_mid_send` stays set if interrupted."""
+        """Guard a group of messages; `is_mid_send` stays set after an interruption."""
         self.is_mid_send = True
         yield
         self.is_mid_send = False
@@ -82,7 +82,7 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """The workers and their job queue. The fleet locks around every call."""
+    """The workers and their jobs. The fleet holds its lock during every call."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class WorkerPool:
     ) -> None:
         self.workers: list[WorkerHandle] = []
         self.final_error: FleetError | None = None
-        #: Set when every worker has said hello, or none will.
+        #: Set when every worker has sent HELLO, or when the fleet has ended.
         self.all_greeted = threading.Event()
         self._jobs = jobs
         self._meter = meter
@@ -124,14 +124,14 @@ class WorkerPool:
         return worker
 
     def dispatch(self) -> None:
-        """Hand queued jobs to idle workers; a slot returns to its last worker."""
+        """Send queued jobs to idle workers; a slot prefers its previous worker."""
         for worker in self.workers:
             if self._jobs and worker.idle:
                 with worker.guard_send():
                     job = self._jobs.take(worker)
                     self._jobs.mark_running(job)
                     worker.send_job(job, self._clock())
-        # After the jobs, because callers wait for those.
+        # Policies are forgotten after the jobs are sent, because callers wait for the jobs.
         for worker in self.workers:
             for name in worker.policies - self.policy_ids:
                 worker.forget_policy(name)
@@ -143,7 +143,7 @@ class WorkerPool:
             self.all_greeted.set()
 
     def check_workers(self) -> None:
-        """Detect what no message reports: silence and endless output."""
+        """Replace interrupted or silent workers, and limit the output of all workers."""
         now = self._clock()
         for worker in list(self.workers):
             if worker.is_mid_send:
@@ -170,7 +170,7 @@ class WorkerPool:
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
-        """Start another worker and requeue the job; the default cause is the exit code."""
+        """Replace a dead worker and requeue its job. The default cause is the exit code."""
         code = worker.process.terminate(grace_s=0.0 if cause else _EXIT_GRACE_S)
         attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
         cause = cause or describe_exit(code)
@@ -192,7 +192,7 @@ class WorkerPool:
             self._jobs.requeue(job, reason)
 
     def _replace(self, worker: WorkerHandle) -> None:
-        """Start another worker in its place, unless the fleet has ended."""
+        """End a worker, and start another one unless the fleet has ended."""
         worker.process.terminate()
         self._jobs.forget_worker(worker)
         index = self.workers.index(worker)

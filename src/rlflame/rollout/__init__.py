@@ -1,1 +1,1 @@
-"""Everything that a worker imports; depends only on numpy and Gymnasium."""
+"""The code that a worker imports, which requires only numpy and Gymnasium."""

@@ -1,8 +1,8 @@
-"""The linear algebra under numpy on this machine, and its number of threads.
+"""Reads and sets the CPU kernels and the number of threads of numpy's BLAS.
 
-The last bits of a matrix product depend on the kernel that the BLAS chooses for the CPU, and may
-depend on its number of threads, so a run records both. Functions import numpy and ctypes
-themselves, because thread variables must be set before numpy is imported.
+The last bits of a matrix product depend on the kernels that the BLAS chooses for the CPU, and may
+depend on the number of threads. Functions import numpy and ctypes themselves, because the variables
+for threads must be set before numpy is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ctypes
 
-#: Every BLAS that numpy is built with reads one of these variables when it is loaded.
+#: Every BLAS that numpy can be built with reads one of these variables when the BLAS is loaded.
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
@@ -33,7 +33,7 @@ _SUFFIXES = ("64_", "_64", "")
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    """Return the OpenBLAS inside numpy's wheel; None if numpy has another one."""
+    """Return the OpenBLAS in numpy's wheel, or None if numpy uses another BLAS."""
     import ctypes
 
     import numpy as np
@@ -69,7 +69,7 @@ def read_core_name() -> str:
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads in this process, where numpy may already be imported."""
+    """Set the number of BLAS threads in this process, even after numpy's import."""
     function = _find_symbol("set_num_threads")
     if function is not None:
         function(count)
@@ -81,7 +81,7 @@ def can_set_threads() -> bool:
 
 @contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Compute products inside the block as a worker process does."""
+    """Use one BLAS thread inside the `with` block, as a worker process does."""
     function = _find_symbol("get_num_threads")
     previous_count = function() if function is not None else 1
     set_threads(1)
@@ -92,19 +92,19 @@ def limit_to_one_thread() -> Iterator[None]:
 
 
 def make_thread_variables(count: int) -> dict[str, str]:
-    """Return variables that limit threads in a process before numpy's import."""
+    """Return variables that limit BLAS threads, if set before numpy's import."""
     return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 
 def limit_threads(count: int) -> None:
-    """Limit the threads of this process before it imports numpy."""
+    """Limit the BLAS threads of this process, which must not have imported numpy."""
     os.environ.update(make_thread_variables(count))
 
 
 def make_child_environment(threads: int = 1, core: str | None = None) -> dict[str, str]:
-    """Return variables that give a child the same kernels, on `threads` threads.
+    """Return the variables that give a child the same kernels, on `threads` threads.
 
-    With a `core`, the kernels of another machine, if this one can run them.
+    If this CPU can run the kernels of the CPU type `core`, the child uses those instead.
     """
     variables = make_thread_variables(threads)
     if _find_symbol("get_corename") is not None and (core is None or can_run(core)):
@@ -112,7 +112,7 @@ def make_child_environment(threads: int = 1, core: str | None = None) -> dict[st
     return variables
 
 
-#: The CPU flag, in Linux's names, that the kernels of each CPU type need.
+#: The CPU flags, as named by Linux, with the CPU types whose kernels need them.
 _REQUIRED_FLAGS = {
     "avx512f": ("skylakex", "cooperlake", "sapphirerapids"),
     "avx2": ("haswell", "zen", "excavator"),
@@ -122,7 +122,7 @@ _REQUIRED_FLAGS = {
 
 
 def can_run(core: str) -> bool:
-    """Return whether this CPU can run the kernels of that type."""
+    """Return whether this CPU can run the kernels of the CPU type `core`."""
     flags = read_cpu_field("flags").split()
     return core == read_core_name() or any(
         core.lower() in cores and flag in flags for flag, cores in _REQUIRED_FLAGS.items()
@@ -130,7 +130,7 @@ def can_run(core: str) -> bool:
 
 
 def read_cpu_field(name: str) -> str:
-    """Return a field of Linux's CPU description; on other systems the CPU type."""
+    """Return a field of Linux's CPU description; on other systems, the CPU type."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:

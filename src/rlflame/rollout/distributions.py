@@ -1,7 +1,7 @@
-"""Action distributions: categorical, Gaussian, squashed Gaussian, and gsde.
+"""The action distributions of policies: a categorical one and four Gaussian ones.
 
-Every array is `[width, ...]` with one row per environment, and a row's result depends on that row
-alone.
+Arrays have the shape `[width, ...]`, with one row per environment. The result for a row depends
+only on that row.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 #: Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al., 2018).
 LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
-#: Keeps a density finite if all latent units of a state, and so its noise, are zero.
+#: Keeps a density finite if all latent units of a state are zero, and the noise is zero, too.
 VARIANCE_FLOOR = 1e-6
 
 
-#: Prepared noise of several steps: arrays `[steps, width, ...]`.
+#: Prepared noise for several steps: arrays `[steps, width, ...]`.
 NoiseBlock = tuple[Float32, ...]
 
 
 def repeat_row(row: Array, width: int) -> Float32:
-    """Repeat an array for every row, because adding equal shapes is faster."""
+    """Repeat a row `width` times, because operations on equal shapes are faster."""
     return np.tile(np.asarray(row, np.float32), (width, 1))
 
 
 def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
-    """Return how many random numbers an action of a row needs."""
+    """Return how many random numbers one action needs."""
     if spec.action_kind == "discrete":
         return 1
     is_matrix = acting == "sample" and spec.exploration == "gsde"
@@ -40,7 +40,7 @@ def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
 def draw_noise(
     spec: PolicySpec, acting: ActionMode, generator: np.random.Generator, steps: int
 ) -> Float32:
-    """Draw `[steps, noise_size]` for a row: normal for a Gaussian, else uniform."""
+    """Draw noise `[steps, size]`: normal for a sampled Gaussian, otherwise uniform."""
     shape = (steps, compute_noise_size(spec, acting))
     if acting == "sample" and spec.action_kind == "continuous":
         return generator.standard_normal(shape, dtype=np.float32)
@@ -48,13 +48,13 @@ def draw_noise(
 
 
 class Distribution:
-    """Interprets the outputs of a policy network.
+    """Converts the outputs of a policy network to actions.
 
-    A new distribution needs a class here and a row of `_CONTINUOUS`.
+    A new distribution needs a class in this module and a row in `_CONTINUOUS`.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
-        """`latent` contains the units of the last hidden layer after each pass."""
+        """`latent` is the buffer of the last hidden layer, which each pass overwrites."""
         self._size = spec.action_size
         #: The bounds of continuous actions.
         self._low = np.asarray(spec.action_low, np.float32)
@@ -65,7 +65,7 @@ class Distribution:
         return (noise,)
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        """Sample actions with the noise of this step; return them and log-densities.
+        """Return sampled actions for `step` and their log-densities.
 
         `out` may be overwritten. The next pass may overwrite the result.
         """
@@ -98,7 +98,7 @@ class Categorical(Distribution):
         # A uniform number may be exactly 0 and must not select an action of probability 0.
         choices = np.add.reduce(cumulative <= block[0][step], axis=1, dtype=np.int64)
         if np.maximum.reduce(choices) == self._size:
-            # Nor may a number above the sum, which rounding can leave below 1.
+            # Nor may a number above the sum, which can be less than 1 after rounding.
             last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
             np.minimum(choices, last_likely, out=choices)
         return choices, log_softmax[self._rows, choices]
@@ -114,7 +114,7 @@ class Categorical(Distribution):
 
 
 class _ClippedDistribution(Distribution):
-    """Actions are unbounded numbers, clipped to the bounds for the environment."""
+    """A distribution of unbounded actions, which are clipped for the environment."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -136,7 +136,7 @@ class _ClippedDistribution(Distribution):
 
 
 class _SquashedDistribution(Distribution):
-    """Actions are tanh of unbounded numbers; [-1, 1] is the full range."""
+    """A distribution of actions in [-1, 1], the tanh of unbounded numbers."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -160,7 +160,7 @@ class _SquashedDistribution(Distribution):
 
 
 class Gaussian(_ClippedDistribution):
-    """Independent normal distributions with one deviation for all observations."""
+    """Normal distributions whose deviations do not depend on the observation."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -182,7 +182,7 @@ class Gaussian(_ClippedDistribution):
 
 
 class SquashedGaussian(_SquashedDistribution):
-    """tanh of a normal distribution whose mean and log deviation are outputs."""
+    """The tanh of a normal distribution whose log deviation is a network output."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         noise = block[0][step]
@@ -238,7 +238,7 @@ class StateDependentGaussian(_StateDependentNoise, _ClippedDistribution):
 
 
 class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution):
-    """tanh of a normal distribution with state-dependent noise."""
+    """The tanh of a normal distribution with state-dependent noise."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         raw, density = self._sample_offsets(block[0][step])
@@ -257,17 +257,17 @@ _CONTINUOUS: dict[tuple[Exploration, bool], type[Distribution]] = {
 
 
 def find_distribution(spec: PolicySpec) -> type[Distribution]:
-    """Return the distribution of a policy with this spec."""
+    """Return the class of the distribution for this policy spec."""
     if spec.action_kind == "discrete":
         return Categorical
     return _CONTINUOUS[spec.exploration, spec.squash]
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:
-    """Return log(1 - tanh(x)^2), exact also where tanh(x) rounds to one.
+    """Return log(1 - tanh(x)^2), accurate even where tanh(x) rounds to one.
 
-    The form is 2 (log 2 - |x| - log1p(e^-2|x|)). The slope is even in x, so the form whose
-    exponential cannot overflow serves both signs.
+    The formula is 2 (log 2 - |x| - log1p(e^-2|x|)). The function is even in x, so this formula,
+    whose exponential cannot overflow, serves both signs.
     """
     size = np.abs(raw)
     tail: Float32 = np.exp(size * np.float32(-2.0))

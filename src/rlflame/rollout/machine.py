@@ -1,7 +1,7 @@
-"""Describes this machine: host, CPU, and the versions that bits depend on.
+"""Describes this machine: host, CPU, and the versions that can change results.
 
-Imports only the standard library, because executors describe themselves before packages are
-installed. The functions about bits import numpy.
+This module imports only the standard library, because executors describe themselves before
+packages are installed. The functions that compare results across machines import numpy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from . import blas
 
-#: Fingerprint fields whose difference can change bits; other fields are for the reader.
+#: Fingerprint fields that can change the last bits of results. Other fields are informative.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
-#: Further fields of gradients, compared if both sides have them. Acting does not depend on them.
+#: Fields that affect only gradients, not actions. They are compared if both fingerprints have them.
 _GRADIENT_FIELDS = ("torch", "cpu_vendor", "card")
 PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
 
@@ -39,7 +39,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the description of this machine that belongs to a measurement."""
+    """Return a description of this machine to store with a measurement."""
     facts = describe_host()
     return {
         **facts,
@@ -72,7 +72,7 @@ def read_versions() -> dict[str, str]:
 
 
 def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """Return bit-changing differences of two machines, as `name: one -> other`."""
+    """Return the differences that can change results, as `name: one -> other`."""
     gradient_fields = [name for name in _GRADIENT_FIELDS if name in a and name in b]
     return [
         f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
@@ -82,12 +82,12 @@ def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> 
 
 
 def count_usable_cores() -> int:
-    """Return the cores that this process may use, by its container's share."""
+    """Return the number of cores that this process may use, rounded up."""
     return max(1, math.ceil(compute_usable_share()))
 
 
 def compute_usable_share() -> float:
-    """Return the CPU seconds per second for this process, maybe a fraction."""
+    """Return the CPU seconds that this process may use per second, maybe fractional."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

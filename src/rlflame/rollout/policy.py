@@ -1,7 +1,7 @@
-"""The numpy forward pass of an acting policy, including the normaliser.
+"""The forward pass of a policy in numpy, including observation normalisation.
 
-Every product has the width of the spec and contiguous arrays, because the last bits of a row in a
-float32 product depend on the number of rows.
+Every matrix product has the width of the spec and contiguous arrays, because the last bits of a row
+in a float32 product depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
 def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return a perceptron's shapes: weights `[in, out]`, each before its biases."""
+    """Return the shapes of a perceptron's weights `[in, out]` and biases."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
@@ -45,7 +45,7 @@ def normalise(
     high: Float32 | float,
     out: Float32,
 ) -> Float32:
-    """Compute `clip((x - mean) * scale)`, in the worker and in the learner alike."""
+    """Compute `clip((x - mean) * scale)`. Workers and learners share this function."""
     np.subtract(observations, mean, out)
     np.multiply(out, scale, out)
     np.maximum(out, low, out=out)
@@ -53,10 +53,10 @@ def normalise(
 
 
 class Policy:
-    """A version of the weights and its buffers; callers fill `observations`.
+    """A policy with one version of its weights, and the buffers of its forward pass.
 
-    For several slots, the buffers hold several widths. Each slot has its own products. Operations
-    that do not mix rows run over all rows at once.
+    For several slots, the buffers have a multiple of the spec's width. Each slot has separate
+    matrix products. Operations that do not mix rows run over all rows at once.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:
@@ -75,14 +75,14 @@ class Policy:
         if spec.normalise:
             self._mean = repeat_row(arrays["normaliser.mean"], height)
             self._scale = repeat_row(arrays["normaliser.scale"], height)
-            # Arrays, because numpy would convert a number of bounds at each use, which is slow.
+            # Arrays, because numpy would convert a scalar bound at each use, which is slow.
             self._high = np.full_like(self._input, spec.observation_clip)
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
         self.distribution = find_distribution(spec)(replace(spec, width=height), arrays, latent)
 
     def set_active_slots(self, slots: Collection[int]) -> None:
-        """Set the slots whose outputs count; other outputs are undefined."""
+        """Set the slots whose outputs are computed. Other outputs are undefined."""
         self._active_slices = [self._slot_slices[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:
@@ -113,7 +113,7 @@ class Policy:
                 rows[part].dot(weight, out[part])
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
-        """Sample actions with noise of `draw_noise`; return actions and log-densities."""
+        """Sample actions with noise from `draw_noise`; return actions and log-densities."""
         block = self.distribution.prepare_noise(noise[None])
         actions, log_probs = self.distribution.sample(self.forward(observations), block, 0)
         return actions.copy(), log_probs

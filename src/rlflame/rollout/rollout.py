@@ -1,7 +1,7 @@
-"""Runs one task: the loop that acts, steps and records.
+"""Runs one task, in a loop that acts, steps and records.
 
-Reads no clock, no global random state and no worker identity. The random numbers of actions are
-keyed, so they do not depend on where a task begins or how often it is run.
+The loop reads no clock, no global random state and no worker identity. The random numbers of
+actions are keyed, so they do not depend on where a task begins or how often the task is run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .task import (
 #: The number of steps whose noise is drawn at once, and the initial capacity for whole episodes.
 _BLOCK_STEPS = 256
 _INVALID_OBSERVATION = (
-    "returned NaN, infinity or a number that does not fit float32 in its observation"
+    "returned an observation with NaN, infinity or a number that does not fit float32"
 )
 
 
 class ActionSampler:
-    """Acts for all rows of a task; noise is drawn for a block of steps at once."""
+    """Chooses the actions of all rows, and draws noise for many steps at once."""
 
     def __init__(self, task: RolloutTask, policy: Policy, vector_env: VectorEnv) -> None:
         self._task = task
         self._policy = policy
         self._vector_env = vector_env
         self._uses_gsde = task.acting == "sample" and task.policy.exploration == "gsde"
-        #: The number of steps of one draw of noise.
+        #: The number of steps for which noise is drawn at once.
         self._steps = 1 if self._uses_gsde else min(_BLOCK_STEPS, task.steps)
         self._block: NoiseBlock = ()
         if task.acting == "best":
@@ -49,7 +49,7 @@ class ActionSampler:
         height = task.policy.width * len(task.slots)
         size = compute_noise_size(task.policy, task.acting)
         self._noise = np.zeros((self._steps, height, size), np.float32)
-        #: For each row, the episode part that its noise was drawn for.
+        #: The part of an episode for which the noise of each row was drawn.
         self._episode_parts = [(-1, -1)] * task.rows
         if not self._uses_gsde:
             self._streams = [self._make_stream(row) for row in range(task.columns)]
@@ -86,7 +86,7 @@ class ActionSampler:
 
     def _draw_episode_parts(self) -> None:
         """Draw numbers for a part of an episode, from a stream keyed by the part."""
-        # A task that begins inside a part uses the numbers of the previous task.
+        # A task that begins inside a part uses the same numbers as the previous task.
         task, interval = self._task, self._task.policy.exploration_interval
         for i in range(task.rows):
             position = self._vector_env.get_position(i)
@@ -102,7 +102,7 @@ class ActionSampler:
 
 
 class FragmentRecorder:
-    """Arrays `[T, N, ...]` filled step by step; only rewards and ends if unrecorded."""
+    """Records steps in arrays `[T, N, ...]`; without `record`, only rewards and ends."""
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task
@@ -136,7 +136,7 @@ class FragmentRecorder:
             setattr(self, name, new)
 
     def add_episode(self, position: EpisodePosition, t: int, observation: Float32) -> None:
-        """Add a row's episode, which ended at step `t` with this final observation."""
+        """Record a row's episode, which ended at step `t` with this observation."""
         row = position.row
         truncated = bool(self.truncated[t, row])
         self.lengths[row] = t + 1
@@ -145,7 +145,7 @@ class FragmentRecorder:
         self._episodes.append(EpisodeStat(*position, truncated, t))
 
     def find_invalid_action(self) -> tuple[int, int] | None:
-        """Return step and row of the first action or log-density that is not finite."""
+        """Return the step and row of the first non-finite action or log-density."""
         if np.isfinite(self.log_probs).all() and np.isfinite(self.actions).all():
             return None
         is_finite = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
@@ -186,7 +186,7 @@ class FragmentRecorder:
 
 
 class Rollout:
-    """Runs one task on environments whose states have these tokens."""
+    """Runs one task. `tokens` identify the current states of the environments."""
 
     def __init__(
         self, task: RolloutTask, policy: Policy, vector_env: VectorEnv, tokens: tuple[str, ...]
@@ -202,7 +202,7 @@ class Rollout:
     def collect(self) -> Fragment:
         task = self._task
         height = task.policy.width * len(task.slots)
-        # Rows after the task's own stay zero: every pass has the policy's full width.
+        # Other rows than the task's own stay zero: every pass has the policy's full width.
         rows = np.zeros((height, task.policy.observation_size), np.float32)
         task_rows = rows[self._row_slice]
         if not task_rows.flags.c_contiguous:  # environments write faster into contiguous rows
@@ -233,7 +233,7 @@ class Rollout:
             self._check_finite(row, observation)
 
     def _run_loop(self, rows: Float32, task_rows: Float32) -> int:
-        """Step until all steps are taken or all episodes end; return the count."""
+        """Step until all steps are taken or all episodes end; return the number of steps."""
         task, vector_env, recorder = self._task, self._vector_env, self._recorder
         fixed_length = task.unit == "steps"
         flat = task_rows.reshape(-1)
@@ -309,7 +309,7 @@ class Rollout:
             raise make_fault(self._task.env, position, _INVALID_OBSERVATION)
 
     def _check_actions(self) -> None:
-        """Refuse actions of diverged weights: some environments accept NaN."""
+        """Raise a fault if an action is not finite, as some environments accept NaN."""
         place = self._recorder.find_invalid_action()
         if place is not None:
             t, row = place

@@ -1,6 +1,6 @@
-"""The folders from which this process and its children import modules.
+"""Sets the folders from which this process and its children import modules.
 
-Imports only modules that every interpreter has loaded at its start, because it runs first.
+This module runs first, so it imports only modules that the interpreter has loaded at its start.
 """
 
 import os
@@ -10,14 +10,14 @@ import sys
 def remove_current_folder() -> None:
     """Remove the current folder from the module path unless PYTHONPATH names it.
 
-    `python -m` adds it as the first entry, and an empty entry in PYTHONPATH means it too. A file in
-    it would replace any module that is not installed.
+    `python -m` adds the current folder as the first entry, and an empty entry in PYTHONPATH also
+    stands for it. A file in this folder would replace any module that is not installed.
     """
     sys.path[:] = _list_entries_without_current_folder()
 
 
 def make_child_path() -> str:
-    """Return a child's PYTHONPATH: its own path without the current folder."""
+    """Return this process's module path without the current folder, for a child."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     entries = [*_list_entries_without_current_folder(), os.path.dirname(package)]
     return os.pathsep.join(dict.fromkeys(entries))
@@ -35,11 +35,10 @@ def _list_entries_without_current_folder() -> list[str]:
 
 def _find_installed_folders() -> list[str]:
     """Return the folders of the standard library and of installed packages."""
-    # They stay even if the user is in one. Any folder may be called `site-packages`.
+    # They are kept even if one is the current folder. Any folder may be called `site-packages`.
     library = os.path.dirname(os.__file__)
-    site = sys.modules.get(
-        "site"
-    )  # missing under `python -S`; importing it could search the folder
+    # Missing under `python -S`. An import could search the current folder.
+    site = sys.modules.get("site")
     return [
         library,
         os.path.join(library, "lib-dynload"),

@@ -1,4 +1,4 @@
-"""Keyed random streams: every generator is keyed by its purpose.
+"""Makes random generators that are keyed by the seed and their purpose.
 
 No generator outlives its use, so there is no random state to save, send or restore.
 """
@@ -30,7 +30,7 @@ class Role(IntEnum):
 
 
 def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
-    """Return a purpose's generator, counter-based: streams never overlap."""
+    """Return the generator for a purpose and key. Different streams do not overlap."""
     return np.random.Generator(np.random.Philox(_make_sequence(seed, role, key)))
 
 
@@ -46,7 +46,7 @@ def make_reset_stream(seed: int) -> np.random.Generator:
 
 def _make_sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
     """Return `SeedSequence(seed, spawn_key=(role, *key))`."""
-    # Numbers of one word are joined here as numpy joins them, in half the time.
+    # Join 32-bit numbers in the same way as numpy, but in half the time.
     if seed <= _MAX_WORD and max(key, default=0) <= _MAX_WORD:
         return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))
     return np.random.SeedSequence(seed, spawn_key=(int(role), *key))

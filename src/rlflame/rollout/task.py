@@ -1,4 +1,4 @@
-"""The values that travel between a learner and its workers.
+"""The values that a learner and its workers exchange.
 
 A rollout task is a pure function of RolloutTask and PolicyArrays that returns a Fragment or a
 RolloutFailure.
@@ -35,7 +35,7 @@ TaskPosition = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """An environment, and the shapes that were read from its spaces."""
+    """An environment, and the shapes and bounds of its spaces."""
 
     id: str
     kwargs: Mapping[str, Any]
@@ -46,14 +46,14 @@ class EnvSpec:
     action_start: int
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
-    #: The shape of the environment's actions; None if it is flat.
+    #: The shape of the environment's actions; None if flat.
     action_shape: tuple[int, ...] | None = None
-    #: The modules that may be imported to make it. The driver decides them; no file can set them.
+    #: The modules that may be imported to make the environment. Only the driver sets them.
     modules: tuple[str, ...] = field(default=(), compare=False)
 
 
 def compute_output_size(actions: int, squash: bool, exploration: Exploration) -> int:
-    """Return the network's output size; squashed without gsde adds deviations."""
+    """Return the network's output size; a squashed Gaussian also outputs deviations."""
     return 2 * actions if squash and exploration == "independent" else actions
 
 
@@ -71,11 +71,11 @@ class PolicySpec:
     normalise: bool
     observation_clip: float
     width: int
-    #: A Gaussian whose mean and deviation depend on the observation, squashed by tanh and scaled to
-    #: the action bounds; recorded actions lie in [-1, 1].
+    #: Whether tanh squashes Gaussian actions, which are then scaled to the action bounds. Recorded
+    #: actions lie in [-1, 1], and the deviation depends on the observation.
     squash: bool = False
-    #: Noise of sampled actions: new at every step, or from a random matrix that is held for this
-    #: many steps or for an episode and multiplies the last hidden layer.
+    #: The noise of sampled actions: new at every step, or the last hidden layer times a random
+    #: matrix that is held for `exploration_interval` steps, or for an episode if None.
     exploration: Exploration = "independent"
     exploration_interval: int | None = None
 
@@ -96,12 +96,12 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class EnvState:
-    """An environment's state between two steps, as a value for any process.
+    """An environment's state between two steps, which any process can restore.
 
-    `kind` is the way to restore it: `fresh` starts the episode; `replay` resets with the seed and
-    repeats `actions`; `mujoco` sets `physics`, the integration state before the last step, and
-    repeats that step's action. Setting the state after the step would not be exact, because some
-    rewards read positions that lag one step behind.
+    `kind` is the way to restore the state: `fresh` starts the episode; `replay` resets with the
+    seed and repeats `actions`; `mujoco` sets `physics`, the integration state before the last step,
+    and repeats the action of that step. Setting the state after the step would not be exact,
+    because some rewards read positions that lag one step behind.
     """
 
     kind: EnvStateKind
@@ -112,7 +112,7 @@ class EnvState:
     actions: Array
     physics: Float64
     observation: Float32
-    #: Hash of all fields above: a worker that still has this state need not restore it.
+    #: A hash of all fields above. A worker that still has this state need not restore it.
     token: str = ""
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ def make_fresh_state(
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """The work of slots that step together, or a group of evaluation episodes."""
+    """A request to step the environments of one or more slots, or to evaluate."""
 
     run: str
     seed: int
@@ -147,17 +147,17 @@ class RolloutTask:
     slot: int
     env: EnvSpec
     policy: PolicySpec
-    #: The content hash of the weights, which the fleet resolves.
+    #: The ID of the weights, under which the fleet stores them.
     policy_id: str
-    #: `steps`: this many per environment, across episodes. `episodes`: one whole episode each.
+    #: `steps`: the same number of steps in every environment. `episodes`: one whole episode each.
     unit: Literal["steps", "episodes"]
     #: Steps per environment, or the limit on an episode's length.
     steps: int
-    #: The number of environments of a slot, and the row of the policy's width where they begin.
+    #: The number of environments per slot, and the first of their rows in the policy's input.
     rows: int
     first_row: int
     acting: ActionMode
-    #: False sends only the statistics of the episodes.
+    #: If false, the fragment has no steps, only the statistics of episodes.
     record: bool
     #: One state per row, slot by slot; empty for whole episodes.
     states: tuple[EnvState, ...]
@@ -170,13 +170,13 @@ class RolloutTask:
 
     @property
     def columns(self) -> int:
-        """The environments of all its slots."""
+        """The number of environments in all slots."""
         return self.rows * (1 + len(self.extra_slots))
 
     @property
     def row_slice(self) -> slice:
-        """Return the rows of its columns in the policy's input."""
-        # A slot has the policy's width; several slots have the whole width each, or one row each.
+        """The rows of the task's environments in the policy's input."""
+        # Several slots have the whole width each, or one row each (see `task_batching.py`).
         if self.extra_slots and self.rows < self.policy.width:
             return slice(self.first_row, None, self.policy.width)
         return slice(self.first_row, self.first_row + self.columns)
@@ -186,7 +186,7 @@ class RolloutTask:
         return self.slots[column // self.rows], column % self.rows
 
     def get_episode(self, column: int) -> int:
-        """Return the number of a whole episode, of the slot's row or of the evaluation."""
+        """Return the number of the whole episode in a column."""
         if self.purpose == "evaluate":
             return self.iteration * self.policy.width + self.first_row + column
         return self.iteration
@@ -202,20 +202,20 @@ class EpisodeStat:
     episode_return: float
     length: int
     truncated: bool
-    #: The index of its last step in the fragment.
+    #: The index of the episode's last step in the fragment.
     end: int
 
 
-#: The arrays of a fragment with a row per step; every task fills those in STEP_ENDS.
+#: The arrays of a fragment that have one row per step. STEP_ENDS are always collected.
 STEP_ENDS = ("rewards", "terminated", "truncated")
 STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """The result of a task. Arrays are `[T, N, ...]`; rows after `lengths` are idle.
+    """The result of a task, as arrays `[T, N, ...]`. Steps past `lengths` are idle.
 
-    For several slots, N counts the rows of the first slot, then those of the next.
+    For several slots, N starts with the rows of the first slot, followed by those of the next.
     """
 
     iteration: int
@@ -230,7 +230,7 @@ class Fragment:
     lengths: NDArray[np.int64]
     #: The observation of each row after its last step, or after the reset if an episode ended.
     last_observations: Float32
-    #: (t, row) of each truncated step, and the observation that the reset hid.
+    #: (t, row) of each truncated step, and the observation that the reset replaced.
     boundary_index: NDArray[np.int64]
     boundary_observations: Float32
     episodes: tuple[EpisodeStat, ...]
@@ -240,7 +240,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFailure:
-    """A task that cannot succeed, with its environment's message."""
+    """The failure of an environment in a task, which a retry would repeat."""
 
     iteration: int
     slot: int

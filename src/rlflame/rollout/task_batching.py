@@ -1,8 +1,8 @@
-"""Merges the tasks of several slots into one task, and splits its fragment again.
+"""Merges the tasks of several slots into one, and splits the resulting fragment.
 
-A step of eight rows takes more time in numpy's call overhead than in arithmetic, and a message more
-in its header than in its content; merged slots share both. The bits of a slot do not change: each
-has its own matrix products, and no other operation mixes rows.
+For a step of eight rows, numpy's call overhead takes longer than the arithmetic, and the header of
+a message takes longer than its content. Merged slots share both costs. Results do not change,
+because each slot has separate matrix products and no other operation mixes rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from .mujoco import known_spaces
 from .task import STEP_FIELDS, Fragment, RolloutTask
 
-#: The most rows that step together; more gain little.
+#: The maximum number of rows that step together. More rows save little time.
 _MAX_ROWS = 32
-#: The same for whole episodes, whose arrays have the length of the longest.
+#: The same for whole episodes, whose arrays have the length of the longest episode.
 _MAX_EPISODES = 16
 
 
 def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
-    """Merge neighbouring tasks as long as every worker still has some.
+    """Merge neighbouring tasks, as long as there is enough work for every worker.
 
-    Episodes have unequal lengths. So that all workers finish together, later tasks are merged in
-    smaller and smaller groups. There are few sizes, because a worker keeps environments for each.
+    Episodes have unequal lengths, so later groups are smaller and all workers finish at about the
+    same time. Group sizes are powers of two: a worker keeps separate environments for each size.
     """
     result: list[RolloutTask] = []
     start = 0
@@ -40,9 +40,8 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
             limit = min(math.ceil(len(tasks) / workers), _MAX_ROWS // first.rows)
         else:
             limit = min((len(tasks) - start) // workers, _MAX_EPISODES // first.rows)
-            limit = (
-                1 << max(limit, 1).bit_length() - 1
-            )  # the largest power of two that is not greater
+            # Round down to a power of two.
+            limit = 1 << max(limit, 1).bit_length() - 1
         end = start + 1
         while end < min(len(tasks), start + limit) and first == replace(
             tasks[end], slot=first.slot, states=first.states
@@ -57,7 +56,7 @@ def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]
 
 
 def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
-    """Return the fragments of the slots, as if each had run alone."""
+    """Yield the fragment of each slot, as if the slot had been run alone."""
     if not fragment.extra_slots:
         yield fragment
         return
@@ -68,7 +67,7 @@ def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
 
 
 def _can_merge(task: RolloutTask) -> bool:
-    """Return whether a task may be merged: its numbers must not depend on slots."""
+    """Return whether a task may be merged without a change in its results."""
     # Whole episodes of heavy environments are not merged: each row is an instance.
     policy = task.policy
     return (

@@ -1,11 +1,11 @@
-"""The encoding of `task`'s values: a JSON header and a buffer, no pickle.
+"""Encodes the values of `task` as a JSON header and a buffer, without pickle.
 
 Layout: 6 bytes of magic, the CRC-32 of the rest, 8 bytes of little-endian header length, the
 header, padding to 64, then the arrays, each aligned to 64. The header contains the type, its plain
-fields, and dtype, shape and offset of each array. Encoding and decoding refuse NaN everywhere and
+fields, and dtype, shape and offset of each array. Encoding and decoding reject NaN everywhere and
 infinity in arrays. Decoding checks types, dtypes and bounds before it creates a value. States and
 episodes, of which a task or fragment has many, are encoded column by column, because the names of a
-thousand small fields would cost more than their values.
+thousand small fields would take more space than their values.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Check = Callable[[Any], bool]
 
 MAGIC = b"RLFW1\n"
 _HEAD = struct.Struct("<6sIQ")
-#: The CRC covers everything after itself.
+#: The CRC covers everything that follows it.
 _CRC_START = 10
 _ALIGN = 64
 _DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i8", "|b1", "<i4", "|u1")}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: Types that JSON writes unchanged; floats are checked for NaN first.
 _PLAIN_TYPES = frozenset((bool, int, str, type(None)))
-#: Types that decoded JSON keeps.
+#: Types of decoded JSON values that need no conversion.
 _SCALAR_TYPES = _PLAIN_TYPES | {float}
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -51,19 +51,18 @@ _TYPES: dict[str, type] = {
     )
 }
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _TYPES.values()}
-#: Fields that are tables: any number of items of one type.
+#: Fields that are encoded as tables: any number of items of one type.
 _TABLES = {(task.Fragment, "episodes"), (task.Fragment, "states"), (task.RolloutTask, "states")}
 
 
 class WireError(ValueError):
-    """Bytes that are not a valid message."""
+    """A value cannot be encoded, or bytes are not a valid message."""
 
 
-@np.errstate(
-    over="ignore", invalid="ignore"
-)  # values that are not finite raise an error with a message
+# Values that are not finite raise WireError with a message instead.
+@np.errstate(over="ignore", invalid="ignore")
 def encode(value: Any) -> bytes:
-    """Encode a dataclass of `task`, a dict of arrays, or JSON that contains them."""
+    """Encode a dataclass of `task`, an array, or JSON values that contain them."""
     arrays: list[np.ndarray[Any, Any]] = []
     body = _pack(value, arrays)
     offset = 0
@@ -88,21 +87,21 @@ def encode(value: Any) -> bytes:
 
 @np.errstate(over="ignore", invalid="ignore")
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """Decode a message; arrays are read-only views into `data`. Raises WireError."""
+    """Decode a message. Arrays are read-only views of `data`. Raises WireError."""
     try:
         view = memoryview(data).cast("B")
         if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
             raise WireError("not an rlflame message")
         _, checksum, length = _HEAD.unpack_from(view)
         if zlib.crc32(view[_CRC_START:]) != checksum:
-            raise WireError("the message is cut short or its bits have changed")
+            raise WireError("the message is truncated or corrupted")
         if length > len(view) - _HEAD.size:
-            raise WireError(f"header of {length} bytes in a message of {len(view)}")
+            raise WireError(f"a header of {length} bytes exceeds the message of {len(view)}")
         header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
         start = _compute_data_start(length)
         size = max(0, len(view) - start)
         if header["size"] != size:
-            raise WireError(f"{size} bytes of arrays, {header['size']} announced")
+            raise WireError(f"{size} bytes of arrays instead of {header['size']} bytes")
         arrays = [_read_array(view, start, *entry) for entry in header["arrays"]]
         return _unpack(header["value"], arrays)
     except WireError:
@@ -112,7 +111,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _parse_constant(name: str) -> float:
-    """Accept infinity, a valid bound of a space, but never NaN."""
+    """Parse infinity, which is a valid bound of a space, but reject NaN."""
     if name == "NaN":
         raise WireError("a number is NaN")
     return float(name)
@@ -129,14 +128,14 @@ def _compute_data_start(header_length: int) -> int:
 def _read_array(view: memoryview, start: int, name: str, shape: list[int], offset: int) -> Any:
     dtype = _DTYPES.get(name)
     if dtype is None:
-        raise WireError(f"array of unexpected type {name!r}")
+        raise WireError(f"an array of unexpected type {name!r}")
     count = 1
     for n in shape:
         if not isinstance(n, int) or n < 0:
-            raise WireError(f"array of impossible shape {shape}")
+            raise WireError(f"an array of invalid shape {shape}")
         count *= n
     if offset < 0 or start + offset + count * dtype.itemsize > len(view):
-        raise WireError(f"array of shape {shape} reaches past the message")
+        raise WireError(f"an array of shape {shape} exceeds the message")
     array: Any = np.ndarray(shape, dtype, view, start + offset if count else 0)
     _check_finite(array)
     array.flags.writeable = False
@@ -144,13 +143,13 @@ def _read_array(view: memoryview, start: int, name: str, shape: list[int], offse
 
 
 def _check_finite(array: np.ndarray[Any, Any]) -> None:
-    """Refuse NaN and infinity in a contiguous array."""
+    """Reject NaN and infinity in a contiguous array."""
     if array.dtype.kind != "f":
         return
     flat = array.reshape(-1)
     # The sum of squares is finite only if all values are, and takes one operation.
     if not math.isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
-        raise WireError(f"an array of shape {array.shape} holds NaN or infinity")
+        raise WireError(f"an array of shape {array.shape} contains NaN or infinity")
 
 
 def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
@@ -178,10 +177,10 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
-                raise WireError(f"the key {key!r} does not travel")
-        # Sorted, so that equal values have equal bytes in any order of their arrays.
+                raise WireError(f"the key {key!r} cannot be encoded")
+        # Sorted, so that the order of the items does not change the bytes.
         return {key: _pack(value[key], arrays) for key in sorted(value)}
-    raise WireError(f"a {kind.__name__} does not travel")
+    raise WireError(f"a value of type {kind.__name__} cannot be encoded")
 
 
 def _pack_table(items: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> Any:
@@ -212,12 +211,12 @@ def _pack_items(items: Sequence[Any], arrays: list[np.ndarray[Any, Any]]) -> lis
 
 
 def _prepare_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array contiguous, little-endian, finite and of an allowed type."""
+    """Make an array contiguous and little-endian; reject other types and NaN."""
     if array.dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
         little = array.dtype.newbyteorder("<")
         array = np.ascontiguousarray(array, dtype=little).reshape(array.shape)
         if array.dtype not in _DTYPE_NAMES:
-            raise WireError(f"arrays of type {array.dtype} do not travel")
+            raise WireError(f"an array of type {array.dtype} cannot be encoded")
     _check_finite(array)
     return array
 
@@ -232,7 +231,7 @@ def _unpack(value: Any, arrays: list[Any]) -> Any:
     if "$array" in value:
         index = value["$array"]
         if index not in range(len(arrays)):
-            raise WireError(f"array {index!r} of {len(arrays)}")
+            raise WireError(f"no array {index!r} among {len(arrays)}")
         return arrays[index]
     if "$table" in value:
         return _unpack_table(value, arrays)
@@ -261,7 +260,7 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
     """Check every item and return the columns in the order of the type's fields."""
     checks = make_field_checks(kind)
     if columns.keys() != checks.keys():
-        raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
+        raise WireError(f"{kind.__name__} does not have exactly the fields {sorted(columns)}")
     field_columns = []
     for name, (fits, exact) in checks.items():
         column = columns[name]
@@ -278,7 +277,7 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
 
 @cache
 def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
-    """Return for each field a test of a decoded item, and a type that all pass."""
+    """Return a check of each field's values, and a type whose values always pass."""
     hints = typing.get_type_hints(kind)
     return {
         name: (_make_check(hint), hint if hint in (bool, int, float, str) else None)
@@ -287,7 +286,7 @@ def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
 
 
 def _make_check(hint: Any) -> Check:
-    """Return a test of an item against a type hint; for arrays it includes the dtype."""
+    """Return a check of values, including the dtypes of arrays, against a type hint."""
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin in (np.ndarray, NDArray):  # the second since numpy 2.5
         scalar = parameters[0] if origin is NDArray else typing.get_args(parameters[1])[0]

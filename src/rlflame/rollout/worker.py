@@ -1,7 +1,7 @@
-"""RolloutWorker: runs a task and returns its Fragment, equal everywhere.
+"""Runs rollout tasks. All workers return identical fragments for the same task.
 
-Reads no clock, no global random state and no worker identity. Its caches (policies by content,
-environments by state) only save time.
+A worker reads no clock, no global random state and no identity of its own. The caches (policies by
+content, environments by state) only save time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .task import (
 
 #: The run, the number of environments, and the slots, which are empty for whole episodes.
 SlotKey = tuple[str, int, tuple[int, ...]]
-#: A version has one policy per size of a group of slots, and others for evaluations.
+#: Each version of the weights has one policy per group size, and others for evaluations.
 _MAX_POLICIES = 8
 _MAX_SLOTS = 64
 
@@ -34,7 +34,7 @@ _MAX_SLOTS = 64
 class RolloutWorker:
     """Runs the tasks of a worker process, on every fleet.
 
-    `env_factory` makes a slot's environments; renderers pass one whose environments can be drawn.
+    `env_factory` makes a slot's environments. Renderers pass a factory of renderable environments.
     """
 
     def __init__(self, env_factory: Callable[[EnvSpec, int], VectorEnv] = make_vector_env) -> None:
@@ -57,9 +57,9 @@ class RolloutWorker:
     def run(
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
-        """Run a task; return its fragment, or an environment's failure as a value."""
+        """Run a task; return its fragment, or the failure of an environment."""
         key = (task.run, task.columns, task.slots if task.unit == "steps" else ())
-        # Remove them from the cache while they step.
+        # Remove the environments from the cache while they step.
         vector_env, tokens = self._slots.pop(key, (None, ()))
         if vector_env is None or vector_env.spec != task.env:
             if vector_env is not None:
@@ -79,7 +79,7 @@ class RolloutWorker:
             )
         finally:
             self._active = None
-        # Store their states, so that the next task need not restore them.
+        # Store the tokens of the states, so that the next task need not restore the states.
         self._slots[key] = vector_env, tuple(state.token for state in fragment.states)
         while len(self._slots) > _MAX_SLOTS:
             self._slots.popitem(last=False)[1][0].close()

@@ -176,7 +176,7 @@ def test_weights_that_are_gone_are_put_again_for_a_whole_group(
         tasks = [rollouts.task(FAKE, slot=slot, policy_id=name) for slot in range(4)]
         assert len(list(fleet.submit(tasks))) == 4
     # A connection that is opened during the restart is refused, which is retried as well.
-    reasons = [r for r in bench.kinds("retried") if not r.startswith("The cluster refused a call")]
+    reasons = [r for r in bench.kinds("retried") if not r.startswith("The cluster rejected a call")]
     assert reasons == ["its weights were missing from the cache"] * 4
 
 

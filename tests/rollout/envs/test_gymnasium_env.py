@@ -267,7 +267,7 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
         row.step(0, out)
     with pytest.raises(EnvironmentFault) as caught:
         RestorableEnv(env, 3).restore(row.snapshot(out), out)
-    assert "fakes:Fake-v0 led to another observation" in str(caught.value)
+    assert "fakes:Fake-v0 returned another observation" in str(caught.value)
     assert "--set rollout.unit=episodes" in str(caught.value)
     assert (caught.value.row, caught.value.seed, caught.value.step) == (3, 77, 2)
 
@@ -276,7 +276,7 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
     ("change", "sentence"),
     [
         ({"kind": "mujoco"}, "cannot restore a MuJoCo state"),
-        ({"seed": 5}, "put its code back if that has changed"),
+        ({"seed": 5}, "if its code has changed, restore the old code"),
     ],
 )
 def test_a_state_of_something_else_is_refused(change: Any, sentence: str) -> None:
@@ -334,8 +334,18 @@ def test_tokens_name_the_whole_state() -> None:
         ("raise", "init", "failed in reset: ValueError: the moon is wrong", 0),
         ("exit", "step", "failed in step: SystemExit: gone fishing", 3),
         ("exit", "init", "failed in reset: SystemExit: gone fishing", 0),
-        ("shape", "step", "returned an observation of shape (4,) where its space says (3,)", 3),
-        ("shape", "reset", "returned an observation of shape (4,) where its space says (3,)", 0),
+        (
+            "shape",
+            "step",
+            "returned an observation of shape (4,), but its space has the shape (3,)",
+            3,
+        ),
+        (
+            "shape",
+            "reset",
+            "returned an observation of shape (4,), but its space has the shape (3,)",
+            0,
+        ),
         ("ragged", "step", "failed in step: ValueError", 3),
         ("words", "step", "failed in step: ValueError", 3),
         ("nan_reward", "step", "returned the reward nan", 3),
@@ -389,7 +399,7 @@ def test_a_stop_request_is_never_the_environment_s(monkeypatch):
 
 def test_an_environment_that_is_another_one_here_is_refused() -> None:
     env = dataclasses.replace(read_env_spec("CartPole-v1", {}, None), observation_size=9)
-    with pytest.raises(EnvironmentFault, match="observes 4 numbers here, 9 where it was read"):
+    with pytest.raises(EnvironmentFault, match="observes 4 numbers here, but 9 in its spec"):
         RestorableEnv(env, 0).reset(0, 0, np.zeros(9, np.float32))
 
 

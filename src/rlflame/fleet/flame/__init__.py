@@ -1,1 +1,1 @@
-"""A fleet on a Flame cluster, whose executors come and go."""
+"""A fleet on a Flame cluster, whose executors may join or leave at any time."""

@@ -1,7 +1,7 @@
-"""Attempts at jobs: each is one task on the cluster, from start to answers.
+"""Runs attempts at jobs, each of which is one task on the cluster.
 
-Every wait is bounded: if a watch falls silent, the task is polled, and calls to a session manager
-that does not answer are retried for up to `reconnect_s`.
+Every wait is bounded. A task whose watch breaks or reports nothing is polled. Calls to a session
+manager that does not answer are retried for up to `reconnect_s`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .session_starter import SessionStarter
 from .timed_call import format_error
 
 T = TypeVar("T")
-#: A larger input is sent through the cache: the session manager refuses 4 MiB.
+#: A larger input is sent through the cache, because the session manager rejects 4 MiB.
 INLINE_BYTES = 3 << 20
 _POLL_INTERVAL_S = 0.5
 _ABANDONED_INTERVAL_S = 10.0
 
 
 class ClusterUnreachableError(FleetError):
-    """The session, its manager or the cache is gone: no attempt can be made."""
+    """The session, the session manager or the cache is gone, so no task can run."""
 
 
 class AttemptTimeout(FleetError):
@@ -53,11 +53,11 @@ class Attempt:
     jobs: list[FleetJob]
     created_at: float
     running_at: float | None = None
-    #: When the monitor last polled it.
+    #: The time at which the monitor last polled the task.
     polled_at: float = 0.0
-    #: The cluster's ID of the task, once it is created.
+    #: The ID of the task on the cluster; empty until the task is created.
     task: str = ""
-    #: flamepy's iterator over the task's changes, while there is one.
+    #: flamepy's latest iterator over the status updates of the task.
     watch: Any = None
     #: The location of the weights when the task was sent.
     weights: Reference | None = None
@@ -66,18 +66,18 @@ class Attempt:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether any of its jobs still waits for an answer."""
+        """Whether at least one job still waits for an answer."""
         return not all(job.is_over for job in self.jobs)
 
     def close_watch(self) -> None:
-        """End the watch; its reader then sees an error, and polls instead."""
+        """Cancel the watch, so that its reader gets an error and polls instead."""
         stream = getattr(self.watch, "_stream", None)
         if stream is not None:
             stream.cancel()
 
 
 class JobBoard:
-    """The jobs and attempts of a fleet. Callers hold `lock` to read or change either."""
+    """The jobs and attempts of a fleet. Callers hold `lock` to read or change them."""
 
     def __init__(self, observer: Observer) -> None:
         self.lock = threading.Condition()
@@ -103,7 +103,7 @@ class JobBoard:
         self.deliver()
 
     def deliver(self, *events: FleetEvent) -> None:
-        """Deliver outcomes and events, one thread at a time and without the lock."""
+        """Deliver outcomes and events without `lock`, from one thread at a time."""
         with self._notify_lock:
             try:
                 self.jobs.deliver_news(self.lock, self._observer)
@@ -124,11 +124,11 @@ class AttemptRunner:
     policies: PolicyStore
     board: JobBoard
     runtime: RuntimeSettings
-    #: Tasks that still run although no job waits for them, and when each is polled again.
+    #: Abandoned tasks, for which no job waits any more, with the time of the next poll of each.
     leftover_tasks: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
 
     def run(self, attempt: Attempt) -> dict[str, Any]:
-        """Return the worker and its answers; raises if the attempt failed on the cluster."""
+        """Run an attempt; return the worker's description of itself and its answers."""
         session, policy = self.starter.wait().session, attempt.jobs[0].task.policy_id
         delete = self.policies.deleter.delete
         weights = attempt.weights = self.policies.find_reference(policy)
@@ -142,7 +142,7 @@ class AttemptRunner:
         request = make_request("run", payload, policy, weights.endpoint, weights.key)
         try:
             attempt.task = self._call_persistently(self.client.create_task, session, request)
-            attempt.created_at = time.monotonic()  # before this, it could not stall
+            attempt.created_at = time.monotonic()  # a task cannot stall before it exists
             status = self._wait_for_end(session, attempt)
         finally:
             if large_input is not None:
@@ -152,11 +152,11 @@ class AttemptRunner:
         delete(reference.key)
         reply: dict[str, Any] = wire.decode(answer)
         if len(reply["answers"]) != len(attempt.jobs):
-            raise FleetError("its worker did not answer all its tasks")
+            raise FleetError("its worker did not answer all of the tasks")
         return reply
 
     def _wait_for_end(self, session: Any, attempt: Attempt) -> TaskStatus:
-        """Watch the task until it ends; poll it whenever the watch falls silent."""
+        """Watch the task until it ends; poll the task whenever the watch breaks."""
         while True:
             with contextlib.suppress(Exception):  # a watch may break at any moment
                 attempt.watch = session.watch_task(attempt.task)
@@ -164,7 +164,7 @@ class AttemptRunner:
                     status = TaskStatus(int(update.state), update.output)
                     self._handle_status(attempt, status)
                     if status.state == FAILED:
-                        break  # only a poll has the reason
+                        break  # only a poll returns the reason
                     if status.state in FINAL_STATES:
                         return status
             status = self._call_persistently(self.client.get_task_status, session, attempt.task)
@@ -181,11 +181,11 @@ class AttemptRunner:
             time.sleep(_POLL_INTERVAL_S)
 
     def tidy(self) -> None:
-        """Delete the answer of an abandoned task, once it has one."""
+        """Delete the answer of an abandoned task if the task has finished."""
         if not self.leftover_tasks or self.leftover_tasks[0][1] > time.monotonic():
             return
         task, _ = self.leftover_tasks.popleft()
-        with contextlib.suppress(Exception):  # what stays is deleted with the run
+        with contextlib.suppress(Exception):  # remaining objects are deleted with the run
             session = self.starter.wait().session
             status = self.client.get_task_status(session, task)
             if status.state == SUCCEED and status.output is not None:
@@ -195,13 +195,13 @@ class AttemptRunner:
                 self.leftover_tasks.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
-        """Check whether the task runs, since a late watch misses earlier changes."""
+        """Check whether the task is running, because a late watch misses changes."""
         with contextlib.suppress(Exception):
             session = self.starter.wait().session
             self._handle_status(attempt, self.client.get_task_status(session, attempt.task))
 
     def _handle_status(self, attempt: Attempt, status: TaskStatus) -> None:
-        # A short task may end before a status shows it running.
+        # A short task may end before any status says that it is running.
         if status.state in (RUNNING, SUCCEED) and attempt.running_at is None:
             attempt.running_at = time.monotonic()
             with self.board.lock:
@@ -234,7 +234,7 @@ class AttemptRunner:
             pause_s = min(2.0, 2.0 * pause_s)
 
     def _is_session_over(self) -> bool:
-        """Whether the session manager answers and the session is closed or unknown."""
+        """Return whether the session manager reports a closed or unknown session."""
         try:
             sessions = self.client.call("list_sessions")
         except FleetError:

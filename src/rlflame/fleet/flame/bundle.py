@@ -1,8 +1,8 @@
-"""Builds the data sent to a cluster: code, calls, and dependencies.
+"""Builds the data that is sent to a cluster: code, requests and dependencies.
 
-Source code is sent by value, so a prepared executor installs nothing. The package that other
-executors install contains only dependencies, pinned to the versions of this machine. Flame
-requires pickles for requests; answers are never unpickled.
+Source code is sent with the session, so executors that have the dependencies install nothing. Other
+executors install a package that contains only dependencies, pinned to the versions on this machine.
+Flame requires pickles for requests. Answers are never unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import rlflame
 from rlflame.errors import ConfigError
 
-#: Shipped with all modules of `rollout`.
+#: The files that are sent in addition to all modules of `rollout`.
 _FILES = (
     "__init__.py",
     "errors.py",
@@ -45,8 +45,8 @@ _SUPERVISOR = "rlflame.fleet.flame.service_supervisor"
 class Loader:
     """Unpacks the modules of a worker; Flame instantiates it once per executor.
 
-    The class is sent as text, so it must not use names of this module. The subclass that is sent
-    holds the archive of modules and the settings of the service.
+    The class is sent as text, so it must not use names from this module. A subclass, which is also
+    sent, holds the archive of modules and the settings of the service.
     """
 
     archive = b""
@@ -69,9 +69,9 @@ class Loader:
         self._service: Any = None
 
     def greet(self, wait_s: float = 0.0) -> Any:
-        """Describe this executor and its packages as JSON; requires only flamepy.
+        """Return a description of this executor as JSON; requires only flamepy.
 
-        `wait_s` keeps the executor busy, so that each of several executors takes a call.
+        `wait_s` keeps the executor busy, so that every executor takes one of several calls.
         """
         import json
         import os
@@ -84,7 +84,7 @@ class Loader:
         return self._make_array(json.dumps({**describe_host(), **place}).encode())
 
     def ping(self) -> Any:
-        """Return no bytes, to measure the round trip."""
+        """Return an empty array, so that callers can measure the round trip."""
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
@@ -94,7 +94,7 @@ class Loader:
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """Run encoded tasks with the weights at `endpoint`; return encoded answers."""
+        """Run encoded tasks with the weights `key` at `endpoint`; return the answers."""
         if self._service is None:
             from rlflame.fleet.flame.service import Service
 
@@ -105,13 +105,13 @@ class Loader:
 def make_loader_text() -> str:
     """Return `Loader` as source code, which every Python version can load.
 
-    Bytecode of another version would crash the worker process and block its executor.
+    Bytecode from another Python version would crash the worker process and block its executor.
     """
     return f"from __future__ import annotations\n\n{inspect.getsource(Loader)}"
 
 
 def make_archive(env_file: str | None = None) -> bytes:
-    """Return a reproducible zip of a worker's modules and the environment file."""
+    """Return a reproducible ZIP of a worker's modules and the environment file."""
     package = Path(rlflame.__file__).absolute().parent
     paths = [*(package / file for file in _FILES), *(package / "rollout").rglob("*.py")]
     files = {path.relative_to(package.parent).as_posix(): _read(path) for path in paths}
@@ -125,7 +125,7 @@ def make_archive(env_file: str | None = None) -> bytes:
 
 
 def make_request(method: str, *arguments: Any) -> bytes:
-    """Encode a call of a method of `Loader` for flamepy."""
+    """Encode a call to a method of `Loader` for flamepy."""
     import cloudpickle
     from flamepy.runner.types import RunnerRequest
 
@@ -134,7 +134,7 @@ def make_request(method: str, *arguments: Any) -> bytes:
 
 
 def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
-    """Encode the object that a session's executors load for flamepy."""
+    """Encode the worker class that the executors of a session load."""
     import cloudpickle
     from flamepy.runner.types import RunnerContext
 
@@ -156,7 +156,7 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
 
 
 def add_supervisor(arguments: list[str]) -> list[str]:
-    """Return the template's arguments with rlflame's supervisor as the service."""
+    """Return the template's arguments, with rlflame's supervisor as the service."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
         return [*arguments[:-2], "-c", inspect.getsource(import_module(_SUPERVISOR))]
     return arguments  # a custom template keeps its command line
@@ -172,7 +172,7 @@ def _read(path: str | Path) -> bytes:
 
 
 def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
-    """Return a worker's requirements: environments' packages and `extra`."""
+    """Return the requirements of a worker: the pinned packages and `extra`."""
     requirements = []
     for package, requirement in PIN_REQUIREMENTS.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -181,7 +181,7 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
 
 
 def make_package(name: str, requirements: Sequence[str]) -> bytes:
-    """Return a package of dependencies alone, which builds without a download."""
+    """Return a source package with dependencies only, which builds offline."""
     files = {
         "pyproject.toml": f"""[build-system]
 requires = []
@@ -204,7 +204,7 @@ dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
     return buffer.getvalue()
 
 
-#: A PEP 517 build backend without dependencies, so that building it needs no package index.
+#: A PEP 517 build backend without dependencies, so that the build needs no package index.
 _BACKEND = '''"""Builds an empty wheel that requires the dependencies."""
 import os
 import zipfile

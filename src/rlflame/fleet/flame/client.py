@@ -1,4 +1,4 @@
-"""Finds, opens and calls the configured Flame cluster. Every call has a timeout."""
+"""The client of the configured Flame cluster. Every call has a timeout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .object_cache import Reference
 from .timed_call import CALL_S, ClusterCallError, call_with_timeout, format_error, make_call_error
 
 _PORT_CHECK_S, _NAME_LOOKUP_S, _CONNECT_S = 3.0, 10.0, 12.0
-#: flamepy's task states on the wire.
+#: The numbers of flamepy's task states.
 PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
 FINAL_STATES = (SUCCEED, FAILED, CANCELLED)
 #: The state of a session that is not closed.
@@ -42,7 +42,7 @@ OPEN = 0
 EXECUTOR_STATES = (
     "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
 )  # fmt: skip
-#: Session events: an executor failed to start, and Flame stopped starting executors.
+#: Codes of session events: an executor failed to start, or Flame stopped starting executors.
 BIND_FAILED, SESSION_PAUSED = 1001, 1002
 
 
@@ -81,11 +81,11 @@ class FlameClient:
         check_endpoint(MANAGER, self.endpoint)
         check_endpoint(CACHE, self.cache_endpoint)
         self._connection: Any = None
-        #: The bytes of tasks, their results and the weights.
+        #: Counts the bytes of tasks, results and weights.
         self.meter = TrafficMeter()
 
     def open(self) -> FlameClient:
-        """Check both servers and connect; raises FlameConnectError with suggested fixes."""
+        """Check both servers and connect; raise FlameConnectError with suggested fixes."""
         self.check_port(MANAGER, self.endpoint)
         self.check_port(CACHE, self.cache_endpoint)
         self.connect()
@@ -111,7 +111,7 @@ class FlameClient:
             ) from error
 
     def connect(self) -> float:
-        """Connect to the session manager; return seconds until its first answer."""
+        """Connect to the session manager; return its response time in seconds."""
         import flamepy
 
         self.check_port(MANAGER, self.endpoint)
@@ -144,7 +144,7 @@ class FlameClient:
                 call_with_timeout(connection.close, 5.0, "disconnect")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of flamepy's connection."""
+        """Call a method of flamepy's connection, with a timeout."""
         if self._connection is None:
             raise ClusterCallError("The connection to the cluster is closed.")
         call = partial(getattr(self._connection, method), *arguments)
@@ -162,7 +162,7 @@ class FlameClient:
         url: str | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        """Register a copy of the template, which installs the package at `url`."""
+        """Register a copy of the template that installs the package at `url`, if any."""
         from flamepy.core.types import ApplicationAttributes
 
         template = runtime.flame.template or self.template
@@ -223,8 +223,8 @@ class FlameClient:
         texts = [event.message for event in task_state.events if event.code == FAILED]
         return TaskStatus(int(task_state.state), task_state.output, texts[-1] if texts else "")
 
-    # These calls run in another thread: Ctrl-C during a gRPC call can leave its channel without
-    # answers, and then the session could not be closed.
+    # These calls run in another thread. Ctrl-C during a gRPC call can leave the channel without
+    # answers, so that the session could not be closed.
 
     def send_request(self, session: Any, method: str, *arguments: Any) -> str:
         payload = make_request(method, *arguments)
@@ -251,14 +251,14 @@ class FlameClient:
     def wait_for_answer(
         self, session: Any, task: str, timeout_s: float, interval_s: float
     ) -> memoryview:
-        """Wait for the result of a small task; raises FleetError on failure or timeout."""
+        """Wait for the result of a small task; raise FleetError on failure or timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.poll_task(session, task)
             if status.state in FINAL_STATES:
                 return self.fetch_result(session, status)[1]
             if time.monotonic() > deadline:
-                raise FleetError(f"A small task was not answered within {timeout_s:g} s.")
+                raise FleetError(f"No executor answered a small task within {timeout_s:g} s.")
             time.sleep(interval_s)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a Flame cluster, and its errors."""
+"""Finds the configuration of a Flame cluster, and reports errors in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", ("grpc", "grpcs", "g
 
 
 class FlameConnectError(FleetUnreachableError):
-    """A server does not answer. `fixes` are shown by cluster-check."""
+    """A server does not answer. cluster-check shows `fixes`."""
 
     def __init__(
         self, server: FlameServer, endpoint: str, message: str, fix: str, detail: str = ""
@@ -100,7 +100,7 @@ def make_unconfigured_error(
 
 
 def make_unreadable_error(error: Exception) -> ConfigError:
-    """Return the error for a broken file, which flamepy reads in any case."""
+    """Return the error for an invalid configuration file, which flamepy always reads."""
     path = get_config_path()
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         cause = "it is empty, or does not have the structure of Flame's configuration"

@@ -1,4 +1,4 @@
-"""FlameFleet: runs tasks on the executors of a Flame cluster."""
+"""The fleet that runs tasks on the executors of a Flame cluster."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .scheduler import Scheduler
 from .session_starter import PREFIX, SessionStarter
 from .timed_call import call_with_timeout, format_error
 
-#: How long `close()` retries calls that the cluster refuses, and its time limit.
+#: How long `close()` retries calls that the cluster rejects, and how long it takes at most.
 _DRAIN_S, _CLEAN_S = 12.0, 16.0
 _START_END_S = 5.0
 
 
 class FlameFleet(ContextManagerMixin):
-    """The executors of a cluster, from construction to `close()`."""
+    """Runs tasks on the executors of a cluster until `close()`."""
 
     name = "flame"
 
@@ -100,12 +100,12 @@ class FlameFleet(ContextManagerMixin):
         return JobSubmission(self._scheduler.board.cancel, jobs, answers, finish)
 
     def read_traffic(self) -> Traffic:
-        """Return this process's traffic with the cluster, without weight downloads."""
+        """Return this process's traffic, without the weights that executors download."""
         return self._client.meter.read()
 
     def probe(self) -> list[dict[str, Any]]:
-        """Describe the workers that have answered; executors come and go."""
-        if threading.current_thread() is not self._starter.thread:  # it would wait for itself
+        """Return the descriptions of the workers that have answered so far."""
+        if threading.current_thread() is not self._starter.thread:  # cannot wait for itself
             self._starter.wait()
         workers = self._workers.list_workers()
         if not workers and self._starter.session is not None:
@@ -139,12 +139,12 @@ class FlameFleet(ContextManagerMixin):
             problem = error.message.rstrip(".")
         stop_lease()
         if problem:
-            self._note(f"flame: {problem}; rlflame cluster-check --clean removes its leftovers")
+            self._note(f"flame: {problem}; to clean up: rlflame cluster-check --clean")
         self._client.close()
 
 
 def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
-    """Return how many executors can run at a time, by settings and nodes."""
+    """Return how many executors the settings and the nodes allow at a time."""
     room = 0
     for node in client.call("list_nodes"):
         if node.status.state == 1:
@@ -157,12 +157,12 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
 
 
 class WorkerRegistry:
-    """Reports the number of workers, and once each difference from this machine.
+    """Reports the number of workers, and each difference from this machine once.
 
-    Executors come and go, and the cluster does not say which are gone. At most `max_workers` exist
-    at a time, so if there are more, those that have not answered for longest are dropped. When the
-    registry is full, `count_room` shows whether nodes have joined. Workers of a node that has left
-    stay counted until others take their places.
+    The cluster does not report which executors have ended. At most `max_workers` exist at a time,
+    so a full registry drops the worker whose last answer is the oldest. Before that, `count_room`
+    shows whether nodes have joined. Workers on a removed node are counted until other workers
+    replace them.
     """
 
     def __init__(self, max_workers: int, count_room: Callable[[], int], observer: Observer) -> None:
@@ -178,7 +178,7 @@ class WorkerRegistry:
             return list(self._workers.values())
 
     def add(self, worker: dict[str, Any]) -> None:
-        if "python" not in worker:  # its child process, which reports it, did not start
+        if "python" not in worker:  # the child process, which reports the versions, did not start
             return
         name = worker["name"]
         with self._lock:
@@ -205,7 +205,7 @@ class WorkerRegistry:
         remote, python = (".".join(str(w["python"]).split(".")[:2]) for w in (worker, local))
         differ = [f"Python {remote} (here {python})"] if remote != python else []
         for name, version in local.items():
-            # A package that one of the two lacks cannot affect what both can run.
+            # A package that only one machine has cannot affect tasks that both can run.
             other = worker.get(name)
             if name != "python" and other != version and "absent" not in (other, version):
                 differ.append(f"{name} {other} (here {version})")
@@ -215,4 +215,4 @@ class WorkerRegistry:
             self._notes.add(note)
         if is_new:
             text = f"the worker on {worker['host']} differs in {note}: results may not be "
-            self._observer(FleetEvent("note", "", 0, text + "bit-identical to a run here"))
+            self._observer(FleetEvent("note", "", 0, text + "bit-identical to a local run"))

@@ -1,8 +1,8 @@
-"""Objects in the cluster's cache: bytes in Arrow arrays, without pickle.
+"""Stores and reads bytes in the cluster's object cache, without pickle.
 
-flamepy's `get_object` unpickles a download unless it is marked as an array, so any client that can
-write to the cache could run code in every reader. flamepy keeps one connection to the cache per
-process, so this module defines functions. It is shipped to workers.
+flamepy's `get_object` unpickles a download unless it is marked as an Arrow array, so any client
+that can write to the cache could run code in every reader. flamepy keeps one connection per
+process, so this module defines functions instead of a class. The module is also sent to workers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _TRANSFER_S = 80.0
 BEAT_INTERVAL_S, LEASE_CALL_S = 5.0, 4.0
 #: flamepy's mark of an Arrow array; an object with any other mark may be a pickle.
 _ARRAY_MARK = b"FLM\x03"
-#: The errors of reading a damaged or hostile object, besides Arrow's own.
+#: The errors that a damaged or hostile object can cause, in addition to Arrow's errors.
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, EOFError, StopIteration, MemoryError)
-#: The last part of a key that a worker may name. The cache generates a UUID.
+#: The last part of the key of a worker's answer. The cache generates a UUID.
 _OBJECT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
-#: A worker's address that is safe to print: no special characters of a terminal or shell.
+#: An address that is safe to print: it has no special characters of a terminal or shell.
 _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 
 
@@ -75,7 +75,7 @@ def put_value(prefix: str, value: Any) -> Reference:
 
 
 def upload(key: str, content: bytes) -> str:
-    """Store a package for executors to install; returns its address."""
+    """Store a package for executors to install, and return its address."""
     from flamepy.core import upload_object
 
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
@@ -87,9 +87,9 @@ def upload(key: str, content: bytes) -> str:
 
 
 def get(key: str, endpoint: str = "", timeout_s: float = _TRANSFER_S) -> memoryview:
-    """Return the bytes of an object; raises KeyError if it is not there.
+    """Return the bytes of an object; raise KeyError if the object is missing.
 
-    A driver passes no `endpoint`: it calls only the configured cache, whatever a reference says.
+    A driver passes no `endpoint`, so that it calls only the configured cache.
     """
     from flamepy.core import cache
 
@@ -111,8 +111,8 @@ def delete(prefix: str) -> None:
 def parse_reference(output: bytes, session: Any) -> Reference:
     """Parse a reference to a task's result, which must belong to the session.
 
-    The worker may be hostile: its answer must not choose the address that the driver calls, or
-    other objects for the driver to read and delete.
+    A hostile worker must not choose the address that the driver calls, or make the driver read or
+    delete other objects.
     """
     from flamepy.core import ObjectRef
 
@@ -131,7 +131,7 @@ def parse_reference(output: bytes, session: Any) -> Reference:
 
 
 def read_object(endpoint: str, key: str) -> memoryview:
-    """Return an object's bytes; raise KeyError if missing, FleetError if not bytes."""
+    """Return an object's bytes; raise KeyError if missing, FleetError if invalid."""
     import pyarrow as pa
     import pyarrow.flight as flight
     from flamepy.core import cache
@@ -148,7 +148,7 @@ def read_object(endpoint: str, key: str) -> memoryview:
 
 
 def _parse_download(table: Any) -> memoryview:
-    """Return the array in the base row of a download; patches are not used."""
+    """Return the array in a download, which must consist of a single row."""
     import pyarrow as pa
 
     table.validate(full=True)
@@ -172,12 +172,12 @@ def _parse_download(table: Any) -> memoryview:
 class Lease:
     """An object in the cache that the driver renews until `close()`.
 
-    A reader that sees no change for long enough knows that the run is dead. The clocks of the two
-    machines need not agree.
+    If the object does not change for long enough, a reader knows that the run is dead. The clocks
+    of the two machines need not agree.
     """
 
     def __init__(self, run: str) -> None:
-        #: Where executors read the lease. They may not reach the driver's address of the cache.
+        #: The lease's location for executors, which may not reach the driver's address.
         self.reference = {"endpoint": "", "key": make_lease_key(run)}
         self._beat = 0
         self._closing = False
@@ -212,7 +212,7 @@ def make_lease_key(run: str) -> str:
 
 
 def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
-    """Return the content of a lease, or None; raise FleetError if damaged."""
+    """Return the content of a lease, or None if missing; raise FleetError if invalid."""
     try:
         content: dict[str, Any] = wire.decode(get(key, endpoint, 2.0 * LEASE_CALL_S))
         if {"beat", "closing", "host", "pid"} <= content.keys():

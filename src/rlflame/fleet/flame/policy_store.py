@@ -1,4 +1,4 @@
-"""The policies of a fleet on a cluster: their uses and their locations."""
+"""Keeps the policies of a fleet in the cluster's cache while they are in use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PolicyStore:
             self.deleter.delete(reference.key)
 
     def find_reference(self, policy_id: str) -> Reference:
-        """Return the policy's location in the cache; the first call puts it there."""
+        """Return the location of a policy; the first call stores it in the cache."""
         with self._put_lock:
             with self._lock:
                 reference = self._references.get(policy_id)
@@ -72,20 +72,20 @@ class PolicyStore:
                     if policy_id in self._contents:
                         self._references[policy_id] = reference
                         return reference
-                self.deleter.delete(reference.key)  # the policy was released meanwhile
+                self.deleter.delete(reference.key)  # the policy was released in the meantime
             raise FleetError("The weights of this task were released.")
 
     def forget_reference(self, policy_id: str, reference: Reference | None) -> None:
-        """Forget where a worker did not find the weights, unless they have moved since."""
+        """Forget the location at which a worker found no weights, if it is current."""
         with self._lock:
             if reference is None or self._references.get(policy_id) != reference:
                 return
             del self._references[policy_id]
-        self.deleter.delete(reference.key)  # it exists if the cache was only unreachable
+        self.deleter.delete(reference.key)  # exists if the cache was only unreachable
 
 
 class DeferredDeleter:
-    """Deletes used objects in a thread, so that callers do not wait."""
+    """Deletes objects in a thread, so that callers do not wait."""
 
     def __init__(self) -> None:
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
-"""Schedules jobs: attempts, retries, duplicates of stragglers, and failures.
+"""Schedules jobs: starts attempts, retries failed ones and duplicates slow ones.
 
-Each attempt has its own thread, so that its code reads from top to bottom. A monitor thread looks
-for silent and slow attempts. A lost attempt is replaced by another one, which by design yields the
+Each attempt has its own thread, so that the code of an attempt is sequential. A monitor thread
+looks for silent and slow attempts. A lost attempt is replaced by another attempt, which yields the
 same fragment.
 """
 
@@ -24,13 +24,13 @@ from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableE
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
 
-#: This many failures without an answer in between, over at least this time, end the run.
+#: This many consecutive failures, over more than this time, end the run.
 _BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
-#: The number of attempts at a time: one running and one queued per executor, and some spare ones.
+#: The limits on concurrent attempts: one running and one queued per executor, and some spare ones.
 _ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
 _MONITOR_INTERVAL_S = 0.5
-#: A watched task that is silent for this long is polled.
+#: A watched task without an update for this long is polled.
 _SILENCE_S = 20.0
 #: If no task runs for this long, the scheduler looks for the reason.
 _STALLED_S = 4.0
@@ -67,7 +67,7 @@ class CircuitBreaker:
 
 
 def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
-    """Find out why every task fails: a server is down, or a worker process died."""
+    """Find out why all tasks fail: a server is down, or a worker process has died."""
     client, session = runner.client, runner.starter.wait().session
     prefix = f"{session.application}/shared"
     for server, check in (
@@ -120,7 +120,7 @@ class Scheduler:
             error = self.board.final_error
             if error is None:
                 self._start_threads()
-                # No more threads than jobs: a thread that wakes in vain costs time.
+                # Wake no more threads than there are jobs, because every wake-up costs time.
                 self.board.lock.notify(len(jobs))
         if error is not None:
             self.board.fail_all(error)
@@ -136,7 +136,7 @@ class Scheduler:
             attempt.close_watch()
 
     def _start_threads(self) -> None:
-        """Start one thread per possible attempt; jobs that still wait can be grouped."""
+        """Start a thread for each job that no idle thread can take, up to the limit."""
         missing = len(self.board.jobs) - self._idle_count
         for _ in range(min(missing, self._max_threads - self._thread_count)):
             self._thread_count += 1
@@ -167,7 +167,7 @@ class Scheduler:
         return [first, *jobs.take_similar(first, size - 1)]
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        """Run an attempt; every failure becomes another attempt or an error."""
+        """Run an attempt. A failure leads to another attempt or to an error."""
         try:
             self._handle_reply(attempt, self.runner.run(attempt))
         except AttemptTimeout as error:
@@ -192,7 +192,7 @@ class Scheduler:
                 self.breaker.record_answer()
                 if job.is_over:  # another attempt was faster
                     continue
-                if answer["kind"] == "result":  # a failure's duration is not a task's
+                if answer["kind"] == "result":  # failures have other durations than tasks
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
             runtime = self.runner.runtime
             outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
@@ -203,7 +203,7 @@ class Scheduler:
                 self.board.jobs.finish(job, outcome)
         if not retries:
             return
-        self.board.deliver()  # the outcomes, before the pause
+        self.board.deliver()  # deliver the outcomes before the pause
         for job, outcome in retries:
             if outcome.weights_lost:
                 self.runner.policies.forget_reference(job.task.policy_id, attempt.weights)
@@ -213,7 +213,7 @@ class Scheduler:
     def _requeue(self, attempt: Attempt, failures: Sequence[tuple[FleetJob, str]]) -> None:
         board = self.board
         with board.lock:
-            # A job that another attempt still runs is requeued only if that one fails, too.
+            # A job that another attempt still runs is requeued only if that attempt also fails.
             attempt.has_failed = True
             active = [job for other in board.attempts if not other.has_failed for job in other.jobs]
             for job, reason in reversed(failures):
@@ -223,7 +223,7 @@ class Scheduler:
             board.lock.notify(len(failures))
 
     def _handle_loss(self, attempt: Attempt, reason: str, *, is_delay: bool = False) -> None:
-        """Handle an attempt that the cluster, not an environment, made fail."""
+        """Handle an attempt that failed because of the cluster, not an environment."""
         runtime = self.runner.runtime
         # The duration of a group does not show which of its jobs is slow.
         if is_delay and len(attempt.jobs) == 1:
@@ -247,7 +247,7 @@ class Scheduler:
             if error is not None:
                 self.board.fail_all(error)
                 return
-        # If one executor fails all its tasks, the pause lets others take tasks.
+        # If one executor fails all of its tasks, the pause lets other executors take them.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         first_reason = reason if failures == 1 else ""
         self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])
@@ -270,13 +270,13 @@ class Scheduler:
             active_at = max(attempt.created_at, attempt.running_at or 0.0, attempt.polled_at)
             if now - active_at > _SILENCE_S:
                 attempt.polled_at = now
-                attempt.close_watch()  # its thread then polls
+                attempt.close_watch()  # the attempt's thread then polls
         if not waiting:
             self._speculate(attempts, now)
         self._check_stall(attempts, now)
 
     def _check_stall(self, attempts: list[Attempt], now: float) -> None:
-        """Report that no task runs: executors may be lost, or new ones fail to start."""
+        """Report when no task runs, because executors may be lost or fail to start."""
         submissions = [attempt for attempt in attempts if attempt.task]
         if not submissions or any(attempt.running_at is not None for attempt in attempts):
             self._stall_checked_at = now
@@ -294,7 +294,7 @@ class Scheduler:
             self.runner.starter.handle_stall(now - oldest.created_at)
 
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
-        """Start second attempts of stragglers on free executors."""
+        """Start second attempts at slow jobs, as long as executors are free."""
         free = self._capacity - len(attempts)
         twins = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
         for attempt in attempts:
@@ -311,7 +311,7 @@ class Scheduler:
                 self._start_second(attempt, jobs)
 
     def _start_second(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
-        """Start a second attempt of the jobs, unless the first has just ended."""
+        """Start a second attempt at the jobs, unless the first one has just ended."""
         second = Attempt(jobs, time.monotonic(), speculative=True)
         with self.board.lock:
             if attempt not in self.board.attempts or attempt.has_failed:

@@ -1,7 +1,7 @@
-"""Runs on a Flame worker: steps environments in a child, and answers for it.
+"""The service on a Flame executor, which runs tasks in a child process.
 
-An environment that crashes, hangs or runs out of memory ends only the child, which becomes an
-answer. The worker itself must never die, because Flame would then fail every queued task.
+An environment that crashes, hangs or runs out of memory ends only the child, and the service
+answers with the failure. The service must never die: Flame would then fail every queued task.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Answer = dict[str, Any]
 _TICK_S = 0.2
 _START_DEADLINE_S = 120.0
 _MAX_POLICIES = 4
-#: How often a running task checks whether its run is still alive.
+#: The interval at which a running task checks whether its run is still alive.
 _LEASE_INTERVAL_S = 2.0
 #: A run whose lease has not changed for this long is dead.
 _LEASE_DEADLINE_S = 90.0
-#: A process that outlives its run by this long has lost its executor manager.
+#: A process that still exists this long after its run has lost its executor manager.
 _ORPHAN_S = 900.0
 _ORPHAN_CHECK_INTERVAL_S = 30.0
 
@@ -53,7 +53,7 @@ class Service:
         delay_release_s: float = 0.0,
     ) -> None:
         self._environment = blas.make_child_environment(core=core)
-        if env_file is not None:  # it was unpacked next to the package
+        if env_file is not None:  # the file was unpacked next to the package
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
             self._environment[user_code.FILE_VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
@@ -63,7 +63,7 @@ class Service:
         self._hello: dict[str, Any] = {}
         self._policies: OrderedDict[str, None] = OrderedDict()
         self._name = uuid.uuid4().hex[:8]
-        #: When the child was ready for the task; its start does not count as task time.
+        #: The time at which the child was ready. Its startup does not count as task time.
         self._started_at = 0.0
         self._orphan_s = _ORPHAN_S + 2.0 * delay_release_s
         #: Whether the run has ended, so that queued tasks are not run.
@@ -74,7 +74,7 @@ class Service:
         ).start()
 
     def _exit_when_orphaned(self) -> None:
-        """End this process if its executor manager died, because nothing else would."""
+        """End this process if its executor manager has died. Nothing else would end it."""
         lease, over_since = _LeaseReader(self._lease_reference), None
         while True:
             time.sleep(_ORPHAN_CHECK_INTERVAL_S)
@@ -84,12 +84,12 @@ class Service:
             over_since = over_since or time.monotonic()
             if time.monotonic() - over_since > self._orphan_s:
                 self._close_child()
-                os._exit(0)  # the supervisor does not restart it
+                os._exit(0)  # with this code, the supervisor does not restart the process
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
         """Run encoded tasks and return encoded answers. A failing task does not raise.
 
-        `tasks` is a numpy array if it came with the call, an Arrow array if from the cache.
+        `tasks` is a numpy array if sent with the call, or an Arrow array if sent through the cache.
         """
         self._lease = _LeaseReader(self._lease_reference)
         content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
@@ -164,13 +164,13 @@ class Service:
                 self._close_child()
                 return answer
             if self._lease.is_due(now) and self._lease.is_over():
-                # Only if the run announced it: a silent run may come back.
+                # Only an announced end is final. A silent run may renew its lease again.
                 self._has_run_ended = self._lease.closing
                 self._close_child()
                 return {"kind": "cancelled"}
 
     def _ensure_child(self) -> WorkerProcess | None:
-        """Return a child that has said hello, or None if it does not start."""
+        """Return a child that has sent HELLO, or None if the child does not start."""
         if self._child is not None and not self._child.has_exited:
             return self._child
         self._close_child()
@@ -203,7 +203,7 @@ class Service:
 
 
 class _LeaseReader:
-    """Reads the run's lease and detects the end of the run."""
+    """Reads the lease of a run, and detects the end of the run."""
 
     def __init__(self, reference: Mapping[str, str]) -> None:
         self._reference = reference
@@ -212,17 +212,17 @@ class _LeaseReader:
         self.closing = False
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to read the lease again."""
+        """Return whether it is time to read the lease again."""
         if now - self._checked_at < _LEASE_INTERVAL_S:
             return False
         self._checked_at = now
         return True
 
     def is_over(self) -> bool:
-        """Whether the run has announced its end, or its lease has expired."""
+        """Return whether the run has announced its end, or its lease has expired."""
         now = time.monotonic()
         contents = None
-        with contextlib.suppress(Exception):  # an unreachable cache counts as silence
+        with contextlib.suppress(Exception):  # an unreachable cache counts as no renewal
             contents = read_lease(**self._reference)
         if contents is not None:
             if contents["closing"]:
@@ -234,7 +234,7 @@ class _LeaseReader:
 
 
 def _fetch_policy(endpoint: str, key: str) -> bytes | None:
-    """Return a policy's frame from the cache, or None if it cannot be read."""
+    """Return an encoded policy from the cache, or None if it cannot be read."""
     try:
         return bytes(read_object(endpoint, key))
     except Exception:  # deleted, or the cache is unreachable: the driver retries the task

@@ -1,9 +1,9 @@
-"""Runs on an executor instead of `flamepy.runner.runpy`: restarts the service.
+"""Replaces `flamepy.runner.runpy` on an executor, and restarts a dead service.
 
-Flame does not replace a worker process that died: its executor would fail all its tasks and could
-never be released. This parent process therefore forks the service again, and the new process
-resumes the session. The module is sent as text for `python -c`, so it contains no dollar sign and
-imports no other module of rlflame.
+Flame does not replace a dead worker process: its executor would fail all tasks and could never be
+released. This parent process therefore forks the service again, and the new process resumes the
+session. The module is sent as text for `python -c`, so it must not contain a dollar sign or import
+another module of rlflame.
 """
 
 import base64
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def watch(record_path: str) -> None:
-    """Fork the service, again if it dies. Signals to the group reach both."""
+    """Fork the service, and fork again if it dies. Group signals reach both of them."""
     deaths = 0
     while deaths < ATTEMPTS:
         started_at, supervisor = time.monotonic(), os.getpid()
@@ -63,7 +63,7 @@ def watch(record_path: str) -> None:
 
 
 def die_with(supervisor: int) -> None:
-    """Make this process end with its supervisor, which would restart it."""
+    """Make this process end when its supervisor ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:

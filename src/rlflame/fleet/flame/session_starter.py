@@ -1,7 +1,7 @@
 """Opens a session on prepared executors, or on executors that install a package.
 
-Prepared executors need no package index and no installation, so they are tried first. They report
-their packages. If these differ from this machine's, a second application, which installs a
+Prepared executors already have the dependencies, so they are tried first. They report their
+packages. If the packages differ from those on this machine, a second application, which installs a
 package of dependencies, replaces the first one.
 """
 
@@ -40,14 +40,14 @@ from .timed_call import ClusterCallError
 PREFIX = "rlflame-"
 _POLL_INTERVAL_S = 0.25
 _REPORT_INTERVAL_S = 2.0
-#: A longer wait is unusual, and its message suggests cluster-check.
+#: A longer wait is unusual, so its message suggests cluster-check.
 _LONG_WAIT_S = 20.0
 _MAX_REFUSALS = 5
 
 
 @dataclass(frozen=True)
 class FlameSession:
-    """A session that answers, and the greeting of its first executor."""
+    """An open session, and its first executor's description of itself."""
 
     session: Any
     greeting: dict[str, Any]
@@ -79,7 +79,7 @@ class SessionStarter:
         self.thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
 
     def wait(self) -> FlameSession:
-        """Wait for the session and return it; raises the error if none could be started."""
+        """Wait for the session and return it; raise the error if none could be started."""
         self.end_event.wait()
         if self.session is None:
             raise self._error or _make_closed_error()
@@ -92,7 +92,7 @@ class SessionStarter:
             self._error = error
         except Exception as error:
             message = f"The fleet could not start: {error!r}."
-            self._error = FleetError(message, "run it again with --debug to see where")
+            self._error = FleetError(message, "run it again with --debug to see the traceback")
         self.end_event.set()
         if self.session is not None:
             installation = "executors install packages" if self._installs else "nothing to install"
@@ -114,7 +114,7 @@ class SessionStarter:
                 if not any(compare_packages(session.greeting["packages"], local)):
                     return session
             self._report_phase("the executors lack the required packages: installing them")
-            with contextlib.suppress(FleetError):  # the fleet closes it again at the end
+            with contextlib.suppress(FleetError):  # the fleet closes all sessions at the end
                 self.client.close_sessions([self.application])
         return _check_packages(self.start_session(installs=True))
 
@@ -143,7 +143,7 @@ class SessionStarter:
         return FlameSession(session, greeting, len(archive) + len(package))
 
     def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
-        """Wait until an executor answers; meanwhile, report why none does."""
+        """Wait until an executor answers; meanwhile, report why none has answered."""
         started_at = time.monotonic()
         refusals, waited_s, reported_s = 0, 0.0, 0.0
         task = self.client.send_request(session, "greet")
@@ -178,7 +178,7 @@ class SessionStarter:
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
-        """Report why no task runs in the middle of a run; raise if no executor can start."""
+        """Report why no task runs in the middle of a run; raise if no executor starts."""
         session_id = self.wait().session.id
         try:
             failures = self._list_bind_failures(session_id)
@@ -189,7 +189,7 @@ class SessionStarter:
             return  # the attempts retry until the session manager comes back
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
-        """Return the causes of failed starts; raise SessionPausedError if Flame gave up."""
+        """Return the causes of failed starts; raise SessionPausedError if Flame gives up."""
         events = self.client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
@@ -225,7 +225,7 @@ class SessionStarter:
         return f"waiting for an executor, {waited_s:.0f} s{cause}"
 
     def _has_fitting_node(self) -> bool:
-        """Whether any empty node could hold an executor of the requested size."""
+        """Return whether an executor of the requested size fits on an empty node."""
         cpu, memory = self.runtime.flame.cpu or 0, parse_bytes(self.runtime.flame.memory or "0")
         nodes = self.client.call("list_nodes")
         sizes = [node.status.capacity for node in nodes if node.status.state == 1]
@@ -247,7 +247,7 @@ class SessionStarter:
 def compare_packages(
     remote: Mapping[str, str], local: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the environments' packages that are missing or of another version."""
+    """Return the missing packages, and those of another version than here."""
     names = [name for name in bundle.PIN_REQUIREMENTS if name in local]
     return (
         [name for name in names if name not in remote],

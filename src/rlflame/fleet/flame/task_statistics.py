@@ -1,22 +1,22 @@
-"""The durations of tasks on a cluster: group sizes and straggler detection."""
+"""Derives group sizes and time limits from the durations of tasks on a cluster."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from statistics import median
 
-#: Enough tasks for a median, and few enough to follow a change.
+#: Enough tasks for a stable median, and few enough to follow changes.
 _HISTORY_LENGTH = 32
-#: Short tasks are grouped up to about this much work.
+#: Short tasks are sent in groups of up to about this much work.
 _GROUP_WORK_S = 0.6
-#: A task that takes longer than this many medians is slow...
+#: A task is slow if it takes longer than this multiple of the median duration...
 _SLOW_FACTOR = 3.0
-#: ...but never before this time.
+#: ...but not before this time.
 _SLOW_FLOOR_S = 1.0
 
 
 class TaskStatistics:
-    """The durations of the latest tasks."""
+    """Records the durations of the latest tasks."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(1, capacity)
@@ -45,7 +45,7 @@ class TaskStatistics:
         return max(1, min(share, limit))
 
     def compute_slow_s(self, purpose: str, tasks: int) -> float | None:
-        """Return the seconds after which a group is a straggler; None if unknown."""
+        """Return the seconds after which a group is slow; None if unknown."""
         durations_s = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
         if not durations_s:
             return None

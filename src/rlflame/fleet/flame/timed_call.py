@@ -33,7 +33,7 @@ def _serve(calls: queue.SimpleQueue[Any]) -> None:
             outcome = None, error
         _idle_threads.append(calls)
         outcomes.put(outcome)
-        del call, outcomes, outcome  # so that no object outlives its call here
+        del call, outcomes, outcome  # an idle thread must not keep objects alive
 
 
 #: The queues of idle threads. Starting a thread would cost more than most calls.
@@ -41,7 +41,7 @@ _idle_threads: deque[queue.SimpleQueue[Any]] = deque()
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
-    """Return the call's result; raises ClusterCallError if it fails or times out."""
+    """Return the call's result; raise ClusterCallError if it fails or times out."""
     try:
         calls = _idle_threads.pop()
     except IndexError:
@@ -61,15 +61,15 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -
 
 
 def make_call_error(error: BaseException, operation: str) -> FleetError:
-    """Convert the error of a call to a FleetError."""
+    """Convert an error from a call to the cluster to a FleetError."""
     if isinstance(error, FleetError):
         return error
-    failure = ClusterCallError(f"The cluster refused a call ({operation}): {format_error(error)}.")
+    failure = ClusterCallError(f"The cluster rejected a call ({operation}): {format_error(error)}.")
     failure.__cause__ = error
     return failure
 
 
 def format_error(error: BaseException) -> str:
-    """Format an error of flamepy, gRPC or Arrow as one line."""
+    """Format an error from flamepy, gRPC or Arrow as one line."""
     text = _INTERNALS.split(" ".join(str(error).split()))[0]
     return text.rstrip(" .") or type(error).__name__

@@ -1,1 +1,1 @@
-"""Environments: how they are made, stepped together, saved and restored."""
+"""Makes environments, steps them together, and saves and restores their states."""

@@ -1,7 +1,7 @@
-"""A slot's environments on the Gymnasium API: stepped, saved and restored.
+"""Steps, saves and restores a slot's environments through the Gymnasium API.
 
-The state of an environment is a value (EnvState), because a cluster does not assign a slot to one
-process.
+The state of an environment is a value (`EnvState`), because different processes of a cluster may
+run the same slot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fau
 #: Gymnasium's MuJoCo environments, whose physics state can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
 _EXACT_MUJOCO |= {"gymnasium.envs.mujoco.humanoidstandup_v5"}
-#: Types for which a reset of a used instance was tested to equal the reset of a new one.
+#: Modules whose environments were tested: a used instance resets exactly like a new one.
 _REUSABLE = _EXACT_MUJOCO | {
     f"gymnasium.envs.classic_control.{name}"
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
@@ -81,19 +81,18 @@ class RestorableEnv:
                 self._env = self._open()
             base_env: Any = self._env.unwrapped
             if type(base_env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
-                # After other episodes in one world, Box2D's bodies touch the ground in another
-                # order.
+                # In a used world, Box2D's bodies would touch the ground in another order.
                 base_env._destroy()
                 base_env.world = type(base_env.world)()
             observation, _ = self._env.reset(seed=seed)
             self._write_observation(observation, out)
         except BaseException as error:
-            # A reset that failed half way is never restored.
+            # An instance whose reset has failed is not used again.
             self.close()
             report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
-        """Make a step, write into `out`, and return reward, terminated, truncated."""
+        """Take a step; write the observation to `out`, return reward and end flags."""
         if not self._exact_mujoco:
             if self.elapsed >= len(self._action_history):
                 room = np.zeros_like(self._action_history)
@@ -124,7 +123,7 @@ class RestorableEnv:
         return reward, terminated, truncated
 
     def prepare_snapshot(self) -> None:
-        """Prepare a fragment's last step: MuJoCo's snapshot is of the state before it."""
+        """Save the MuJoCo state before a fragment's last step, for the snapshot."""
         if self._exact_mujoco:
             self._saved_physics = self._read_physics()
 
@@ -147,7 +146,7 @@ class RestorableEnv:
         return EnvState("replay", *place, history, NO_PHYSICS, observation)
 
     def restore(self, state: EnvState, out: Float32) -> None:
-        """Restore an episode from another process or an earlier one."""
+        """Restore an episode that began in another or an earlier process."""
         self.reset(state.episode, state.seed, out)
         if state.kind == "mujoco":
             if not self._exact_mujoco:
@@ -161,16 +160,16 @@ class RestorableEnv:
             self.elapsed = state.elapsed - 1
             for layer in iterate_wrappers(self._env):
                 if isinstance(layer, TimeLimit):
-                    # (declared as None there)
+                    # Not by assignment, because Gymnasium declares the attribute as None.
                     setattr(layer, "_elapsed_steps", self.elapsed)  # noqa: B010
-        for action in state.actions:  # the last action of a MuJoCo state, none of a fresh one
+        for action in state.actions:  # one action for a MuJoCo state, none for a fresh one
             self.step(np.array(action), out)
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
             raise self._make_fault(REPLAY_MISMATCH)
 
     def render(self) -> Any:
-        """Return what the environment renders, in the mode that the row was made with."""
+        """Render the environment in the mode that was passed to the constructor."""
         assert self._env is not None
         try:
             return self._env.render()
@@ -195,14 +194,14 @@ class RestorableEnv:
         self._action_shape = env.action_space.shape or ()
         size, expected = math.prod(self._observation_shape), self.spec.observation_size
         if size != expected:
-            raise self._make_fault(f"observes {size} numbers here, {expected} where it was read")
+            raise self._make_fault(f"observes {size} numbers here, but {expected} in its spec")
         return env
 
     def _write_observation(self, observation: Any, out: Float32) -> None:
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
         if shape != self._observation_shape:
             raise self._make_fault(
-                f"returned an observation of shape {shape} where its space says "
+                f"returned an observation of shape {shape}, but its space has the shape "
                 f"{self._observation_shape}"
             )
         out[:] = observation if len(shape) == 1 else np.ravel(observation)
@@ -212,9 +211,9 @@ class RestorableEnv:
 
 
 class GymnasiumVectorEnv:
-    """One Gymnasium instance per row, stepped one after the other.
+    """Steps one Gymnasium instance per row, one after the other.
 
-    `env_factory` makes the instances; renderers pass one whose instances can be drawn.
+    `env_factory` makes the instances. Renderers pass a factory of renderable instances.
     """
 
     def __init__(

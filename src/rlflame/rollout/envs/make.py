@@ -31,7 +31,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class _LazyModule(ModuleType):
-    """A module that is loaded at its first use, not at the second import."""
+    """A module that is loaded at the first attribute access, not at the import."""
 
     _loader: Any
 
@@ -46,14 +46,14 @@ class _LazyModule(ModuleType):
                     self._loader = loader
                     raise
                 self.__class__ = ModuleType  # type: ignore[assignment]
-        if type(self) is _LazyModule:  # the module itself asks for it while it loads
+        if type(self) is _LazyModule:  # requested by the module itself while it loads
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self, name)
 
 
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
-    """Protect glfw, which runs `python -c`, from modules of the current folder."""
+    """Stop glfw's `python -c` from importing modules of the current folder."""
     previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -66,10 +66,10 @@ def _exclude_current_folder() -> Iterator[None]:
 
 
 def defer_imports(*names: str) -> None:
-    """Make modules importable; each is loaded at the first attribute access.
+    """Register modules that are loaded at their first attribute access.
 
-    MuJoCo and Gymnasium's MuJoCo environments import everything for windows and images at once.
-    That takes as long as MuJoCo itself, and processes that only step never need it.
+    MuJoCo and Gymnasium's MuJoCo environments import all modules for windows and images at once.
+    These imports take as long as MuJoCo's own, and processes that only step do not need them.
     """
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
@@ -85,7 +85,7 @@ defer_imports("glfw", "imageio")
 
 
 def is_env_error(error: BaseException) -> bool:
-    """Return whether the environment raised this; it may call `sys.exit()`.
+    """Return whether the environment raised the error, which may be SystemExit.
 
     KeyboardInterrupt comes from the user, except in processes that ignore Ctrl-C, such as workers.
     """
@@ -94,7 +94,7 @@ def is_env_error(error: BaseException) -> bool:
 
 
 class UnsupportedSpace(ValueError):
-    """A space that rlflame cannot learn in."""
+    """An observation space or action space that rlflame does not support."""
 
 
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -109,7 +109,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         check_allowed(spec.id, spec.kwargs, spec.modules)
         _check_model_file(spec.kwargs)
         import_env_code(spec.id)
-        # Before the environment is made: loading a model may already warn.
+        # Silence MuJoCo before the environment is made, because loading a model may warn.
         _silence_mujoco()
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
     _silence_mujoco()
@@ -117,15 +117,14 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 
 def _check_model_file(kwargs: Mapping[str, Any]) -> None:
-    """Refuse a pipe or a device as MuJoCo's model: it may block for ever."""
+    """Reject a pipe or a device as MuJoCo's model, because a read may block forever."""
     path = kwargs.get("xml_file")
-    if isinstance(path, str) and path.startswith(
-        ("/", ".", "~")
-    ):  # otherwise one of Gymnasium's models
+    # Other names refer to Gymnasium's own models.
+    if isinstance(path, str) and path.startswith(("/", ".", "~")):
         with contextlib.suppress(FileNotFoundError, ValueError):
             mode = os.stat(os.path.expanduser(path)).st_mode
             if not stat.S_ISREG(mode):
-                raise OSError(errno.EINVAL, "its model is no regular file", path)
+                raise OSError(errno.EINVAL, "its model is not a regular file", path)
 
 
 def find_step_limit(id: str) -> int | None:
@@ -135,9 +134,9 @@ def find_step_limit(id: str) -> int | None:
 
 
 def import_env_code(id: str) -> None:
-    """Import the code that an id needs; `gymnasium.make` reports errors in the id.
+    """Import an environment's module; `gymnasium.make` reports errors in the ID.
 
-    A module named in the id is left to `gymnasium.make`, which runs after the module is allowed.
+    A module that the ID names is imported by `gymnasium.make`, after a check that it is allowed.
     """
     module, _, name = id.rpartition(":")
     if module and module not in sys.modules:
@@ -149,7 +148,7 @@ def import_env_code(id: str) -> None:
 
 
 def _to_lists(value: Any) -> Any:
-    """Return sequences as lists: they become tuples when a spec is sent."""
+    """Convert sequences to lists, because they become tuples when a spec is sent."""
     if isinstance(value, tuple | list):
         return [_to_lists(item) for item in value]
     if isinstance(value, Mapping):
@@ -167,11 +166,11 @@ def _silence_mujoco() -> None:
 def read_env_spec(
     id: str, kwargs: dict[str, Any], max_episode_steps: int | None, modules: tuple[str, ...] = ()
 ) -> EnvSpec:
-    """Read an environment's spaces; raise UnsupportedSpace, or its errors."""
+    """Return an environment's spec; raise UnsupportedSpace or errors of its code."""
     blank_spec = EnvSpec(
         id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules
     )
-    # Output of a constructor must not mix with the user's results.
+    # The output of a constructor must not mix with the user's results.
     with contextlib.redirect_stdout(io.StringIO()):
         env = make_env(blank_spec)
     with contextlib.closing(env):

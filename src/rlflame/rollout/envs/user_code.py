@@ -1,7 +1,7 @@
-"""Imports the user's environment code: a file, or a module that an id names.
+"""Imports the user's environment code: a file, or a module that an ID names.
 
-The file is loaded by its path, so neither its folder nor its name can shadow another module. Its
-folder is searched last. An id such as `my_env:Mine-v0` names the module `my_env`, and importing a
+The file is loaded by its path, so neither its folder nor its name can shadow another module. The
+folder is searched last. An ID such as `my_env:Mine-v0` names the module `my_env`, and importing a
 module runs its code. The driver therefore decides which modules may be imported, and lists them in
 the environment's spec.
 """
@@ -18,12 +18,12 @@ from typing import Any
 FILE_VARIABLE = "RLFLAME_ENV_FILE"
 #: The variable with the folder of a module that the user named, for worker processes.
 FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
-#: The argument with which an environment of another library (shimmy) names its own id.
+#: The argument that contains a second ID, if the environment wraps another library (shimmy).
 _INNER_ID = "env_id"
 
 
 def load(path: str) -> None:
-    """Run the file once in this process; raise its errors."""
+    """Import the file unless this process has already done so; raise its errors."""
     name = os.path.splitext(os.path.basename(path))[0]
     loaded_module = sys.modules.get(name)
     if loaded_module is not None and getattr(loaded_module, "__file__", None) == path:
@@ -33,7 +33,7 @@ def load(path: str) -> None:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -44,7 +44,7 @@ def load(path: str) -> None:
 
 
 def add_folder(folder: str) -> None:
-    """Search a folder last, in this process and in worker processes that start later."""
+    """Append a folder to the module path of this process and of later workers."""
     os.environ[FOLDER_VARIABLE] = folder
     if folder not in sys.path:
         sys.path.append(folder)
@@ -72,7 +72,7 @@ def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_allowed(id: str, kwargs: Mapping[str, Any], modules: Sequence[str]) -> None:
-    """Raise ModuleAccessError for the first module that is not in the list."""
+    """Raise ModuleAccessError if the environment names a module not in `modules`."""
     for module in find_named_modules(id, kwargs):
         if module not in modules:
             raise ModuleAccessError(f"{id} asks for the module {module!r}, which is not allowed")

@@ -1,6 +1,6 @@
-"""A slot's environments, stepped together: interface and implementations.
+"""The interface of a slot's environments, which are stepped together.
 
-rlflame's MuJoCo loop and Gymnasium's instances have the same bits.
+rlflame's MuJoCo loop and Gymnasium's instances return bit-identical results.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..mujoco.known_spaces import MUJOCO_PACKAGE
 from ..task import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
 from .make import format_error, import_env_code, is_env_error
 
-#: The error of an episode that cannot be restored; both causes look alike here.
+#: The error for an episode that cannot be restored. The two causes cannot be told apart.
 REPLAY_MISMATCH = (
-    "led to another observation by the same seed and actions than before: put its code back if "
-    "that has changed since, or else it is not deterministic, its episodes cannot be moved or "
-    "resumed half-way, and a new run of it needs --set rollout.unit=episodes"
+    "returned another observation than before for the same seed and actions: if its code has "
+    "changed, restore the old code; if not, the environment is not deterministic, its episodes "
+    "cannot be moved or resumed, and a new run needs --set rollout.unit=episodes"
 )
 
 
@@ -33,7 +33,7 @@ class EpisodePosition(NamedTuple):
 
 
 class VectorEnv(Protocol):
-    """The environments of a slot; `out` is the row of an observation, or all rows."""
+    """The environments of a slot. Observations are written to `out`, one row or all."""
 
     spec: EnvSpec
 
@@ -45,7 +45,7 @@ class VectorEnv(Protocol):
         """Start an episode."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        """Continue an episode from another process or an earlier one."""
+        """Continue an episode that began in another or an earlier process."""
 
     def step(
         self,
@@ -58,8 +58,8 @@ class VectorEnv(Protocol):
     ) -> Sequence[int]:
         """Step the active rows; return the rows whose episode has ended.
 
-        `actions` is not written to later, so an environment may keep it. Only true ends are
-        written. An end by the environment takes precedence over a time limit.
+        Callers do not change `actions` later, so an environment may keep the array. Only true
+        values are written to `terminated` and `truncated`, and never both for the same row.
         """
 
     def prepare_snapshot(self) -> None:
@@ -74,7 +74,7 @@ class VectorEnv(Protocol):
 
 
 def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> EnvironmentFault:
-    """Make an environment's fault at this position; `message` follows its name."""
+    """Make a fault at this position; `message` follows the environment's name."""
     text = f"environment {spec.id} {message}"
     return EnvironmentFault(text, position.row, position.seed, position.elapsed)
 
@@ -82,21 +82,21 @@ def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> Enviro
 def report_fault(
     spec: EnvSpec, position: EpisodePosition, message: str, error: BaseException
 ) -> NoReturn:
-    """Raise the fault of an environment's error; pass on other errors."""
+    """Raise an environment's error as a fault; raise other errors unchanged."""
     if isinstance(error, EnvironmentFault) or not is_env_error(error):
         raise error
     raise make_fault(spec, position, f"{message}: {format_error(error)}") from error
 
 
 def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
-    """Make the fastest implementation of an environment; all have the same bits."""
+    """Make the fastest implementation. All implementations are bit-identical."""
     from .gymnasium_env import GymnasiumVectorEnv
 
     return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)
 
 
 def preload_env(id: str) -> None:
-    """Import what an id's environment needs, if known without making it."""
+    """Import the modules of an environment, without making the environment."""
     from . import gymnasium_env  # noqa: F401
 
     try:
@@ -110,7 +110,7 @@ def preload_env(id: str) -> None:
 
 
 def describe_stepping(spec: EnvSpec) -> str:
-    """Describe which implementation steps an environment."""
+    """Return a sentence part that says which implementation steps an environment."""
     is_ours = _make_mujoco_vector_env(spec, 1) is not None
     return "stepped by rlflame's own MuJoCo loop" if is_ours else "stepped by Gymnasium"
 
@@ -121,7 +121,7 @@ def _is_gymnasium_mujoco(id: str) -> bool:
 
 
 def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
-    """Make the environments of `mujoco/mujoco_env.py`, or None if they do not apply."""
+    """Make rlflame's own MuJoCo environments; None if the environment is another one."""
     if not _is_gymnasium_mujoco(spec.id):
         return None
     try:

@@ -1,7 +1,7 @@
 """The spaces of Gymnasium's MuJoCo v5 environments, known without importing them.
 
-A process that does not step environments need not import Gymnasium and MuJoCo for them: the spaces
-of `v5` never change, unless another environment is registered under that name.
+Processes that do not step environments can therefore skip the import of Gymnasium and MuJoCo. The
+spaces of `v5` never change, unless another environment is registered under the same name.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SPACES: Mapping[str, tuple[int, int, float, int]] = {
     "Walker2d-v5": (17, 6, 1.0, 1000),
 }
 MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
-#: First digits of the SHA-256 of the source files that were compared with rlflame's own MuJoCo
-#: loop: those of Gymnasium 1.4.0.
+#: The first digits of the SHA-256 of source files in Gymnasium 1.4.0. rlflame's own MuJoCo loop was
+#: compared with these files.
 SOURCE_HASHES: Mapping[str, str] = {
     "gymnasium.core": "2a7a1bef059c8be0",
     "gymnasium.utils.seeding": "eb2a223b92604b7d",
@@ -52,19 +52,19 @@ SOURCE_HASHES: Mapping[str, str] = {
     f"{MUJOCO_PACKAGE}swimmer_v5": "5bdb513ea955bc2e",
     f"{MUJOCO_PACKAGE}walker2d_v5": "10219f0e6b5208d6",
 }
-#: Without one of these packages, MuJoCo cannot be imported.
+#: If one of these variables is set, the import of MuJoCo can fail, so the import must be tried.
 _RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 
 
 def is_known_id(id: str) -> bool:
-    """Return whether the name is that of a known environment."""
+    """Return whether the spaces of this environment are known."""
     return id in _SPACES
 
 
 def find_known_spec(
     id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None
 ) -> EnvSpec | None:
-    """Return `envs.make.read_env_spec`'s result; None if an env must be made."""
+    """Return the spec, like `read_env_spec`; None if an environment must be made."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
@@ -99,7 +99,7 @@ def find_unverified_version(id: str) -> str | None:
 
 @cache
 def is_verified(module: str) -> bool:
-    """Return whether a source file of Gymnasium equals the compared one."""
+    """Return whether a source file of Gymnasium equals the file that was compared."""
     try:
         digest = hashlib.sha256(_find_file(module).read_bytes()).hexdigest()
     except OSError:
@@ -115,7 +115,7 @@ def _find_file(module: str) -> Path:
 
 
 def find_episode_limit(id: str) -> int | None:
-    """Return the registered step limit of the environment of this name."""
+    """Return the registered step limit of an environment."""
     if id in _SPACES and _is_gymnasium_env(id):
         return _SPACES[id][3]
     from ..envs.make import find_step_limit  # imports Gymnasium

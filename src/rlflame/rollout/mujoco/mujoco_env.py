@@ -1,8 +1,8 @@
-"""Gymnasium's v5 MuJoCo environments on MuJoCo, for all rows of a slot.
+"""Steps Gymnasium's v5 MuJoCo environments for all rows of a slot at once.
 
-The work between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, based on
-`simulation.py`). Resets repeat every random draw of Gymnasium. Results are bit-for-bit identical to
-Gymnasium's: other environments, and other versions of Gymnasium's source files, are not accepted.
+The work between two calls to MuJoCo is done for all rows at once (`mujoco_task.py`, based on
+`simulation.py`). Resets repeat every random draw of Gymnasium. Results are bit-identical to
+Gymnasium's, so other environments and other versions of Gymnasium's source files are not accepted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _COMMON_MODULES = (
     "gymnasium.wrappers.common",
     f"{MUJOCO_PACKAGE}mujoco_env",
 )
-#: The largest integer up to which every integer has an exact float.
+#: Every integer up to this one has an exact float.
 _EXACT_INTEGER = 2**53
 
 
 def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
-    """Make this environment's rows; None if bits might differ from Gymnasium's.
+    """Make all rows of an environment; None if results might differ from Gymnasium's.
 
-    Raises the errors of making the environment.
+    Raises the errors that Gymnasium raises when the environment is made.
     """
     env = make_env(spec)
     try:
@@ -51,7 +51,7 @@ def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
 
 
 class MujocoVectorEnv:
-    """The vector environment of `envs/vector_env.py` for one known environment."""
+    """Implements `VectorEnv` for one of the known MuJoCo environments."""
 
     def __init__(self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any]) -> None:
         self.spec = spec
@@ -71,10 +71,10 @@ class MujocoVectorEnv:
         self._rewards = np.zeros(count, np.float64)
         self._returns = np.zeros(count, np.float64)
         self._episodes, self._seeds = [0] * count, [0] * count
-        #: Rows step together, so one clock serves all; each row stores its first step.
+        #: All rows step together and share one clock. Each row stores the clock of its reset.
         self._clock = 0
         self._start_clocks = [0] * count
-        #: Steps until a time limit may be reached.
+        #: The number of steps until a row may reach the time limit.
         self._steps_to_limit = 0
 
     @property
@@ -132,7 +132,7 @@ class MujocoVectorEnv:
         # Count before the step, so that an error names the step in which it occurred.
         self._clock += 1
         self._steps_to_limit -= 1
-        if len(active) < self._simulation.count:  # a finished episode does not hang
+        if len(active) < self._simulation.count:  # the current row must be an active one
             self._simulation.current_row = active[0]
         self._step_physics(active)
         if len(active) == self._simulation.count:
@@ -170,7 +170,7 @@ class MujocoVectorEnv:
         )
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because there is nothing to close."""
 
     def _step_physics(self, active: Sequence[int]) -> None:
         try:
@@ -181,7 +181,7 @@ class MujocoVectorEnv:
     def _find_ended_rows(
         self, active: Sequence[int], ends: Array | None, terminated: Array, truncated: Array
     ) -> Sequence[int]:
-        """Mark the rows whose episode has ended; compute the steps until the next limit."""
+        """Mark and return the rows whose episode has ended; update `_steps_to_limit`."""
         ended_rows: list[int] = []
         self._steps_to_limit = self._limit
         for row in active:
@@ -207,7 +207,7 @@ class MujocoVectorEnv:
 
 
 def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether the environment and its files match the tested version."""
+    """Return whether the environment and its source files match the tested ones."""
     base_env: Any = env.unwrapped
     kind = type(base_env)
     modules = (*_COMMON_MODULES, kind.__module__)
@@ -237,7 +237,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def _is_plain(value: Any, default: Any) -> bool:
-    """Return whether a setting has the type that was compared."""
+    """Return whether a setting has a type that was compared with Gymnasium."""
     if isinstance(default, tuple):
         is_range = type(value) in (list, tuple) and len(value) == 2
         return is_range and all(_is_plain(bound, 0.0) for bound in value)

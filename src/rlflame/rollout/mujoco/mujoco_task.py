@@ -1,10 +1,10 @@
-"""The tasks of the v5 MuJoCo environments: rewards, ends and observations.
+"""Computes rewards, ends and observations of the v5 MuJoCo environments.
 
-A task repeats a class of Gymnasium with the same operations and types, because the bits must be
-equal. Rows are computed one by one where a whole array may round differently (powers, sines, dot
-products). Settings are read from an instance of Gymnasium's class, so this module has no defaults.
-They are stored as arrays: numpy converts a number at each use, which takes as long as the
-operation.
+A task repeats the operations of a Gymnasium class with the same types, because results must be
+bit-identical. Rows are computed one by one where a whole array may round differently (powers,
+sines, dot products). Settings are read from an instance of Gymnasium's class, so this module has no
+defaults. Settings are stored as arrays, because numpy would convert a number at each use, which
+takes as long as the operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .simulation import POSITIONS, VELOCITIES, DataSlice, Simulation
 
 
 class MujocoTask:
-    """The part of an environment outside its physics, for all rows at once."""
+    """The part of an environment other than the physics, for all rows at once."""
 
     #: Whether contact forces are read; MuJoCo computes them only on request.
     reads_forces: bool = False
@@ -40,22 +40,22 @@ class MujocoTask:
         return qpos, qvel + generator.uniform(-scale, scale, qvel.size)
 
     def reset_row(self, row: int) -> None:
-        """Start an episode of this row, whose state is in the tables."""
+        """Start an episode in a row whose new state is already in the tables."""
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
-        """Compute the rewards of the last step and the terminated rows; None without any."""
+        """Compute the rewards of a step; return the terminated rows, or None if none."""
         raise NotImplementedError
 
     def observe(self, out: Array) -> None:
-        """Compute the observations of all rows after a reward or a reset."""
+        """Write the observations of all rows, after `compute_rewards` or `reset_row`."""
         out[...] = self._observed_state
 
 
 class _Locomotion(MujocoTask):
-    """Rewards speed along a position column and health; charges for controls."""
+    """Rewards forward speed and health, and penalises large controls."""
 
     _hidden_positions = 1
-    #: Observation parts that settings add, and the fields that they are read from.
+    #: The fields that settings can add to observations, with the first index that is used.
     _optional_fields: ClassVar[dict[str, int]] = {}
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
@@ -100,11 +100,11 @@ class _Locomotion(MujocoTask):
         return ends
 
     def _track_place(self, base_env: Any, simulation: Simulation) -> Float64:
-        """Track the column of positions whose increase is rewarded."""
+        """Return the column of positions whose increase is rewarded."""
         return self._state[:, 0]
 
     def _find_healthy_range(self, base_env: Any) -> tuple[slice, Any, Any]:
-        """Return the columns of the state with their healthy bounds."""
+        """Return the columns of the state that have healthy bounds, and the bounds."""
         return slice(0), 0.0, 0.0
 
     def _add_healthy_rewards(self, rewards: Float64) -> Array | None:
@@ -119,7 +119,7 @@ class _Locomotion(MujocoTask):
         return ~healthy if self._is_terminal else None
 
     def _compute_costs(self, actions: Float32) -> Array:
-        """Compute a weight times the sum of the squared actions, in the actions' float32."""
+        """Return the weighted sum of the squared actions in float32, their own type."""
         np.square(actions, self._squared_controls)
         np.add.reduce(self._squared_controls, axis=1, out=self._control_costs)
         return np.multiply(self._control_costs, self._control_weights, self._control_costs)
@@ -134,7 +134,7 @@ class Swimmer(_Locomotion):
 
 
 class Walker2d(_Locomotion):
-    """Walker2d, which clips observed velocities."""
+    """The Walker2d task, which clips observed velocities."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
@@ -209,12 +209,12 @@ class Ant(_Locomotion):
         out[:, split:] = self._observed_forces
 
     def _clip_forces(self) -> None:
-        # np.clip, not two comparisons: zeros have signs.
+        # Two comparisons instead of `clip` could change the sign of a zero.
         self._forces.clip(*self._force_range, out=self._forces)
 
 
 class Humanoid(_Locomotion):
-    """Humanoid, whose centre of mass moves forward."""
+    """The Humanoid task, which rewards the speed of the centre of mass."""
 
     reads_forces = True
     _hidden_positions = 2
@@ -247,7 +247,7 @@ class Humanoid(_Locomotion):
         return super().compute_rewards(actions, rewards)
 
     def _compute_costs(self, actions: Float32) -> Array:
-        del actions  # the controls that MuJoCo received
+        del actions  # the costs use the controls that MuJoCo received
         contact = np.add.reduce(np.square(self._forces), 1)
         contact = (self._contact_weight * contact).clip(*self._cost_range)
         control = self._control_weight * np.add.reduce(np.square(self._controls), 1)
@@ -255,7 +255,7 @@ class Humanoid(_Locomotion):
         return costs
 
     def _find_centre(self) -> None:
-        # All three axes row by row: a sum over one axis might use another order.
+        # All three axes, row by row, because a sum over one axis may use another order.
         for row, places in enumerate(self._body_positions):
             moment = np.einsum("b,bj->j", self._mass, places)
             self._place[row] = moment[0] / self._total_mass
@@ -307,17 +307,17 @@ class InvertedDoublePendulum(MujocoTask):
 
 
 def _compute_lengths(vectors: Float64) -> Float64:
-    """Compute row lengths as `numpy.linalg.norm`: the root of the dot product."""
+    """Compute row lengths as `numpy.linalg.norm` does: the root of the dot product."""
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 
 def _slice_body(base_env: Any, name: str) -> DataSlice:
-    """Return the position of a body."""
+    """Return the slice that contains the position of a body."""
     return DataSlice("xpos", base_env.data.body(name).id)
 
 
 class _ReachTask(MujocoTask):
-    """A distance between named bodies."""
+    """Rewards small distances between bodies, and penalises large actions."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
@@ -338,7 +338,7 @@ class Reacher(_ReachTask):
         self._rest = simulation.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """Draw a nearly straight arm, and a goal until one is within reach."""
+        """Draw the positions of a nearly straight arm and of a goal within reach."""
         qpos = generator.uniform(-0.1, 0.1, self._start_qpos.size) + self._start_qpos
         while True:
             goal = generator.uniform(-0.2, 0.2, 2)
@@ -374,7 +374,7 @@ class Pusher(_ReachTask):
         _, self._tip, self._object, self._goal = np.split(self._observed_state, (14, 17, 20), 1)
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """Draw an arm at rest, and an object until one is off its goal."""
+        """Draw the position of an object away from its goal; the arm starts at rest."""
         while True:
             x, y = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
             position = np.concatenate([x, y])
@@ -395,5 +395,5 @@ class Pusher(_ReachTask):
 
 _ARMS = (InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher)
 _WALKERS = (Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d)
-#: Tasks by Gymnasium's class names.
+#: The tasks by the names of Gymnasium's classes.
 TASKS: dict[str, type[MujocoTask]] = {f"{task.__name__}Env": task for task in (*_ARMS, *_WALKERS)}

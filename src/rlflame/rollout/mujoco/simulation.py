@@ -1,7 +1,7 @@
-"""N simulations of one MuJoCo model: controls in, observation tables out.
+"""Steps N simulations of one MuJoCo model, and copies their data to tables.
 
-`mujoco.batch` steps all of them in one call if it exists and computes everything that is read.
-Otherwise each simulation is an `MjData`. The bits are the same.
+If `mujoco.batch` exists and no contact forces are read, one call steps all simulations. Otherwise,
+each simulation is an `MjData`. Both ways return bit-identical results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DataSlice(NamedTuple):
     """A part of a field of MuJoCo's `MjData`."""
 
     field: str
-    #: The index behind the field; by default the whole field.
+    #: The index into the field; by default, the whole field.
     index: Any = ...
 
 
@@ -32,15 +32,15 @@ VELOCITIES = DataSlice("qvel")
 
 
 class Simulation:
-    """Simulations in one `MjData` each, or as rows of one array that one call steps."""
+    """Holds the simulations in one `MjData` each, or in an array that one call steps."""
 
-    #: The row that is being stepped or set, if it is known.
+    #: The row that is being stepped or set, if known.
     current_row = 0
-    #: The controls of the next step, to be written as `[N, controls]`.
+    #: The controls `[N, controls]` of the next step, which callers write.
     controls: Float64
 
     def __init__(self, model: Any, skip: int, count: int, reads_forces: bool) -> None:
-        """`skip` physics steps make one step of the environment."""
+        """One step of the environment consists of `skip` physics steps."""
         self.count = count
         self._model, self._skip, self._reads_forces = model, skip, reads_forces
         self._batch: Any = None if reads_forces else _make_batch(model, count)
@@ -48,10 +48,10 @@ class Simulation:
             self._data = [mujoco.MjData(model) for _ in range(count)]
             self.controls = np.zeros((count, model.nu), np.float64)
         else:
-            # Separate initial states: a batch's `forward` refuses positions that MuJoCo accepts.
+            # Resets need an `MjData`: a batch's `forward` rejects positions that MuJoCo accepts.
             self._data = [mujoco.MjData(model)] * count
             self.controls = self._batch.bind("ctrl")
-        #: For each row, the columns of tables and the fields that they copy.
+        #: For each row, pairs of table columns and the fields that are copied to them.
         self._row_copies: list[list[tuple[Array, Array]]] = [[] for _ in range(count)]
         #: The same for all rows of a batch.
         self._batch_copies: list[tuple[Array, Array]] = []
@@ -59,9 +59,9 @@ class Simulation:
         self._ids: Array | None = None
 
     def track(self, *parts: DataSlice) -> Float64:
-        """Return a table `[N, columns]` of these parts, renewed at each state change.
+        """Return a table `[N, columns]` of these parts, updated by each step and reset.
 
-        The table is a copy, so a task may write into it.
+        The table is a copy, so a task may write to it.
         """
         sizes = [_make_view(self._data[0], part).size for part in parts]
         starts = list(accumulate(sizes, initial=0))
@@ -74,7 +74,7 @@ class Simulation:
         if self._batch is None:
             return table
         if parts[:2] == (POSITIONS, VELOCITIES):
-            # They are adjacent in a state, after the time.
+            # Positions and velocities are adjacent in a state, after the time.
             size = self._model.nq + self._model.nv
             self._batch_copies.append((table[:, :size], self._batch.state[:, 1 : 1 + size]))
             layout = layout[2:]
@@ -96,7 +96,7 @@ class Simulation:
             columns[...] = source
 
     def step(self, active: Sequence[int]) -> None:
-        """Make the physics steps of one step of the environment."""
+        """Take one step of the environment in each active row."""
         if self._batch is not None:
             self._step_batch(active)
             return
@@ -119,7 +119,7 @@ class Simulation:
         return np.array([read_state(self._model, data) for data in self._data])
 
     def set_state(self, row: int, state: Float64) -> None:
-        """Set the physics state of a row; the tables are renewed at the next step."""
+        """Set the physics state of a row. The next step updates the tables."""
         if self._batch is not None:
             self._batch.state[row] = state
         else:
@@ -139,7 +139,7 @@ class Simulation:
 
 
 def read_state(model: Any, data: Any) -> Float64:
-    """Return the physics state of a row."""
+    """Return the physics state of one simulation."""
     state = np.zeros(mujoco.mj_stateSize(model, _INTEGRATION), np.float64)
     mujoco.mj_getState(model, data, state, _INTEGRATION)
     return state
@@ -150,7 +150,7 @@ def write_state(model: Any, data: Any, state: Float64) -> None:
 
 
 def _make_batch(model: Any, count: int) -> Any:
-    """Make the object that steps all rows in one call; None before MuJoCo 4."""
+    """Make an object that steps all rows in one call; None before MuJoCo 4."""
     try:
         batch = importlib.import_module("mujoco.batch")
     except ImportError:
@@ -160,6 +160,6 @@ def _make_batch(model: Any, count: int) -> Any:
 
 
 def _make_view(data: Any, part: DataSlice) -> Array:
-    """Return a view of MuJoCo's memory."""
+    """Return a view of a part of a field in MuJoCo's memory."""
     view: Array = getattr(data, part.field)[part.index]
     return view

@@ -1,1 +1,1 @@
-"""Child processes: how they start, exchange messages and end."""
+"""Starts and ends child processes, and exchanges messages with them."""

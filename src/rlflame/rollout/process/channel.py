@@ -1,7 +1,7 @@
 """Messages between a process and its child: one protocol over two pipes.
 
-A message is one byte of kind, eight bytes of length, and a payload in `wire`'s format. The parent's
-end is a `Channel`, whose sends never block. The child's end is a `ParentChannel`.
+A message consists of its kind (one byte), its length (eight bytes), and a payload in `wire`'s
+format. The parent's end is a `Channel`, whose sends never block. The child's is a `ParentChannel`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<BQ")
-#: The size of a read, and of a pipe if the system allows it.
+#: The maximum size of a read, and the size of a pipe if the system allows it.
 PIPE_BYTES = 1 << 20
 #: The longest timeout of `poll`, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
-#: The most reads of one `receive_all`, so that no child can block the others.
+#: The maximum number of reads in one `receive_all`, so that no child can block the others.
 _MOST_READS = 16
-#: The buffers of one `writev`; Linux allows 1,024.
+#: The maximum number of buffers in one `writev`; Linux allows 1,024.
 _WRITE_BUFFERS = 64
 
 
 class MessageKind(IntEnum):
-    """The kinds of messages. The first message to a child is its order."""
+    """The kinds of messages between a process and its child."""
 
     POLICY = 1  # {"id", "arrays"}: weights that tasks refer to
     FORGET = 2  # {"id"} of weights
@@ -37,17 +37,17 @@ class MessageKind(IntEnum):
     BEAT = 5  # the progress of the task
     RESULT = 6  # the answer to a task or an order
     BROKEN = 7  # {"traceback"} of a bug or of an unreadable message
-    PREPARE = 8  # {"id"} of an environment of later tasks
-    ORDER = 9  # the purpose of this child
+    PREPARE = 8  # {"id"} of the environment that later tasks need
+    ORDER = 9  # the work of a child that is not a rollout worker; its first message
     STOP = 10  # end as after SIGTERM
     EVENT = 11  # an event during the work
     FAILURE = 12  # an RlflameError as values
     CANCEL = 13  # {"number"} of cancelled tasks
-    PROBE = 14  # a question for the state of the other end
+    PROBE = 14  # a request for a description of the fleet's workers
 
 
 class ProtocolError(Exception):
-    """Received bytes are not a message: other code writes to the pipe."""
+    """The received bytes are not a message, because other code wrote to the pipe."""
 
 
 class Message(NamedTuple):
@@ -78,7 +78,7 @@ class Channel:
         self._kind: MessageKind | None = None
         self._messages: deque[Message] = deque()
         self._has_ended = False
-        #: The reason why nothing can be read, unless the other end is closed.
+        #: The reason why nothing more can be read, unless the other end is closed.
         self._error: ProtocolError | None = None
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
@@ -108,7 +108,7 @@ class Channel:
         return len(payload)
 
     def send_bytes(self, kind: MessageKind, payload: bytes | memoryview) -> None:
-        """Queue a message with an encoded payload. If nobody reads, `receive` raises."""
+        """Queue a message with an encoded payload, and write what the pipe accepts."""
         with self._lock:
             self._unsent += [memoryview(HEADER.pack(kind, len(payload))), memoryview(payload)]
             self._write()
@@ -134,11 +134,11 @@ class Channel:
                 self._unsent[0] = self._unsent[0][count:]
 
     def _drop_unsent(self) -> None:
-        """Drop unsent messages if nobody reads; `receive` then raises."""
+        """Drop unsent messages because the other end is closed. `receive` then raises."""
         self._unsent.clear()
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
-        """Return whether `receive` would not block; wait up to the timeout for data."""
+        """Wait for a message until the timeout; return whether `receive` would not block."""
         while not self._messages and not self._has_ended:
             if not (self._read() or self._has_ended or wait((self,), timeout_s)):
                 return False
@@ -164,7 +164,7 @@ class Channel:
         return messages
 
     def _take_error(self) -> Exception:
-        """Return why no more messages arrive: once the protocol error, then EOFError."""
+        """Return why no more messages arrive: first any protocol error, then EOFError."""
         error, self._error = self._error, None
         return error or EOFError()
 
@@ -186,7 +186,7 @@ class Channel:
         self._parts.append(data)
         self._missing -= len(data)
         while not self._missing and not self._has_ended:
-            # A single part is not copied.
+            # `join` does not copy a single part.
             part = b"".join(self._parts)
             self._parts.clear()
             if self._kind is not None:
@@ -208,9 +208,8 @@ class Channel:
             self._unsent.clear()
             if self._write_fd >= 0:
                 os.close(self._write_fd)
-            self._write_fd = (
-                -1
-            )  # a later write fails and cannot reach another file with this number
+            # A later write fails, and cannot reach another file with the same number.
+            self._write_fd = -1
 
     def close(self) -> None:
         """Close both pipes. May be called twice."""
@@ -221,13 +220,13 @@ class Channel:
 
 
 class WakePipe:
-    """Ends a `wait` in another thread; any thread may wake it, even when closed."""
+    """Ends a `wait` in another thread. `wake` is thread-safe, even after `close`."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
-        # A closed number may already belong to another file.
+        # After `close`, the number of a descriptor may already belong to another file.
         self._lock = threading.Lock()
         self._closed = False
 
@@ -253,10 +252,10 @@ class WakePipe:
 def wait(
     channels: Iterable[Channel], timeout_s: float | None = None, wake_pipe: WakePipe | None = None
 ) -> list[Channel]:
-    """Return the channels with new data; none after a timeout or a wake.
+    """Wait, and return the channels with new data; may be empty after a wake.
 
-    Writes waiting messages to pipes with room. `poll` accepts descriptors from 1,024 on, which
-    `select` does not.
+    Also writes unsent messages to pipes that have room. `poll` is used because `select` rejects
+    descriptors from 1,024 on.
     """
     poll = select.poll()
     channel_by_fd: dict[int, Channel] = {}
@@ -279,7 +278,7 @@ def wait(
 
 
 def _enlarge_pipe(pipe: int) -> None:
-    """Make room for a whole fragment if possible, so that neither end waits."""
+    """Enlarge a pipe to hold a whole fragment if possible, so that neither end waits."""
     import fcntl
 
     command = getattr(fcntl, "F_SETPIPE_SZ", None)

@@ -1,4 +1,4 @@
-"""The child's end of a `Channel`. The child ends with its parent."""
+"""The child's end of a `Channel`. The child ends when its parent ends."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ParentChannel(Channel):
 
     @classmethod
     def open(cls) -> ParentChannel:
-        """Open the channel of this process, which ends with its parent from now on.
+        """Open this process's channel. From now on, the process ends with its parent.
 
-        It reads from standard input and writes to the descriptor on the command line.
+        The channel reads from standard input and writes to the descriptor on the command line.
         """
         die_with_parent(read_parent_pid())
         answers = int(sys.argv[1])
         os.set_inheritable(answers, False)
-        # Programs started here must not read the parent's messages.
+        # Programs that this process starts must not read the parent's messages.
         requests = os.dup(0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -54,8 +54,8 @@ class ParentChannel(Channel):
     def start_listening(self, handle: Callable[[Message], None] = lambda message: None) -> None:
         """Receive messages in a thread from now on.
 
-        A STOP reaches the main thread as SIGTERM. This process ends when the parent closes its
-        pipe.
+        A STOP message sends SIGTERM to the main thread. This process ends when the parent closes
+        its pipe.
         """
         main_thread_id = threading.get_ident()
 
@@ -71,26 +71,26 @@ class ParentChannel(Channel):
 
 
 def exit_with_group() -> NoReturn:
-    """End this process and all that it started, because its parent is gone."""
+    """End this process and all programs that it started; its parent is gone."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def read_parent_pid() -> int:
-    """Return the parent's process id from the command line, or the present parent.
+    """Return the parent's process ID from the command line, or the current parent's.
 
-    A parent may die, and be replaced by another, before this process can ask for it.
+    The parent may die, and another process may replace it, before this process asks the system.
     """
     return int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process with its parent, even if stopped or holding the GIL.
+    """End this process when its parent ends, even if stopped or holding the GIL.
 
-    A process in that state does not see a pipe close, so the kernel must end it. It does so when
-    the parent's *thread* ends that started this process: see `worker_process`. Only Linux has such
-    a signal; other systems have only the pipes.
+    A process in such a state does not notice a closed pipe, so the kernel must end it. The kernel
+    does so when the *thread* that started this process ends: see `worker_process`. Only Linux has
+    such a signal. On other systems, a closed pipe is the only sign.
     """
     if sys.platform == "linux":
         import ctypes
@@ -105,11 +105,11 @@ _KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0)
 
 
 def kill_group_with_process() -> None:
-    """End the programs that environments start here when this process is killed.
+    """End programs that environments have started if this process is killed.
 
-    A killed process cannot end them itself. Once there is a first program, a shell in the same
-    process group waits for the end of a pipe that only this process holds. Programs younger than
-    half a second are not covered.
+    A killed process cannot end them itself. After the first program has started, a shell in the
+    same process group waits for the end of a pipe that only this process holds. A first program
+    younger than half a second is not covered.
     """
     if sys.platform == "linux" and os.getpgrp() == os.getpid():
         threading.Thread(target=_watch_for_programs, name="rlflame-programs", daemon=True).start()
@@ -129,7 +129,7 @@ def _watch_for_programs() -> None:
             stderr=subprocess.DEVNULL,
         )
         assert shell.stdin is not None
-        # A forked program would keep the pipe open.
+        # A forked process would keep the pipe open.
         os.register_at_fork(after_in_child=shell.stdin.close)
         shell.wait()
 

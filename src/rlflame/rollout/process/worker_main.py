@@ -1,6 +1,6 @@
 """A rollout worker process: receives tasks, sends fragments and heartbeats.
 
-The output of environments goes to the process's standard output, which the parent keeps separate.
+Environments print to the process's standard output, which the parent keeps apart from messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WorkerServer:
         self._parent = os.getppid()
 
     def serve(self) -> None:
-        """Answer messages until the parent is gone."""
+        """Answer messages until the parent closes the channel."""
         from ..envs.vector_env import preload_env
         from ..machine import read_versions
 

@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 _TAIL_BYTES = 4000
 _OUTPUT_LIMIT_BYTES = 1 << 20
-#: The wait for the last output, which a process in another session may keep open.
+#: How long to wait for the end of the output, which a process in another session may keep open.
 _RELAY_TIMEOUT_S = 1.0
 #: The time that a process has to end after its pipe is closed.
 _EXIT_GRACE_S = 5.0
 
 
 class WorkerProcess:
-    """A child that runs the worker's or another module with a `ParentChannel`.
+    """A child process that runs `module`, which opens a `ParentChannel`.
 
-    It leads a session, and inherits `inherited_fds` under the same numbers.
+    The child leads a new session, and inherits `inherited_fds` under the same numbers.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class WorkerProcess:
             os.ftruncate(self._output.fileno(), 0)
 
     def read_output(self) -> str:
-        """Return the end of the output; also after `terminate`."""
+        """Return the end of the output. This also works after `terminate`."""
         tail = self._output_tail if self._output.closed else self._read_tail()
         return tail.decode("utf-8", "replace")
 
@@ -137,7 +137,7 @@ class WorkerProcess:
 
 def _copy_output(pipe: int) -> None:
     """Copy a process's output to sys.stderr, which escapes control characters."""
-    # An inherited descriptor would bypass it.
+    # An inherited descriptor would bypass the escaping.
     with open(pipe, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
         for line in lines:
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -166,10 +166,10 @@ _executor: ThreadPoolExecutor | None = None
 
 
 def run_in_lasting_thread(call: Callable[[], T]) -> T:
-    """Call a function that starts a process in a thread as lasting as this one.
+    """Call a function that starts a process, in a thread that does not end early.
 
-    Linux sends the parent-death signal when the *thread* ends that started the child. A worker that
-    a short-lived thread has started would be killed during its work.
+    Linux sends the parent-death signal when the *thread* that started the child ends. A worker that
+    was started by a short-lived thread would be killed during its work.
     """
     if threading.current_thread() is threading.main_thread():
         return call()

@@ -1,4 +1,4 @@
-"""Runs the checks of a cluster in order, and defines the first of them."""
+"""Runs the checks of `rlflame cluster-check` in order."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _NO_CLUSTER_TEXT = "no Flame cluster is configured; without one, rlflame train r
 
 @dataclass
 class ClusterCheck:
-    """A check of a cluster that shows each finding as soon as it is made."""
+    """Checks a cluster, and shows each finding as soon as it is available."""
 
     show: Callable[[Finding], None]
     report_progress: Callable[[str], None]
-    #: Finds which renderers work on this machine.
+    #: Checks which renderers work on this machine.
     check_graphics: Callable[[], Finding]
     workers: int | None = None
     clean: bool = False
@@ -44,7 +44,7 @@ class ClusterCheck:
     timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
     _findings: list[Finding] = field(default_factory=list, init=False)
     _snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
-    #: The snapshots up to the moment when the probe gave up, with its session still open.
+    #: The snapshots until the probe gave up, all taken while its session was still open.
     _silent_snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
 
     def run(self) -> Diagnosis:
@@ -59,7 +59,7 @@ class ClusterCheck:
             finally:
                 client.close()
         self._add(check_machine())
-        # After the probe: it would slow down the round trips that the probe measures.
+        # This check comes last, because it would slow the round trips that the probe measures.
         self._add(self.check_graphics())
         return Diagnosis(tuple(self._findings), find_configuration() is not None, reachable)
 
@@ -69,7 +69,7 @@ class ClusterCheck:
         return finding
 
     def _check_cluster(self, client: FlameClient) -> bool:
-        """Run all checks; return whether both servers answered throughout."""
+        """Run the checks; return whether both servers answered throughout."""
         manager = self._add(check_session_manager(client))
         cache = self._add(check_object_cache(client))
         if manager.status == "failed":
@@ -146,14 +146,14 @@ class ClusterCheck:
         return last
 
     def _record_silence(self) -> None:
-        """Take two snapshots of a silent session; the pause reveals stuck executors."""
+        """Take two snapshots of a silent session, to find executors that are stuck."""
         self._take_snapshot()
         time.sleep(self.timeouts.still_s)
         self._take_snapshot()
         self._silent_snapshots = list(self._snapshots)
 
     def _check_executors(self) -> Finding:
-        """Take snapshots for at least `still_s`, longer for undecided executors."""
+        """Check the executors over at least `still_s`, longer in unclear cases."""
         started_s, timeouts = self._take_snapshot().at_s, self.timeouts
         while self._snapshots[-1].executors:
             _, is_undecided = cluster_snapshot.find_stuck(self._snapshots, timeouts)
@@ -189,7 +189,7 @@ def check_machine() -> Finding:
 
 
 def check_configuration() -> tuple[FlameClient | None, Finding]:
-    """Return an unconnected client, or None if the config is invalid, and a finding."""
+    """Return an unconnected client (None if the configuration is bad) and a finding."""
     source, name = find_configuration(), "configuration"
     if source is None:
         return None, Finding(name, "failed", _NO_CLUSTER_TEXT, (START, EXPORT))

@@ -1,4 +1,4 @@
-"""Snapshots of a cluster, and the findings derived from several of them."""
+"""Takes snapshots of a cluster, and derives findings from several of them."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class ClusterSession:
     running: int = 0
     succeeded: int = 0
     failure_count: int = 0
-    #: Whether Flame has stopped starting executors for it.
+    #: Whether Flame has stopped starting executors for the session.
     is_paused: bool = False
-    #: The message of the last executor that failed to bind to it.
+    #: The message of the last executor that failed to bind to the session.
     problem: str = ""
 
     @property
@@ -63,7 +63,7 @@ class ClusterSession:
 class Application:
     name: str
     description: str = ""
-    #: Whether executors install a package before they serve it.
+    #: Whether executors install a package before they serve the application.
     installs: bool = False
 
 
@@ -161,7 +161,7 @@ def find_stuck(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the stuck executors, and whether later snapshots may show more of them.
 
-    `certain` is false if a long task or a long installation would look the same.
+    The item `certain` is false if a long task or a long installation would look the same.
     """
     stalls, is_undecided, last = [], False, snapshots[-1]
     for executor in last.executors:
@@ -187,7 +187,7 @@ def find_stuck(
 def _diagnose(
     executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot
 ) -> tuple[str, bool]:
-    """Return why an executor may be stuck, or "", and whether that is certain."""
+    """Return why an executor may be stuck, or "", and whether the reason is certain."""
     if executor.state in _TRANSIENT_STATES:
         return "a state that healthy executors leave immediately", True
     earlier_session, now = first.find_session(executor.session), last.find_session(executor.session)
@@ -229,7 +229,7 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
 
 
 def format_remedy(node: str) -> str:
-    """Return how to free a node; a quick restart keeps its dead executors."""
+    """Return how to free a node. A quick restart would keep its dead executors."""
     text = f"stop the executor manager on {node}, wait 40 s (less is not enough), start it again"
     if re.fullmatch(r"executor-\d+", node):
         text += f"; here: docker compose -f compose/compose.yaml restart {node} (includes the wait)"
@@ -268,7 +268,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
 def _is_starved(
     session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> bool:
-    """Whether a session's tasks waited for `still_s` with no executor at all."""
+    """Return whether a session's tasks waited for `still_s` without any executor."""
     since_s = snapshots[-1].at_s
     for snapshot in reversed(snapshots):
         session = snapshot.find_session(session_id)

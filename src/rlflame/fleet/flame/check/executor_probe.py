@@ -1,4 +1,4 @@
-"""The probe: asks executors for their machines, and compares them with this."""
+"""Asks executors to describe their machines, and compares them with this machine."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _POLL_S, _PING_POLL_S = 0.05, 0.001
 _WAIT_S = 0.4
 _DELAY_RELEASE_S = 30
 _SLOW_MS = 100.0
-#: Fields that can change the last bits. With another Python minor version, no worker may start.
+#: Fields that can change the last bits. Workers may not start with another minor Python version.
 _MACHINE_FIELDS = {"processor": "", "libc": "libc ", "system": "system ", "python": "Python "}
 
 
 @dataclass
 class ProbeResult:
-    """The answers of executors, and the error that ended the probe."""
+    """The answers of executors, and the error that ended the probe, if any."""
 
     target: int
     cold_start_s: float | None = None
@@ -70,7 +70,7 @@ def run_probe(
     starter = SessionStarter(client, name, {}, runtime, lambda event: report_progress(event.text))
     lease = None
     try:
-        lease = Lease(name)  # lets later checks detect that this one was killed
+        lease = Lease(name)  # if this check is killed, later checks can detect that
         started_at = time.monotonic()
         try:
             session = starter.start_session(installs=False)
@@ -100,7 +100,7 @@ def run_probe(
 def _ask_executors(
     client: FlameClient, session: Any, result: ProbeResult, timeout_s: float
 ) -> None:
-    """Query in rounds until every executor of the session has answered once."""
+    """Query in rounds until every executor of the session has answered."""
     processes = {_get_process(greeting) for greeting in result.greetings}
     deadline = time.monotonic() + timeout_s
     while len(processes) < result.target and time.monotonic() < deadline:
@@ -214,5 +214,5 @@ def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
     if p50_ms <= _SLOW_MS:
         return Finding("tasks", "ok", text, facts=facts)
     fix = "use larger tasks: raise rollout.steps or rollout.envs_per_slot"
-    text += "; the cluster is far away or busy"
+    text += "; the network is slow or the cluster is busy"
     return Finding("tasks", "warning", text, (fix,), (), facts)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-#: Runs work despite a warning; a failure prevents them.
+#: Runs work despite a warning. A failed check prevents runs.
 Status = Literal["ok", "warning", "failed"]
 CheckVerdict = Literal["healthy", "degraded", "unreachable"]
-#: Longer error texts are truncated.
+#: The maximum length of an error text. Longer texts are truncated.
 _MAX_CHARS = 240
 EXIT_CODES: dict[CheckVerdict, int] = {"healthy": 0, "degraded": 1, "unreachable": 3}
 
@@ -70,7 +70,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class CheckTimeouts:
-    """Time limits of the steps of a check."""
+    """The time limits of a cluster check."""
 
     #: An executor that stays in a transient state for this long is stuck.
     still_s: float = 6.0
@@ -79,11 +79,11 @@ class CheckTimeouts:
     #: A run whose lease has not changed for this long is dead: its workers give up after 90 s.
     lease_s: float = 100.0
     #: The same if the driver's process no longer exists on this machine. Containers can share a
-    #: host name but not its processes, so the lease must also miss two beats.
+    #: host name but not its processes, so the lease must also miss two renewals.
     gone_s: float = 11.0
-    #: The wait for the first answer of an executor.
+    #: How long to wait for the first answer from an executor.
     first_answer_s: float = 45.0
-    #: The wait for the answers of all executors.
+    #: How long to wait for answers from all executors.
     all_answers_s: float = 20.0
-    #: How long a refused removal of a run is retried.
+    #: How long to retry the removal of a run that the cluster rejects.
     closing_s: float = 15.0

@@ -1,7 +1,7 @@
-"""Finds the runs of rlflame on a cluster, and removes those that are dead.
+"""Finds rlflame's runs on a cluster, and removes those that are dead.
 
-A live run renews its lease every few seconds. A reader watches the lease for a change, so the
-machines' clocks need not agree. A run that is not certainly dead is left alone.
+A live run renews its lease, an object in the cache, every few seconds. A reader watches the lease
+for changes, so the machines' clocks need not agree. Only runs that are certainly dead are removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .findings import CheckTimeouts, Finding
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"
 _POLL_INTERVAL_S = 2.0
-#: The description of rlflame's applications. A name with the prefix is not enough.
+#: The description of rlflame's applications. Other applications may have the same name prefix.
 _DESCRIPTION = "rlflame"
 RunState = Literal["alive", "dead", "unknown"]
 ProcessState = Literal["driver", "gone", "doubtful"]
@@ -38,11 +38,11 @@ class ClusterRun:
 
     name: str
     sessions: list[ClusterSession]
-    #: The lease as first read.
+    #: The content of the lease when it was first read.
     lease: dict[str, Any] | None = None
-    #: When the run counts as dead, unless its lease changes before.
+    #: The time from which the run counts as dead, unless the lease changes earlier.
     due_s: float = 0.0
-    #: None until it is decided.
+    #: None while undecided.
     state: RunState | None = None
     reason: str = ""
 
@@ -66,7 +66,7 @@ def find_runs(snapshot: ClusterSnapshot) -> list[ClusterRun]:
 
 
 def check_process(lease: Mapping[str, Any]) -> ProcessState:
-    """Look up a driver's process ID on this machine. The ID may have been reused."""
+    """Check whether a run's driver exists here. Its process ID may have been reused."""
     pid = int(lease["pid"])
     if lease["host"] != socket.gethostname():
         return "doubtful"
@@ -81,13 +81,13 @@ def check_process(lease: Mapping[str, Any]) -> ProcessState:
     except OSError:
         return "doubtful"
     is_other = pid == os.getpid() or b"cluster-check" in arguments
-    # Only the last part of a path counts: a clone's folder is also called rlflame.
+    # Only the last part of a path counts, because a folder may also be called rlflame.
     is_rlflame = any(argument.rpartition(b"/")[2] == b"rlflame" for argument in arguments)
     return "driver" if is_rlflame and not is_other else "doubtful"
 
 
 class RunScan:
-    """Decides which of the runs in a first snapshot are alive."""
+    """Decides which runs in a snapshot are alive."""
 
     def __init__(self, snapshot: ClusterSnapshot, timeouts: CheckTimeouts) -> None:
         self._started_s = time.monotonic()
@@ -139,7 +139,7 @@ class RunScan:
             run.settle("alive", "it ended during the check")
         elif run.lease:
             location = f"process {run.lease['pid']} on {run.lease['host']}"
-            run.settle("dead", f"its lease was not renewed for {stood_s:.0f} s; it was {location}")
+            run.settle("dead", f"lease not renewed for {stood_s:.0f} s; its driver was {location}")
         elif now.sessions != run.sessions or any(session.running for session in now.sessions):
             run.settle("unknown", "it has no lease, but its sessions are active")
         else:
@@ -191,7 +191,7 @@ def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s:
                 kept_notes.append(f"left alone: {run.name}, its lease is being renewed again")
                 continue
             if lease is not None:
-                # Makes the run's workers give up. The beat does not change.
+                # Makes the run's workers give up. A changed beat would make the run look alive.
                 object_cache.write_lease(key, {**lease, "closing": True})
             problem = remove_run(client, run.name, timeout_s)
         except FleetError as error:
