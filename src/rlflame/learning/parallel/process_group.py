@@ -107,7 +107,7 @@ class Shards:
         different = find_deviating_ranks(self.group, self._state())
         if different:
             raise LearningError(
-                f"The weights of learners {', '.join(map(str, different))} differ from learner 0.",
+                f"Learners {', '.join(map(str, different))} have different weights from learner 0.",
                 "use machines of one kind; rlflame inspect compares the machines of two runs",
             )
 
