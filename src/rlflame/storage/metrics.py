@@ -37,7 +37,7 @@ NAMES: dict[str, str] = {
     "clip_range_vf": "Current clip range of the value function.",
     "discount": "Current discount factor.",
     "explained_variance": "1 - Var(return - value) / Var(return), before the update.",
-    "epochs_done": "Passes over the batch; fewer than ppo.epochs if target_kl ended the update.",
+    "epochs_done": "Passes over the batch; fewer than configured if target_kl ended them.",
     "learning_rate": "Current learning rate of Adam.",
     "gradient_norm": "Norm of the gradient of the last minibatch, before clipping.",
     "n_updates": "Number of optimizer steps since the start.",
@@ -116,7 +116,7 @@ def _find_end_offset(path: Path, lines: int, header: str) -> int:
                 remaining -= 1
     if remaining and lines:
         raise CheckpointError(
-            f"{path} lacks {min(remaining, lines)} of {lines} lines that its checkpoint counts.",
+            f"{path} lacks {min(remaining, lines)} of the {lines} lines its checkpoint counts.",
             "resume an earlier checkpoint file, or copy this one into an empty folder",
         )
     return end
