@@ -1,4 +1,4 @@
-"""Errors for the user: a sentence with the seen value, and the next command.
+"""Errors for the user, each with a description of the problem and a next command.
 
 Imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
 """
@@ -55,7 +55,7 @@ def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
 
 
 class RlflameError(Exception):
-    """An error for the user: `message` is the problem, `hint` the next command."""
+    """An error for the user, with a description of the problem and a hint for a remedy."""
 
     exit_code = 1
 
@@ -100,7 +100,7 @@ def from_exception(error: BaseException) -> RlflameError:
 
 
 def mark_documented(error: BaseException) -> None:
-    """Mark an error whose JSON document is printed, so that no second one follows."""
+    """Mark an error whose JSON document was printed, so that it is not printed again."""
     error.__dict__[_DOCUMENT_MARK] = True
 
 
@@ -141,7 +141,7 @@ class CheckpointError(RlflameError):
 
 
 class DiskError(CheckpointError):
-    """A full or read-only disk; `remedy` is what to do before the next attempt."""
+    """A full or read-only disk; `remedy` is the action that makes it writable."""
 
     remedy = ""
 
@@ -169,7 +169,7 @@ class FleetUnreachableError(FleetError):
 
 
 class LearningError(RlflameError):
-    """Learning diverged so that no update can be trusted, e.g. several NaN losses."""
+    """Learning cannot continue, for example after several NaN losses in a row."""
 
 
 class LearnerFailure(RlflameError):
@@ -193,7 +193,7 @@ _TRAVELLING_TYPES: dict[str, type[RlflameError]] = {
 
 
 def make_error(values: Mapping[str, Any]) -> RlflameError:
-    """Recreate an error of another process, with its original type if known."""
+    """Recreate an error from another process, with its original type if it is known."""
     error_type = _TRAVELLING_TYPES.get(values["kind"], RlflameError)
     error = error_type(values["message"], values["hint"], values["detail"])
     error.exit_code = int(values["exit_code"])

@@ -1,8 +1,8 @@
 """Interquartile means, bootstrap intervals and comparisons of a few seeds.
 
 Resampling is stratified: seeds are drawn within each stratum (the runs of one environment), never
-across strata (Agarwal et al., 2021). With few seeds, all resamples are enumerated. With more, a
-sample is drawn from keyed streams, so that equal values give equal intervals.
+across strata (Agarwal et al., 2021). With few seeds, all resamples are enumerated. With more seeds,
+resamples are drawn from fixed random streams, so that the same values give the same interval.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlflame.rollout.task import Array, Float64
 RESAMPLES = 10_000
 #: Resamples for curves, where every point is resampled.
 CURVE_RESAMPLES = 2_000
-#: With fewer seeds, a bootstrap says nothing about the variation between seeds.
+#: With fewer seeds, a bootstrap cannot estimate the variation between seeds.
 FEWEST_SEEDS = 3
 _NUMBERS_AT_ONCE = 2_000_000
 
@@ -29,7 +29,7 @@ Strata = Sequence[Float64]
 
 @np.errstate(over="ignore", invalid="ignore")  # a sum that overflows is shown as infinity
 def compute_interquartile_means(values: Float64) -> Float64:
-    """Return the mean of the middle half of the last axis, with end fractions."""
+    """Return the mean of the middle half along the last axis, with fractional ends."""
     sorted_values = np.sort(values, axis=-1)
     n = sorted_values.shape[-1]
     # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
@@ -50,7 +50,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeanStd:
-    """The mean over seeds and the sample deviation (n - 1), 0 for one seed."""
+    """The mean and sample standard deviation (n - 1; 0 for a single seed) over seeds."""
 
     mean: float
     std: float
@@ -73,7 +73,7 @@ class Comparison:
     seeds: tuple[int, int]
     #: Difference between the first side and the second, with its 95% interval.
     difference: Interval
-    #: The same with its 90% interval: within the margin, two one-sided tests at 5% pass.
+    #: The difference with its 90% interval, for two one-sided tests at 5%.
     equivalence: Interval
     #: Largest difference that still counts as equivalent.
     margin: float
@@ -119,10 +119,10 @@ def compute_mean_std(values: Float64) -> MeanStd:
 
 
 def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, MeanStd] | None:
-    """Return the step at which the curves' mean is highest, and that mean.
+    """Return the step with the highest mean of the (steps, values) curves, and the mean.
 
-    Only steps that all curves cover count; without any, the result is None. Papers publish this
-    as the best of a training. It is biased upwards, more so with more points.
+    Only steps that all curves cover count; without such steps, the result is None. Papers often
+    report this mean as the best result. It is biased upwards, and more so with more points.
     """
     if not curves or not all(len(steps) for steps, _ in curves):
         return None
@@ -138,7 +138,7 @@ def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Mean
 
 
 def compute_tail_mean(values: Float64, share: float = 0.05) -> float:
-    """Return the mean of the last `share` of a curve, at least one point."""
+    """Return the mean of the last `share` of a curve, which is at least one point."""
     return float(values[-max(1, math.ceil(share * len(values))) :].mean())
 
 
@@ -152,7 +152,7 @@ def compute_iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
 
 
 def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
-    """Return the IQM of `[seeds, points]` and both ends of its 95% interval."""
+    """Return the IQM of `[seeds, points]` over the seeds, and its 95% interval."""
     middle = compute_interquartile_means(curves.T)
     seeds, points = curves.shape
     if seeds < 2:
@@ -175,7 +175,7 @@ def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
 
 
 def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> SeedComparison:
-    """Compare values with a baseline; the margin is a share of its IQM."""
+    """Compare values with a baseline; the margin is a share of the baseline's IQM."""
     base = float(compute_interquartile_means(baseline))
     value = float(compute_interquartile_means(values)) - base
     differences = _resample(
@@ -197,7 +197,7 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
 def compare_medians(
     values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
 ) -> Interval:
-    """Return by how many percent the median of `values` exceeds that of the baseline."""
+    """Return the difference of the medians in percent of the baseline, with interval."""
     values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
@@ -226,7 +226,7 @@ def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, 
 
 
 def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
-    """Return P(a > b) along the last axis; ties count half (Mann-Whitney)."""
+    """Return P(value of a > value of b) along the last axis; ties count half."""
     difference = a[..., :, None] - b[..., None, :]
     wins: Float64 = (np.sign(difference) / 2.0 + 0.5).mean(axis=(-1, -2))
     return wins
@@ -234,7 +234,7 @@ def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class _ResampledStatistic:
-    """A statistic of all resamples, or of a sample of them, along the last axis."""
+    """A statistic of all resamples, or of a random sample of them, on the last axis."""
 
     values: Float64
     is_exhaustive: bool
@@ -254,8 +254,8 @@ class _ResampledStatistic:
 
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
-    """Return the statistic of all resamples, or of `RESAMPLES` drawn ones."""
-    # Each stratum has its own random stream.
+    """Return the statistic of all resamples, or of a random sample of `RESAMPLES`."""
+    # A random sample is used if there are more resamples. Each stratum has its own stream.
     combinations = [len(part) ** len(part) for part in strata]
     if math.prod(combinations) <= RESAMPLES:
         places = np.unravel_index(np.arange(math.prod(combinations)), combinations)

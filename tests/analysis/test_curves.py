@@ -394,13 +394,13 @@ def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
     found, notes = run_reader.read_runs([tmp_path / "runs", tmp_path / "runs/a"])
     assert [one.folder.name for one in found] == ["a"]
     assert "b/config.toml is not valid TOML" in notes[0]
-    assert "begun has no metrics yet. It is left out." in notes[1]
+    assert "begun has no metrics yet and is skipped." in notes[1]
     with pytest.raises(CheckpointError, match="There is no run with metrics"):
         run_reader.read_runs([make(tmp_path / "other/b").parent])
     with pytest.raises(CheckpointError):
         run_reader.read_runs([tmp_path / "runs/b"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="is no run folder"):
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         run_reader.read_runs([tmp_path / "empty"])
     with pytest.raises(CheckpointError, match="does not exist"):
         run_reader.read_runs([tmp_path / "absent"])

@@ -132,7 +132,7 @@ def test_what_resume_may_change_is_the_runtime(folder):
         (["{}/short", "--steps", "100"], 2, ["--steps 100 is not beyond the 256", "--steps 512"]),
         (["{}/short/best.safetensors"], 1, ["only a policy", "--init-from"]),
         (["{}/absent"], 1, ["absent"]),
-        (["{}"], 1, ["holds no checkpoint"]),
+        (["{}"], 1, ["has no checkpoint"]),
     ],
 )
 def test_what_cannot_be_resumed(folder, words, code, said):

@@ -58,7 +58,7 @@ def test_where_there_is_no_card_auto_is_the_processor_and_cuda_is_refused(tmp_pa
     sets = ("--set", "learning.device=cuda", "--set", "learning.provider=torch")
     spoken = rlflame(*words, *sets, "--fleet", "inline")
     assert spoken.code == 2
-    assert "This recipe learns on CUDA" in spoken.err
+    assert "This recipe uses CUDA" in spoken.err
 
 
 def test_a_card_is_for_torch_alone():

@@ -99,7 +99,7 @@ def test_a_run_of_a_card_says_which_and_is_evaluated_without_one(tmp_path):
     assert evaluated.code == 0, evaluated.err
     resumed = finished(process("resume", tmp_path / "run", "--steps", "512", environment=hidden))
     assert resumed.code == 2
-    assert "This recipe learns on CUDA" in resumed.err
+    assert "This recipe uses CUDA" in resumed.err
 
 
 @pytest.fixture

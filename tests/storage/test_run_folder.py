@@ -411,7 +411,7 @@ def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path):
     (tmp_path / "notes.txt").write_text("not a run")
     (tmp_path / ".notes.0a1b2c3d.tmp").touch()
     before = content(tmp_path)
-    for named, said in ((tmp_path, "holds no checkpoint"), (tmp_path / "notes.txt", "safetensors")):
+    for named, said in ((tmp_path, "has no checkpoint"), (tmp_path / "notes.txt", "safetensors")):
         spoken = rlflame("resume", named)
         assert (spoken.code, said in spoken.err) == (1, True), spoken.err
     assert content(tmp_path) == before
@@ -570,7 +570,7 @@ def test_a_checkpoint_that_nothing_points_to_yet_is_the_newest(copied):
 
 
 def test_folders_without_a_checkpoint_say_what_to_do(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         found(tmp_path)
     assert "rlflame runs" in caught.value.hint
     (tmp_path / "config.toml").touch()

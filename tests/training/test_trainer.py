@@ -504,7 +504,7 @@ def test_snapshots_of_another_staleness_are_refused():
     world = World(stop_at=("record", 2))
     train(world, plan(staleness=1))
     snapshot = world.saved[-1][1]
-    with pytest.raises(CheckpointError, match="without staleness"):
+    with pytest.raises(CheckpointError, match="staleness is 0"):
         train(World(), plan(), snapshot)
-    with pytest.raises(CheckpointError, match="absent"):
+    with pytest.raises(CheckpointError, match="missing"):
         train(World(), plan(staleness=1), dataclasses.replace(snapshot, behaviour=None))

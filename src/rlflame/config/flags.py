@@ -23,7 +23,7 @@ DEFAULT_ALGORITHM = "ppo"
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFlags:
-    """Options of where and how a command runs; an absent one is None or False."""
+    """The options for where and how a command runs; an unset one is None or False."""
 
     sets: Sequence[str] | None = None
     workers: int | None = None
@@ -70,7 +70,7 @@ class LearnerRank(NamedTuple):
 
 
 def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
-    """Return the rank of this process under torchrun; None if it is alone."""
+    """Return the rank of this process, or None if torchrun did not start several."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in environment for name in names):
         return None
@@ -90,5 +90,5 @@ def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None
 
 
 def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun itself hosts the store for the rendezvous."""
+    """Return whether torchrun itself hosts the store for the rendezvous."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,7 +1,7 @@
-"""Decides which user code may be imported: named modules, and `--env-file`.
+"""Decides which user code may run: modules that files name, and `--env-file`.
 
-A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`); importing it runs code.
-Therefore the user must name the module in the command, or have trusted it before.
+A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`), and importing a module
+runs its code. Therefore, the user must name the module in the command, or have trusted it before.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def list_allowed_modules() -> list[str]:
 
 
 def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that an environment names; raise for a forbidden one."""
+    """Return the modules that an environment names; raise if one is not allowed."""
     modules = find_named_modules(id, kwargs)
     for module in modules:
         _check_name(module)
@@ -147,7 +147,7 @@ def _get_trust_path() -> Path | None:
 
 
 def _is_allowed(module: str) -> bool:
-    # Gymnasium always imports its plugins, and `a` with `a.b`, so naming them imports nothing new.
+    # Gymnasium imports its plugins in any case, and Python imports `a` together with `a.b`.
     plugins = [point.value.partition(":")[0] for point in metadata.entry_points(group=_PLUGINS)]
     if any(f"{plugin}.".startswith(f"{module}.") for plugin in plugins):
         return True
@@ -165,7 +165,7 @@ def _check_name(module: str) -> None:
 
 
 def load_env_file(path: str, expected: str | None = None) -> str:
-    """Run the file of --env-file if it has the expected SHA-256; return its SHA-256."""
+    """Run the file of --env-file if its SHA-256 is as expected; return the SHA-256."""
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
@@ -207,7 +207,7 @@ def _hash_file(path: str) -> str:
 
 
 def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:
-    """Load the file that the command names, and write its digest into the recipe.
+    """Load the file of --env-file, and write its digest into the recipe.
 
     A recipe with a digest accepts only that file. The path in a run's config.toml is never loaded.
     """

@@ -1,4 +1,4 @@
-"""Nested dictionaries whose values are addressed by dotted names."""
+"""Functions for nested dictionaries, whose values have dotted names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 def flatten(
     data: Mapping[str, Any], prefix: str = "", leaves: Collection[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Yield values with dotted names; empty tables and `leaves` are values."""
+    """Yield values with dotted names; empty tables and those in `leaves` are values."""
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and name not in leaves:
@@ -52,7 +52,7 @@ def flatten(
 def find_first_difference(
     a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """Return the first name whose value differs between two tables, and both values."""
+    """Return the first name with different values in two tables, and both values."""
     values_a, values_b = dict(flatten(a)), dict(flatten(b))
     for name in values_a | values_b:
         value_a, value_b = values_a.get(name, "absent"), values_b.get(name, "absent")

@@ -1,4 +1,4 @@
-"""The recipe, which determines the result, and a config: recipe and runtime.
+"""Defines the recipe, which determines the result, and the config of a run.
 
 The descriptions of the fields appear in help texts, error messages and the docs' settings table.
 """
@@ -43,7 +43,7 @@ class EnvironmentSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _check_kwargs(self) -> EnvironmentSettings:
-        # Refuse every value: other modes than "human" may also open a window.
+        # Reject every value, because modes other than "human" may also open a window.
         if "render_mode" in self.kwargs:
             raise ValueError(
                 "render_mode would make every copy of the environment draw pictures or open a "
@@ -74,7 +74,7 @@ class RolloutSettings(SettingsModel):
 
     @property
     def width(self) -> int:
-        """Rows of each forward pass that computes actions."""
+        """The number of rows in each forward pass that computes actions."""
         return -(-self.envs_per_slot // WIDTH_UNIT) * WIDTH_UNIT
 
     @property
@@ -83,7 +83,7 @@ class RolloutSettings(SettingsModel):
 
     @property
     def steps_per_iteration(self) -> int:
-        """Steps in an iteration; the maximum if the unit is episodes."""
+        """The number of steps per iteration; the maximum if the unit is episodes."""
         return self.columns * self.steps
 
 
@@ -220,7 +220,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
     @property
     def samples_per_gradient(self) -> int:
-        """Maximum number of samples per gradient; episodes that end early give fewer."""
+        """The maximum number of samples per gradient; short episodes give fewer samples."""
         batch, field = self.rollout.steps_per_iteration, self.traits.batch_field
         if field is None:
             return batch
@@ -248,7 +248,7 @@ class EvaluationSettings(SettingsModel):
 
 
 class Recipe(SettingsModel):
-    """Settings that determine the result: equal recipes give identical weights."""
+    """The settings that determine the result: equal recipes give identical weights."""
 
     stop_at_steps: Positive | None = Field(None, description="Train for this many steps.")
     stop_at_iterations: Positive | None = Field(None, description="Train for this many iterations.")
@@ -262,7 +262,7 @@ class Recipe(SettingsModel):
         return self
 
     def copy_with_horizon(self) -> Recipe:
-        """Return a copy with an explicit horizon, which a later change of the stop keeps."""
+        """Return a copy with an explicit horizon, independent of later budgets."""
         if (self.learning.horizon_steps, self.learning.horizon_iterations) != (None, None):
             return self
         ends = {"horizon_steps": self.stop_at_steps, "horizon_iterations": self.stop_at_iterations}
@@ -270,7 +270,7 @@ class Recipe(SettingsModel):
 
     @property
     def budget_warning(self) -> str | None:
-        """A warning if the budget exceeds the horizon of the learning rate."""
+        """A warning if the budget exceeds the horizon, where the learning rate reaches 0."""
         learning = self.learning
         if None not in (self.stop_at_steps, self.stop_at_iterations):
             return None  # the run stops at whichever comes first
@@ -299,7 +299,7 @@ def make_defaults(algorithm: str) -> dict[str, Any]:
 
 
 class RunConfig(Recipe):
-    """A recipe and a runtime."""
+    """The config of a run, which is a recipe and a runtime."""
 
     runtime: RuntimeSettings = RuntimeSettings()
 
@@ -314,10 +314,10 @@ class RunConfig(Recipe):
 
 
 def count_units(learning: LearningSettings) -> int:
-    """Return the number of units of work, each a network and a shard, in one update."""
+    """Return the number of units, each a network and a shard, in one update."""
     return learning.gradient_shards * learning.traits.independent_networks
 
 
 def count_useful_learners(units: int, learners: int) -> int:
-    """Return the number of learners that have a unit if each computes equally many."""
+    """Return the number of learners with work if the units are divided evenly."""
     return -(-units // -(-units // learners))

@@ -1,7 +1,7 @@
 """Reads and appends to regular files only, within a size limit.
 
-A pipe, a socket or a device in place of a file could block the process or never end. It is refused
-with an OSError whose `strerror` gives the reason.
+A pipe, a socket or a device in place of a file could block the process or never end. Such paths are
+rejected with an OSError, whose `strerror` gives the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def open_to_append(path: Path) -> io.TextIOWrapper:
-    """Open a regular file for appending, or create it; refuse a symbolic link.
+    """Open a regular file for appending, or create it; reject a symbolic link.
 
     Line ends are written unchanged.
     """
@@ -41,7 +41,7 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Read a UTF-8 file of at most `limit` bytes, with newlines as line ends."""
+    """Read a UTF-8 file of at most `limit` bytes, with all line ends as newlines."""
     with open_to_read(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -52,7 +52,7 @@ def read_text(path: Path, limit: int) -> str:
 def read_lines(
     path: Path, *, newline: str | None = None, encoding: str = "utf-8", limit: int = LINE_BYTES
 ) -> Iterator[str]:
-    """Yield the lines of a file with their line ends; `newline` as for `open`."""
+    """Yield the lines of a file, with line ends; `newline` has the meaning of `open`."""
     with io.TextIOWrapper(open_to_read(path), encoding, newline=newline) as file:
         lines = iter(lambda: file.readline(limit + 1), "")
         for number, line in enumerate(lines, 1):

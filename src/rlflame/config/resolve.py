@@ -79,7 +79,7 @@ def list_presets() -> list[str]:
 
 
 def choose_preset(id: str, algorithm: str) -> str:
-    """Return the preset of the environment, of its family or of the algorithm."""
+    """Return the most specific preset: for an id, its family or an algorithm."""
     alias = _ALIAS_BY_ID.get(id)
     names = [alias, ALIASES[alias].family] if alias else []
     candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
@@ -97,7 +97,7 @@ def resolve(
 ) -> tuple[RunConfig, str]:
     """Return the config for the options of `train`, and the name of its preset.
 
-    Loads the environment file that the user typed. The `continuous` section of a preset applies
+    Loads the environment file that the options name. The `continuous` section of a preset applies
     only to environments with continuous actions.
     """
     file_layer = _read_config_file(flags.config) if flags.config else {}
@@ -130,9 +130,9 @@ def resolve_runtime(
     reason: str = "and an evaluation uses the recipe of its policy.",
     hint: str = "set only settings that begin with runtime.",
 ) -> RuntimeSettings:
-    """Return the runtime for the options, which override the run's saved config.
+    """Return the runtime of a saved config, with the options of the command applied.
 
-    Loads only the environment file that the user typed.
+    Loads only the environment file that the options name.
     """
     for key, _ in map(parse_set, flags.sets or ()):
         if not key.startswith("runtime."):
@@ -160,8 +160,8 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     layer = toml_io.read_file(path)
     if "job" in layer:
         raise ConfigError(
-            f"{path} is the config of a job of several seeds, not of a single run.",
-            f"{format_command('resume', path.parent)} continues the job",
+            f"{path} is the config of a sweep over several seeds, not of a single run.",
+            f"{format_command('resume', path.parent)} continues the sweep",
         )
     _resolve_env_file(layer, path.parent)
     return layer
@@ -226,7 +226,7 @@ def _format_out(path: Path | None) -> str | None:
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the path absolute, relative to the file that names it."""
+    """Make the path of the environment file, which is relative to `folder`, absolute."""
     # Resolve links, because a script imports modules from the folder of the real file.
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
@@ -236,7 +236,7 @@ def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
 def _check_code(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Refuse code that a config file names but the user did not type."""
+    """Raise ConfigError for code that a config file names, but no option."""
     env_file = get_nested(file_layer, "runtime.env_file")
     if isinstance(env_file, str) and get_nested(typed_layer, "runtime.env_file") is None:
         raise ConfigError(
@@ -249,7 +249,7 @@ def _check_code(
 def _check_packages(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Refuse packages that only a file names: installing a package runs its code."""
+    """Reject extra packages that only a file names: installing one runs its code."""
     packages = get_nested(file_layer, _PACKAGES)
     if packages and get_nested(typed_layer, _PACKAGES) is None:
         text = toml_io.format_value(packages)
@@ -261,7 +261,7 @@ def _check_packages(
 
 
 def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
-    """Allow the modules that the user typed, but none that a file names."""
+    """Allow the modules that the options name, but none that a file names."""
     id = get_nested(typed_layer, "learning.environment.id")
     kwargs = get_nested(typed_layer, "learning.environment.kwargs")
     modules = find_named_modules(
@@ -288,14 +288,14 @@ def _choose_environment_and_algorithm(
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
-    """Return the config of layers, strongest last, with its env file's digest."""
+    """Return the config of the layers, strongest last, with the digest of --env-file."""
     config = validate_config(functools.reduce(merge_layers, layers))
     recipe = module_trust.pin_env_file(config.recipe, config.runtime.env_file)
     return config.model_copy(update={"learning": recipe.learning})
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
-    """Refuse a target without evaluations, or one that chance can reach."""
+    """Reject a target return without evaluations of several episodes in training."""
     every_steps, episodes = evaluation.every_steps, evaluation.episodes
     if evaluation.until_return is not None and (every_steps is None or episodes == 1):
         raise ConfigError(
@@ -306,7 +306,7 @@ def _check_until_return(evaluation: EvaluationSettings) -> None:
 
 
 def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
-    """Apply the options that change or scale several settings of the preset."""
+    """Apply the options that change several settings, or scale the preset's settings."""
     algorithm, traits = config.learning.algorithm, config.learning.traits
     is_used = (flags.iterations, flags.episodes_per_iter) != (None, None)
     if not traits.counts_iterations and is_used:
@@ -322,7 +322,7 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
 
 
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a layer of settings over another; its stop replaces both base stops."""
+    """Merge `overrides` over `base`; a budget in `overrides` replaces all of `base`."""
     budgets = ("stop_at_steps", "stop_at_iterations")
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}
@@ -330,7 +330,7 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """Return a copy with `episodes` per iteration and at most as many envs_per_slot."""
+    """Return a copy with `episodes` episodes per iteration; envs_per_slot may shrink."""
     if episodes < 1:
         raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
     widest = min(config.learning.rollout.envs_per_slot, episodes)
@@ -341,9 +341,9 @@ def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
 
 
 def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
-    """Return the config with batch and learning rates times the learners.
+    """Scale the batch and the learning rates by the number of learners, if requested.
 
-    With a replay, N times the samples per update come with 1/N of the updates.
+    With a replay, N times as many samples per update mean 1/N as many updates.
     """
     learning, learners = config.learning, config.runtime.learners
     if learners == 1 or not (batch or learning_rate):

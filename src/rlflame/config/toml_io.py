@@ -80,7 +80,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a TOML value, or return the text itself, so words need no quotes."""
+    """Parse a TOML value, or return the text itself: plain words need no quotes."""
     try:
         _check_keys(text)
         table = tomllib.loads(f"x = {text}")

@@ -1,4 +1,4 @@
-"""Validates configs, with errors that name the setting, and finds settings."""
+"""Validates configs, with errors that name settings, and finds settings by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOULD = "Input should "
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
-    """Return the config, or raise a ConfigError with the setting and its value."""
+    """Validate a config; errors have the setting, its description and its value."""
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
@@ -34,7 +34,7 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
 
 
 def make_error(error: ValidationError) -> ConfigError:
-    """Convert an error of pydantic to a ConfigError without Python's type names."""
+    """Convert a pydantic error to a ConfigError without Python type names."""
     first, *rest = error.errors(include_url=False)
     path = _find_setting(first["loc"])
     if first["type"] == "extra_forbidden":
@@ -59,7 +59,7 @@ def make_error(error: ValidationError) -> ConfigError:
 
 
 def make_unknown_error(name: str) -> ConfigError:
-    """Return the error for a name that is mistyped or of another version."""
+    """Return the error for a name that is misspelt or from another rlflame version."""
     message = f"There is no setting {name!r} in this version of rlflame."
     return ConfigError(message, _suggest_settings(name))
 
@@ -69,7 +69,7 @@ def format_seen_value(value: Any) -> str:
 
 
 def _is_json_value(value: Any) -> bool:
-    """Whether JSON, the format of stored recipes, can represent a value."""
+    """Return whether JSON, the format of stored recipes, can represent a value."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, list | tuple):
@@ -118,7 +118,7 @@ def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def _find_section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a section, which may be optional; None for a setting."""
+    """Return the model of a section, which may be optional, or None for a setting."""
     options = [option for option in get_args(annotation) or [annotation] if option is not NoneType]
     first = options[0]
     is_section = len(options) == 1 and isinstance(first, type) and issubclass(first, BaseModel)
@@ -126,13 +126,13 @@ def _find_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _find_setting(location: Sequence[int | str]) -> str:
-    """Return the setting of an error; pydantic's path may contain further parts."""
+    """Return the setting at an error's location, which may include a part or a choice."""
     path = ".".join(map(str, location))
     return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
 
 
 def _suggest_settings(key: str) -> str:
-    """Return a hint with the most similar settings, by full path or last name."""
+    """Return a hint with the settings that are most similar to the key."""
 
     def measure_likeness(path: str) -> float:
         names = (path, path.rpartition(".")[2])

@@ -1,7 +1,7 @@
-"""Interfaces of algorithms and buffers, their data, and their saved state.
+"""Interfaces for algorithms and buffers, and the data that they exchange and save.
 
-`get_state()` holds the complete state of an Algorithm. The Buffer makes learning on- or off-policy:
-it decides which batches the algorithm learns from after each iteration's fragments.
+`Algorithm.get_state()` returns the complete state of an algorithm. The buffer selects the batches
+that the algorithm learns from in each iteration, so it makes learning on-policy or off-policy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Int64 = NDArray[np.int64]
 MinibatchT = TypeVar("MinibatchT", contravariant=True)
 LearnsFrom = TypeVar("LearnsFrom", contravariant=True)
 Yields = TypeVar("Yields", covariant=True)
-#: From here on, float64 cannot represent every integer.
+#: From this number on, float64 cannot represent every integer.
 _MAX_COUNT = 2**53
 
 
@@ -32,7 +32,8 @@ _MAX_COUNT = 2**53
 class Batch:
     """Fragments joined side by side in slot order, as arrays `[T, columns, ...]`.
 
-    `valid` is False, and the arrays are zero, at the steps after a column's episode has ended.
+    If the rollout unit is episodes, a column ends with its episode. At the remaining steps of the
+    column, `valid` is False and the arrays are zero.
     """
 
     observations: Float32
@@ -64,7 +65,7 @@ class Transitions:
     rewards: Float32
     #: The observation after the last summed step; after truncation, the true final observation.
     next_observations: Float32
-    #: The factor of the value estimate after the last summed step: its discount; 0 if terminated.
+    #: The factor for the value of `next_observations`: the discount, or 0 after a termination.
     bootstrap: Float32
 
 
@@ -106,7 +107,7 @@ def compute_digest(arrays: Mapping[str, Array]) -> str:
 
 
 class MetricMeans:
-    """The mean of each metric over the updates that reported it."""
+    """Averages each metric over the updates that reported it."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
@@ -121,7 +122,7 @@ class MetricMeans:
 
 
 class Algorithm(Protocol[LearnsFrom]):
-    """Weights and their update rule. `progress` runs from 0 to 1 over the horizon."""
+    """Weights and their update rule; `progress` goes from 0 to 1 over the schedule."""
 
     def get_policy(self) -> PolicyArrays:
         """Return copies of the arrays that workers need: the actor and any normaliser."""
@@ -137,27 +138,27 @@ class Buffer(Protocol[Yields]):
     """Turns fragments into the batches that an algorithm learns from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        """Add an iteration's fragments, in slot order, and the acting policy's weights."""
+        """Add one iteration's fragments, in slot order, and the weights that acted."""
 
     def take_batches(self) -> Iterator[Yields]: ...
 
     def get_state(self) -> State:
-        """Return everything that is not in a segment."""
+        """Return all data of the buffer that is not in a segment."""
 
     def list_segments(self) -> tuple[Segment, ...]:
-        """Return the segments in use. Together with the state they are the whole buffer."""
+        """Return the segments in use, which complete the data from `get_state`."""
 
     def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None: ...
 
 
 class GradientProvider(Protocol[MinibatchT]):
-    """Computes a loss's gradients: by hand in numpy, or with torch autograd.
+    """Computes the gradients of an algorithm's loss, in numpy or with torch autograd.
 
-    Both work on the same flat float32 vector and must agree up to rounding.
+    Both implementations use the same flat float32 vector and must agree up to rounding.
     """
 
     def compute_gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
-        """Return d(sum of sample losses / count)/d(parameters), and sums of samples.
+        """Return d(sum of sample losses / count)/d(parameters), and sums over samples.
 
         `count` is the size of the whole minibatch. `minibatch` may be one shard of it: the
         gradients and sums of the shards add up. The gradient is valid until the next call.
@@ -166,7 +167,7 @@ class GradientProvider(Protocol[MinibatchT]):
 
 @dataclass
 class Counter:
-    """A saved integer. Incrementing it is much faster than incrementing an array."""
+    """An integer in a saved state; incrementing it is much faster than with an array."""
 
     value: int = 0
 
@@ -202,7 +203,7 @@ class StateParts:
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
-    """Copy a saved array into `target`; raise for another dtype or shape."""
+    """Copy a saved array into `target`; raise if its dtype or shape is different."""
     values = state.get(name)
     if values is None or values.shape != target.shape or values.dtype != target.dtype:
         description = "missing" if values is None else f"{values.dtype} {values.shape}"

@@ -1,6 +1,6 @@
-"""Makes the algorithm of a recipe and its buffer.
+"""Makes the algorithm and the buffer of a recipe.
 
-A new algorithm needs a function that makes it and a row of ALGORITHMS.
+A new algorithm needs a function that makes it and an entry in ALGORITHMS.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def make_algorithm(
     start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
 ) -> ShardedAlgorithm:
-    """Make the algorithm of a recipe before its first update, from `start_policy`.
+    """Make the algorithm of a recipe, with new weights or those of `start_policy`.
 
-    `shards` belong to a group of learners; by default this learner computes all of them.
+    The learners of a group divide the `shards`. By default, this process computes all shards.
     """
     shards = shards or Shards(learning.gradient_shards)
     result = ALGORITHMS[learning.algorithm](learning, spec, start_policy or {}, shards)
@@ -49,7 +49,7 @@ def make_algorithm(
 
 
 def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
-    """Make the buffer between the rollouts and the algorithm of a recipe."""
+    """Make the buffer that passes rollouts to the algorithm of a recipe."""
     replay = learning.replay
     if replay is None:
         return RolloutBuffer()
@@ -67,16 +67,16 @@ def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
 
 
 def count_blas_threads(learning: LearningSettings) -> int:
-    """Return the number of threads inside a matrix product."""
+    """Return the number of threads that BLAS uses for a matrix product."""
     return learning.threads if learning.traits.uses_blas_threads else 1
 
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:
-    """Return the device of a learner's gradients; set the variables of CUDA."""
+    """Return the device of a learner; for CUDA, also set its environment variables."""
     if learning.device == "cpu":
         return "cpu"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Makes a failed exchange between cards an error instead of the end of the process.
+    # Makes a failed exchange between GPUs raise an error instead of ending the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     from rlflame.learning.torch_gradients import select_device
 
@@ -84,7 +84,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
 
 
 def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
-    """Return the facts that several learners must share to compute the same bits."""
+    """Return the properties that must be equal for learners to get identical results."""
     facts = {"python": platform.python_version(), **read_fingerprint()}
     if learning.provider == "torch":
         facts |= {**_read_torch_facts(), "device": learning.device}
@@ -92,7 +92,7 @@ def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
 
 
 def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str]:
-    """Return the properties of this machine that the bits of a run depend on."""
+    """Return the properties of this machine that can change the results of a run."""
     facts = read_versions()
     if learning.provider == "torch":
         facts |= _read_torch_facts()
@@ -176,7 +176,7 @@ def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> N
 
 
 def make_normaliser_state(start_policy: PolicyArrays) -> dict[str, Array]:
-    """Make normaliser statistics, with count 1000, of a policy's mean and scale.
+    """Make normaliser statistics from a policy's mean and scale, with a count of 1,000.
 
     A policy file has no count. A thousand samples keep the old statistics long enough for the
     weights to adapt, and let new observations change them within a few iterations.

@@ -18,7 +18,7 @@ SCALE_HINT = (
 
 
 class RunningMoments:
-    """Count, mean and sum of squared deviations of each component."""
+    """Tracks the count, the mean and the sum of squared deviations of each component."""
 
     def __init__(self, size: int) -> None:
         self.count: Float64 = np.zeros((), np.float64)
@@ -56,7 +56,7 @@ class ObservationNormaliser(RunningMoments):
 
 
 def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
-    """Return a normaliser without samples, or None for a policy without one."""
+    """Return a new normaliser, or None if the policy does not normalise observations."""
     return ObservationNormaliser(spec.observation_size) if spec.normalise else None
 
 
@@ -78,7 +78,7 @@ class RewardScaler:
         )
 
     def scale(self, rewards: Float64, ends: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
-        """Add the rewards of the next steps of all columns; return the common factor."""
+        """Add the next rewards of all columns; return the factor that scales the rewards."""
         returns = np.empty_like(rewards)
         for t in range(len(rewards)):
             returns[t] = self._discount * self._running + rewards[t]
@@ -87,8 +87,8 @@ class RewardScaler:
             self._moments.merge(returns[valid][:, None])
         if not np.isfinite(self._moments.compute_variance()[0]):
             raise LearningError(
-                f"Rewards as large as {np.abs(rewards).max():.3g} have no variance that a number "
-                "can hold.",
+                "The variance of the discounted return overflows; the largest reward is "
+                f"{np.abs(rewards).max():.3g}.",
                 SCALE_HINT,
             )
         return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))

@@ -15,10 +15,10 @@ from .normalization import SCALE_HINT
 _PIECE = 65_536
 _BETA_1, _BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
-#: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they no longer move any
-#: weight. Otherwise the moments of a dead unit shrink into the subnormal range of float32 and stay
-#: there: 0.9 times the smallest subnormal rounds to itself. Subnormal arithmetic is a hundred times
-#: slower on some processors. Moments above the limits stay normal until the next sweep.
+#: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they are too small to change
+#: a weight. Otherwise, the moments of a dead unit shrink into the subnormal range of float32 and
+#: stay there: 0.9 times the smallest subnormal rounds to itself. Subnormal arithmetic is a hundred
+#: times slower on some processors. Moments above the limits stay normal until the next sweep.
 _SWEEP = 64
 _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
@@ -84,7 +84,7 @@ class Adam:
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
-    """Scale the gradient in place to at most `max_norm`; return its first norm."""
+    """Scale the gradient in place to at most `max_norm`; return its original norm."""
     norm = math.sqrt(compute_square_norm(gradient))
     clip(gradient, norm, max_norm)
     return norm
@@ -96,23 +96,23 @@ def compute_square_norm(gradient: Float32) -> float:
 
 
 def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient or a part in place if `norm`, of the whole, is too large."""
+    """Scale a gradient, or a part, in place if the whole `norm` exceeds `max_norm`."""
     if max_norm is not None and math.isfinite(norm) and norm > max_norm:
         np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
 
 
 class GradientGuard:
-    """Keeps NaN and infinity out of the weights; raises after `limit` refusals."""
+    """Detects gradients with NaN or infinity; raises an error after `limit` in a row."""
 
     limit = 5
 
     def __init__(self, section: str) -> None:
-        #: Refused minibatches: in total, and in a row.
+        #: Skipped minibatches: in total, and in a row.
         self.counts = np.zeros(2, np.int64)
         self._section = section
 
     def is_refused(self, norm: float, sums: Metrics) -> bool:
-        """Count and return whether the gradient norm or one of the sums is not finite."""
+        """Return whether the gradient norm or one of the sums is not finite; count it."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
             self.counts[1] = 0
             return False

@@ -1,7 +1,7 @@
-"""An average of policy versions, used in place of the newest policy.
+"""An average of policies, evaluated and saved in place of the latest policy.
 
-Late in training, a policy often oscillates around a good one, and single versions score below their
-average.
+Late in training, the weights often oscillate, and single versions score lower than the policy with
+the average weights.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from rlflame.rollout.task import Array, Float64, PolicyArrays
 
 from .base import State, StateParts, restore_count
 
-#: The largest average covers about this fraction of all versions so far.
+#: The average covers at most about this fraction of all versions so far.
 _SHARE = 1.0 / 20.0
-#: Only weights are averaged. The normaliser is that of the newest policy.
+#: Only weights are averaged. The normaliser comes from the latest policy.
 _STATISTICS = "normaliser."
 
 
 class PolicyAverage:
-    """An average over about this many versions; without a number, the newest.
+    """Averages the weights of about `versions` versions; None disables averaging.
 
-    Each version reduces the weight of earlier ones by 1 / number, and by 20 / (versions so far)
-    early in training, when old versions are much worse. An iteration that changes no weight makes
-    no version.
+    Each version reduces the share of earlier ones by 1 / `versions`. Early in training, when old
+    versions are much worse, the reduction is 20 / (versions so far). An iteration that changes no
+    weight adds no version.
     """
 
     def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
         self._versions = versions
         self._count = 0
         self._last = _copy_weights(newest)
-        #: float64: over many versions, the addition of one is smaller than float32's precision.
+        #: float64, because a single version may change the mean by less than float32's precision.
         self._mean: dict[str, Float64] = {}
 
     def update(self, newest: PolicyArrays) -> None:
@@ -54,7 +54,7 @@ class PolicyAverage:
                 mean += (weights[name] - mean) / length
 
     def get_policy(self, newest: PolicyArrays) -> PolicyArrays:
-        """Return the average, or the newest policy if there is none."""
+        """Return the policy with averaged weights, or `newest` if there is no average."""
         return {**newest, **{name: mean.astype(np.float32) for name, mean in self._mean.items()}}
 
     def get_state(self) -> State:
@@ -63,7 +63,7 @@ class PolicyAverage:
         return {"versions": np.array(self._count, np.int64), **StateParts(**self._mean).get_state()}
 
     def load_state(self, state: Mapping[str, Array], newest: PolicyArrays) -> None:
-        """Restore the state that was saved after the newest version."""
+        """Restore a saved average; `newest` is the policy that was saved with it."""
         self._last = _copy_weights(newest)
         if self._versions is None:
             return

@@ -1,8 +1,8 @@
-"""Gradients by torch's autograd: networks, and losses of PPO and REINFORCE.
+"""Computes the gradients of PPO and REINFORCE with torch autograd.
 
-Imported only when a recipe asks for torch, because importing torch takes seconds. On the CPU, the
-leaf tensors share the memory of the vector. On a GPU they are copies: weights are copied before a
-pass, and gradients after it.
+Imported only if a recipe uses torch, because importing torch takes seconds. On the CPU, the leaf
+tensors share the memory of the flat vector. On a GPU, they are copies: weights are copied before
+each pass, and gradients after it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ def is_cuda_available() -> bool:
 
 
 def read_gpu_name() -> str:
-    """Return the name of the first GPU."""
+    """Return the name of the first GPU, or `none` without a GPU."""
     return str(torch.cuda.get_device_name(0)) if is_cuda_available() else "none"
 
 
 def select_device(kind: str, rank: int) -> str:
-    """Return the device of the learner of this rank; GPUs are assigned in turn."""
+    """Return the device of the learner with this rank; GPUs are assigned in turn."""
     if kind != "cuda":
         return kind
     if not is_cuda_available():
         raise ConfigError(
-            f"This recipe learns on CUDA, and torch {torch.__version__} finds no CUDA device here.",
-            "--device cpu, in a new run: results are bit-identical on one kind of device only",
+            f"This recipe uses CUDA, but torch {torch.__version__} finds no CUDA device here.",
+            "start a new run with --device cpu; results differ between kinds of devices",
         )
-    # Otherwise the GPU adds some sums in the order in which they are ready.
+    # Otherwise, the order of some additions on the GPU varies from run to run.
     torch.use_deterministic_algorithms(True)
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
 class TorchNetworks:
-    """The networks of one flat vector."""
+    """Torch networks whose weights come from a flat vector."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class TorchNetworks:
         self.refresh()
 
     def refresh(self) -> None:
-        """Copy the weights from the vector."""
+        """Copy the weights from the vector, unless the tensors share its memory."""
         if self._is_copied:
             with torch.no_grad():
                 self._values.copy_(self._parameters)
@@ -88,7 +88,7 @@ class TorchNetworks:
         return torch.as_tensor(array, device=self._device)
 
     def compute_gradient(self, loss: Tensor) -> Float32:
-        """Return the gradient with respect to this vector; valid until the next call."""
+        """Return the gradient with respect to the vector; valid until the next call."""
         self._device_gradients.zero_()
         torch.autograd.backward(loss, inputs=list(self.tensors.values()))
         if self._is_copied:
@@ -114,12 +114,12 @@ class TorchNetworks:
 
 
 class _TorchProvider:
-    """The networks of an on-policy algorithm."""
+    """Base class for the gradients of on-policy algorithms."""
 
     def __init__(
         self, parameters: FlatVector, spec: PolicySpec, threads: int = 1, device: str = "cpu"
     ) -> None:
-        # The recipe's number of threads: sums that are split differently have other last bits.
+        # The recipe sets the number of threads, because it changes the order of additions.
         torch.set_num_threads(threads)
         self._networks = TorchNetworks(parameters, spec, device)
 
@@ -158,7 +158,7 @@ def _evaluate_gsde(
 
 
 class TorchPpo(_TorchProvider):
-    """The counterpart of `NumpyPpo`."""
+    """The torch counterpart of `NumpyPpo`."""
 
     chunk_rows = sys.maxsize
 
@@ -221,7 +221,7 @@ class TorchPpo(_TorchProvider):
 
 
 class TorchReinforce(_TorchProvider):
-    """The counterpart of `NumpyReinforce`."""
+    """The torch counterpart of `NumpyReinforce`."""
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
         tensor = self._networks.make_tensor

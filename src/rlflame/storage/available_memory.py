@@ -11,7 +11,7 @@ from pathlib import Path
 
 #: Memory of a training process besides a replay: interpreter, numpy, environments and networks.
 PROCESS_BYTES = 150_000_000
-#: Address space that a process reserves at least: thread stacks, malloc arenas, BLAS buffers.
+#: Minimum address space that a process reserves: thread stacks, malloc arenas, BLAS buffers.
 #: Little of it is ever touched.
 RESERVED_BYTES = 250_000_000
 _ROOT = Path("/")
@@ -25,7 +25,7 @@ def measure_available_bytes(root: Path = _ROOT) -> int:
 
 
 def measure_usable_bytes(root: Path = _ROOT) -> int:
-    """Return the memory that a replay can use beside the other needs of this process."""
+    """Return the memory that is left for a replay in addition to this process."""
     free_bytes = measure_available_bytes(root) - PROCESS_BYTES
     return int(max(0, min(free_bytes, _read_address_bytes(root) - RESERVED_BYTES)))
 
@@ -56,7 +56,7 @@ def _read_cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """Yield the free memory of a group and its parents, if visible."""
+    """Yield the free memory of a group and of its parents, as far as they are visible."""
     limit, usage, cache = names
     directory = base / path.lstrip("/")
     for folder in (directory, *directory.parents):

@@ -41,7 +41,7 @@ _SegmentIds = tuple[tuple[Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file's content: policy, recipe and, in a full checkpoint, the run state."""
+    """A policy and its recipe; a full checkpoint also has the state of the run."""
 
     recipe: Recipe
     env: EnvSpec
@@ -103,7 +103,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_segment_names(path: Path) -> set[str]:
-    """Read the names of the segment files that a checkpoint needs from its header.
+    """Read the names of a checkpoint's segment files from its header.
 
     Raises OSError if the file exists but cannot be read, since it may need any segment.
     """
@@ -149,13 +149,13 @@ def _hash_state(tensors: Mapping[str, Array], progress: Progress) -> str:
 
 
 def _hash_recipe(state_digest: str, recipe: str) -> str:
-    """Hash the recipe's saved text, so later fields keep old files valid."""
+    """Hash the saved recipe text, so that old files stay valid if fields are added."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
-    """Check that recipe, policy and tensor layouts fit, before any tensor is read."""
+    """Check that recipe, policy and tensor layouts match before a tensor is read."""
     _, _, spec = _parse_policy(metadata)
     actual = {name: (layout.dtype, layout.shape) for name, layout in layouts.items()}
     groups = ["policy"]
@@ -207,7 +207,7 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
 
 
 def _parse_policy(metadata: Mapping[str, str]) -> tuple[Recipe, EnvSpec, PolicySpec]:
-    """Parse recipe, environment and policy, and check that they fit each other."""
+    """Parse recipe, environment and policy, and check that they match."""
     recipe = _parse_recipe(metadata["recipe"])
     env: EnvSpec = _parse_json(EnvSpec, metadata["environment"])
     spec: PolicySpec = _parse_json(PolicySpec, metadata["policy"])
@@ -222,10 +222,10 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Check sizes that memory is allocated for, which a crafted file could set.
+    """Check the sizes of allocated memory, which a crafted file could set freely.
 
-    The recipe alone determines how the environment is made. A missing time limit stays missing: the
-    environment's registration sets it wherever the policy runs.
+    The recipe alone determines how the environment is made. A missing time limit stays missing,
+    because the environment's registration sets the limit wherever the policy runs.
     """
     names = ("id", "kwargs", "max_episode_steps")
     # As text, because True == 1 in Python.
@@ -329,7 +329,7 @@ def _parse_json(kind: Any, text: str) -> Any:
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
     settings = recipe.model_dump(mode="json")
-    # Reject coerced values, such as a text read as a number or a number read as true.
+    # Reject coerced values, such as text that is read as a number.
     for name, value in nested_dict.flatten(safetensors_file.check_json(text), leaves=[_KWARGS]):
         meaning = nested_dict.get_nested(settings, name)
         if json.dumps(value, sort_keys=True) != json.dumps(meaning, sort_keys=True):

@@ -27,7 +27,7 @@ OBSERVATION_COUNT = 1000
 #: The largest rounding difference allowed between numpy and ONNX Runtime.
 TOLERANCE = 1e-5
 INPUT, OUTPUT = "observation", "action"
-#: Old versions, which runtimes of the last several years support.
+#: Old versions, which are supported by runtimes from the last several years.
 _OPSET, _IR = 17, 8
 
 
@@ -37,7 +37,7 @@ def check_onnx_available() -> None:
 
 
 def check_target(file: Path, out: Path, onnx: bool) -> None:
-    """Raise ConfigError for an output path that must be a mistake."""
+    """Raise ConfigError for an output path with a wrong suffix, or of the checkpoint."""
     suffix = ".onnx" if onnx else ".safetensors"
     if out.suffix.lower() != suffix or (out.exists() and out.samefile(file)):
         raise ConfigError(
@@ -66,7 +66,7 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
 
 
 def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
-    """Return the largest difference between actions of the ONNX model and the policy."""
+    """Return the largest difference between the actions of the model and the policy."""
     policy = Policy(source.policy_spec, source.policy)
     return measure_largest_difference(
         data, source.env, policy, sample_observations(source, OBSERVATION_COUNT)
@@ -183,8 +183,8 @@ def measure_largest_difference(
 ) -> float:
     """Return the largest difference between the actions of the model and the policy.
 
-    It is relative for actions larger than 1. For discrete actions it is the gap between the best
-    logit and that of the model's action, so that ties are no difference.
+    For actions larger than 1, the difference is relative. For discrete actions, it is the gap
+    between the best logit and the logit of the model's action, so ties are not differences.
     """
     import onnxruntime
 

@@ -21,39 +21,39 @@ from rlflame.errors import CheckpointError
 
 #: Maps a name to its description. The live view, metrics.jsonl and the docs use these names.
 NAMES: dict[str, str] = {
-    "iteration": "Iterations finished: collect one batch, learn from it.",
-    "steps": "Environment steps taken in training.",
-    "episodes": "Training episodes finished.",
-    "episodes_finished": "Episodes that ended in this iteration.",
-    "episode_return_mean": "Mean return of those, with exploration.",
-    "episode_length_mean": "Mean length of those.",
-    "loss": "The minimised loss, averaged over the update's samples.",
-    "policy_gradient_loss": "The clipped surrogate part of the loss.",
+    "iteration": "Number of finished iterations, each of which learns from one batch.",
+    "steps": "Number of environment steps in training.",
+    "episodes": "Number of finished training episodes.",
+    "episodes_finished": "Number of training episodes that ended in this iteration.",
+    "episode_return_mean": "Mean return of the episodes that ended, with exploration.",
+    "episode_length_mean": "Mean length of the episodes that ended.",
+    "loss": "Loss that is minimised, averaged over the samples of the update.",
+    "policy_gradient_loss": "Clipped surrogate part of the loss.",
     "value_loss": "Mean squared error of the critic.",
-    "entropy_loss": "Minus the mean entropy of the action distribution.",
+    "entropy_loss": "Negative mean entropy of the action distribution.",
     "approx_kl": "Estimate of how far the update moved the policy: mean(r - 1 - log r).",
     "clip_fraction": "Share of samples whose ratio left the clip range.",
-    "clip_range": "The clip range in force.",
-    "clip_range_vf": "The value clip range in force.",
-    "discount": "The discount in force.",
+    "clip_range": "Current clip range.",
+    "clip_range_vf": "Current clip range of the value function.",
+    "discount": "Current discount factor.",
     "explained_variance": "1 - Var(return - value) / Var(return), before the update.",
-    "epochs_done": "Passes over the batch; fewer than asked for when target_kl stopped them.",
-    "learning_rate": "Adam's step size in force.",
-    "gradient_norm": "Norm of the last minibatch's gradient before clipping.",
-    "n_updates": "Optimizer steps since the start.",
-    "actor_loss": "Mean of coefficient x log pi(a|s) - its worth to the critics, over the updates.",
-    "critic_loss": "Half the mean squared errors of both critics' means, summed, over updates.",
-    "ent_coef": "The entropy coefficient after the iteration.",
+    "epochs_done": "Passes over the batch; fewer than configured if target_kl ended them.",
+    "learning_rate": "Current learning rate of Adam.",
+    "gradient_norm": "Norm of the gradient of the last minibatch, before clipping.",
+    "n_updates": "Number of optimizer steps since the start.",
+    "actor_loss": "Mean of coefficient x log pi(a|s) - value of a to the critics, over updates.",
+    "critic_loss": "Half the summed mean squared errors of both critics' means, over the updates.",
+    "ent_coef": "Entropy coefficient after the iteration.",
     "ent_coef_loss": "Mean of -log coefficient x (log pi + target entropy), over the updates.",
-    "refused_minibatches": "Minibatches refused because of NaN or infinity, since the start.",
-    "std": "Mean standard deviation of Gaussian actions; with gsde, of its matrix.",
+    "refused_minibatches": "Minibatches skipped because of NaN or infinity, since the start.",
+    "std": "Mean standard deviation of Gaussian actions or, with gsde, of the noise matrix.",
     "eval_return_mean": "Mean return of an evaluation, without exploration.",
-    "eval_return_low": "Lower end of its 95% bootstrap interval.",
-    "eval_return_high": "Upper end of its 95% bootstrap interval.",
-    "eval_return_std": "Standard deviation over its episodes.",
-    "eval_return_iqm": "Mean of the middle half of its episodes.",
-    "eval_length_mean": "Mean length of its episodes.",
-    "eval_episodes": "Episodes it ran.",
+    "eval_return_low": "Lower end of the 95% bootstrap interval of this mean.",
+    "eval_return_high": "Upper end of the 95% bootstrap interval of this mean.",
+    "eval_return_std": "Standard deviation of the returns of an evaluation.",
+    "eval_return_iqm": "Interquartile mean of the returns of an evaluation.",
+    "eval_length_mean": "Mean episode length of an evaluation.",
+    "eval_episodes": "Number of episodes of an evaluation.",
 }
 
 #: The key metrics of the live view: maps a name to its label and format.
@@ -72,10 +72,10 @@ EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
 
 
 class LineFile:
-    """A text file whose lines a checkpoint counts, without the header.
+    """A log file whose lines, except the header, are counted by checkpoints.
 
-    Opening the file finds the counted lines and changes nothing. `truncate` removes the lines after
-    them, which were written after the checkpoint and belong to work that will be repeated.
+    Opening the file changes nothing. `truncate` removes the lines that were written after the
+    checkpoint, because their work will be repeated.
     """
 
     def __init__(self, path: Path, lines: int, header: str = "") -> None:
@@ -107,7 +107,7 @@ class LineFile:
 
 
 def _find_end_offset(path: Path, lines: int, header: str) -> int:
-    """Return the bytes of the header and `lines` lines; raise if some are missing."""
+    """Return the length in bytes of the header and `lines` lines; all must exist."""
     remaining, end = lines + header.count("\n"), 0
     if path.exists():
         with regular_file.open_to_read(path) as file:
@@ -168,7 +168,7 @@ class PhaseTimer:
 
 
 def read_children_cpu_s() -> float | None:
-    """Return the CPU seconds of all child processes; None if not reported."""
+    """Return the CPU seconds of all child processes; None if they are not reported."""
     if not (_TASKS / str(os.getpid()) / "children").exists():
         return None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

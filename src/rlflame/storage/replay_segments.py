@@ -2,8 +2,8 @@
 
     RUN/replay/segment-000012-0123456789abcdef.safetensors
 
-The name contains the start of the digest, which covers all earlier segments. Data that a rewound
-run collects again is therefore never confused with the data that it collected at first.
+The name contains the start of the digest, which covers all earlier segments. Therefore, data that
+a run collects again after a rewind is never confused with the data before the rewind.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _read_segment(path: Path, number: int, digest: str) -> State:
 
 
 class SegmentFiles:
-    """A run folder's segments; `verified_segments` are known to be intact."""
+    """The segment files of a run folder; `verified_segments` are intact on disk."""
 
     def __init__(self, run: Path, verified_segments: Iterable[Segment]) -> None:
         self._folder = run / "replay"
@@ -67,7 +67,7 @@ class SegmentFiles:
         }
 
     def write_missing(self, segments: Iterable[Segment]) -> None:
-        """Write the missing segments, before the checkpoint that names them."""
+        """Write the missing segments, before the checkpoint that names them is saved."""
         for segment in segments:
             number, digest = segment.number, segment.digest
             name = format_segment_name(number, digest)
@@ -80,11 +80,11 @@ class SegmentFiles:
                 self._names.add(name)
 
     def prune(self, find_needed_names: Callable[[], Collection[str]]) -> None:
-        """Remove the segments that no checkpoint names any more."""
+        """Remove the segments that are no longer named by a checkpoint."""
         if self._folder.exists():
             try:
                 needed_names = find_needed_names()
-            except OSError:  # an unreadable checkpoint may need any of them
+            except OSError:  # an unreadable checkpoint may need any segment
                 return
             for path in self._folder.iterdir():
                 if path.name not in needed_names and _NAME.fullmatch(path.name):

@@ -5,9 +5,9 @@ metrics.jsonl        one line per iteration and per evaluation; no wall-clock ti
 episodes.csv         one line per training episode; no wall-clock times
 timing.jsonl         wall and CPU seconds of each iteration by phase, and bytes transferred
 machines.json        every process that trained here, with its machine and workers
-checkpoints/         step-000100000.safetensors, the newest few
+checkpoints/         the latest checkpoints, such as step-000100000.safetensors
 replay/              the replay segments that these checkpoints name
-latest.safetensors   the newest checkpoint
+latest.safetensors   the latest checkpoint
 best.safetensors     the policy with the best evaluation
 result.json          the final evaluation
 videos/              short videos of the policy, if enabled
@@ -34,7 +34,7 @@ from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.trainer import Progress
 
-#: The hint for a folder that holds nothing yet.
+#: The hint for a folder without a config or checkpoint.
 RETRY_HINT = "start again with the same command"
 #: Longer than `is_locked` holds the lock.
 _LOCK_WAIT_S = 0.2
@@ -54,8 +54,8 @@ class FolderInUseError(CheckpointError):
 class RunFolder:
     """The paths of a run and an exclusive lock on its folder.
 
-    Files are written by path, but the lock is on an open file. Every write therefore begins with a
-    `check` that both are still in the same folder.
+    Files are written by path, but the lock is on an open file. Therefore, every write begins with a
+    `check` that the path and the open file are still in the same folder.
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
@@ -67,7 +67,7 @@ class RunFolder:
             self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def check(self) -> None:
-        """Raise CheckpointError if the folder at the path was moved, removed or replaced.
+        """Raise CheckpointError if the folder was moved, removed or replaced.
 
         A missing lock file alone is not an error, so that the recorder can save before it stops.
         """
@@ -98,13 +98,13 @@ class RunFolder:
             )
 
     def check_all(self) -> None:
-        """Run `check`, and refuse links that a write would follow out of the folder."""
+        """Run `check`, and reject symbolic links through which a write leaves the folder."""
         self.check()
         refuse_links(self.path)
 
     @classmethod
     def create(cls, target: Path) -> RunFolder:
-        """Create and lock a folder, or an empty one; number it if the name is taken."""
+        """Create a folder or use an empty one, and lock it; number a name that is taken."""
         if target.name in ("", ".."):
             target = target.resolve()
         path, number = target, 1
@@ -121,7 +121,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open and lock a folder, and remove a killed process's temporary files."""
+        """Open and lock a folder, and remove temporary files from a killed process."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (
@@ -222,7 +222,7 @@ def list_later_files(folder: Path, progress: Progress) -> list[Path]:
 
 
 def find_needed_segments(folder: Path) -> set[str]:
-    """Return the segment names of all checkpoints here, including renamed ones."""
+    """Return the segment names of all checkpoints in a run folder, even renamed ones."""
     paths = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
     return set().union(*map(checkpoint.read_segment_names, paths))
 
@@ -235,7 +235,7 @@ def is_later(policy: Path, progress: Progress) -> bool:
 
 
 def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
-    """Load the newest valid checkpoint of a run folder, or the named checkpoint file.
+    """Load the latest valid checkpoint of a run folder, or a checkpoint file.
 
     `latest.safetensors` is tried last, because a process may have died between writing a
     checkpoint and updating this link.
@@ -253,11 +253,11 @@ def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpo
             note(error.message)
     if errors:
         raise DamagedCheckpointsError(
-            f"{target} holds no readable checkpoint; the newest: {errors[0].message}",
+            f"{target} has no readable checkpoint; the latest: {errors[0].message}",
             f"restore one from a copy, or {_format_restart(target)}",
         ) from errors[0]
     raise CheckpointError(
-        f"{target} holds no checkpoint.",
+        f"{target} has no checkpoint.",
         _format_restart(target)
         if (target / "config.toml").exists()
         else "rlflame runs lists the runs that can be resumed",
@@ -275,16 +275,17 @@ def has_checkpoint_files(folder: Path) -> bool:
 
 
 def format_resume_hint(folder: Path) -> str:
-    """Return the hint for a failed run."""
+    """Return a hint with the command that continues or restarts a failed run."""
     if paths := list_step_files(folder):
         return f"{format_command('resume', folder)} continues from {paths[-1].relative_to(folder)}"
     return _format_restart(folder) if (folder / "config.toml").exists() else RETRY_HINT
 
 
 def load_policy_file(path: Path) -> Checkpoint:
-    """Load the policy from a file, or the best policy of a run folder."""
-    if path.is_dir():  # best.safetensors comes before latest.safetensors
-        path = next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
+    """Load a policy from a file; for a folder, raise an error that suggests a file."""
+    if path.is_dir():
+        for policy_file in sorted(path.glob("*.safetensors")):  # best.safetensors comes first
+            raise CheckpointError(f"{path} is a folder.", f"name a file in it: {policy_file}")
     return checkpoint.load(path)
 
 
@@ -310,12 +311,12 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 
 
 def _acquire_lock(path: Path, hint: str) -> int:
-    """Lock a folder until this process ends; return the lock's descriptor."""
-    # `hint` belongs to the error for a folder that cannot be written.
+    """Lock a folder until this process ends, and return the descriptor of the lock."""
+    # `hint` is for a folder that is not writable.
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        # The lock file may have been moved or removed in between.
+        # The lock file may have been moved or removed before it was locked.
         is_held = _wait_for_lock(lock_fd) and _is_same(path / _LOCK_NAME, lock_fd)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error

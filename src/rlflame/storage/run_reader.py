@@ -1,7 +1,7 @@
 """Reads a run folder for plots, reports and listings. Never writes.
 
-A damaged log or final evaluation is an error that names the file, because results depend on it. A
-single value of an unexpected type, or too large to be averaged, counts as missing.
+A damaged log or final evaluation raises an error that names the file, because results depend on the
+file. A single value of an unexpected type, or too large to be averaged, counts as missing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Result(BaseModel):
 
 
 class _Facts(BaseModel):
-    """Facts about a process, a machine or a worker: texts and the counts below."""
+    """A description of a process, a machine or a worker: text values and counts."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Text | None, _OR_NONE]]
@@ -112,7 +112,7 @@ class _LearningHead(BaseModel):
 
 @dataclass(frozen=True)
 class RunData:
-    """A run folder's content. Only whole lines count; a trainer may be writing."""
+    """The content of a run folder, without incomplete lines at the end of logs."""
 
     folder: Path
     config: dict[str, Any]
@@ -134,7 +134,7 @@ class RunData:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """All settings except the runtime; settings that an old run lacks have defaults."""
+        """All settings except the runtime; missing settings of old runs have defaults."""
         settings = {key: value for key, value in self.config.items() if key != "runtime"}
         return nested_dict.merge(make_defaults(self.algorithm), settings)
 
@@ -167,13 +167,13 @@ class RunData:
         return max((int(line["steps"]) for line in self.metrics), default=0)
 
     def read_values(self, metric: str) -> tuple[Float64, Float64]:
-        """Return the steps and values of a metric where it was measured (NaN is not)."""
+        """Return the steps and values of a metric at the points where it was measured."""
         points = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
         table = np.array(points, np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
     def read_episodes(self) -> tuple[Float64, Float64]:
-        """Read the return and length of all training episodes, as collected."""
+        """Read the returns and lengths of all training episodes, in order of collection."""
         path = self.folder / "episodes.csv"
         rows: list[tuple[float, float]] = []
         try:
@@ -193,7 +193,7 @@ class RunData:
     def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
         """Return steps and the cumulative seconds of the named phases; None if unknown.
 
-        Work that was lost when a process died and then repeated counts once.
+        Work that was lost because a process died, and then repeated, counts once.
         """
         seconds_by_step: dict[int, float] = {}
         for line in self.timing:
@@ -219,7 +219,7 @@ def read_run(folder: Path) -> RunData:
     config = folder / "config.toml"
     if not config.is_file():
         raise CheckpointError(
-            f"{folder} {'is no run folder' if folder.exists() else 'does not exist'}.",
+            f"{folder} {'is not a run folder' if folder.exists() else 'does not exist'}.",
             "rlflame runs lists the runs here",
         )
     try:
@@ -257,12 +257,12 @@ def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
             try:
                 run = read_run(folder)
             except CheckpointError as error:
-                notes.append(f"{error.message} It is left out.")
+                notes.append(f"{error.message} This run is skipped.")
                 continue
             if run.metrics:
                 runs.append(run)
             else:
-                notes.append(f"{folder} has no metrics yet. It is left out.")
+                notes.append(f"{folder} has no metrics yet and is skipped.")
     if paths and not runs:
         names = ", ".join(map(str, paths))
         raise CheckpointError(
@@ -308,7 +308,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
-    """Read a JSONL file's whole lines, each with its steps; empty if missing.
+    """Read the complete lines of a JSONL file; return () if the file is missing.
 
     `strict=False` is for a file that is never truncated, where a crash may have left half a line.
     """
@@ -326,12 +326,12 @@ def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
 
 
 def parse_line(content: str | bytes) -> Line:
-    """Parse a line's numbers, which must include its steps, or raise ValueError."""
+    """Parse the numbers of a line; raise ValueError if they do not include the steps."""
     return _Record.model_validate_json(content).model_dump(exclude_none=True)
 
 
 def read_result(path: Path) -> Line | None:
-    """Read the final evaluation and its steps; it must have a mean. None if missing."""
+    """Read the final evaluation and its steps; return None if the file is missing."""
     if not (content := read_text(path)):
         return None
     try:
@@ -344,7 +344,7 @@ def read_result(path: Path) -> Line | None:
 
 
 def read_machines(path: Path) -> tuple[Line, ...]:
-    """Read the facts about all processes that trained in the folder."""
+    """Read the descriptions of all processes that trained in the folder."""
     try:
         entries = _MACHINES.validate_json(read_text(path) or "[]")
     except (ValueError, CheckpointError):
@@ -353,7 +353,7 @@ def read_machines(path: Path) -> tuple[Line, ...]:
 
 
 def _make_damage_error(path: Path, reason: str) -> CheckpointError:
-    """Make an error whose hint resumes the oldest checkpoint, which rewinds the logs."""
+    """Make an error with a hint that rewinds the logs to the oldest checkpoint."""
     checkpoints = sorted((path.parent / "checkpoints").glob("step-*.safetensors"))
     hint = format_command("train", "--config", path.parent / "config.toml")
     if checkpoints:

@@ -39,7 +39,7 @@ from rlflame.training.trainer import Progress, Snapshot
 
 
 class RunObserver(Protocol):
-    """A display of a run."""
+    """Displays the progress of a run."""
 
     def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
 
@@ -85,7 +85,7 @@ class FileRecorder:
         with report_disk_errors(folder.path), contextlib.ExitStack() as stack:
             self._open_logs(stack)
             if template.snapshot is not None:
-                # Saved again before the logs are cut, so that the newest checkpoint always finds
+                # Saved again before the logs are cut, so that the latest checkpoint always finds
                 # its lines. This also saves a changed recipe.
                 self._rewind(template.snapshot)
             self._metric_file.truncate()
@@ -150,7 +150,7 @@ class FileRecorder:
     def offer_best(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> bool:
-        """Save a policy with a higher score than before, or the same over more episodes."""
+        """Save the policy if it is the best so far; return whether it was saved."""
         previous_best = self.best
         if previous_best is not None and (record.mean, record.episodes) <= (
             previous_best.mean,
@@ -185,7 +185,7 @@ class FileRecorder:
                 sink.write(snapshot.progress.steps, {"final_return": record.mean})
 
     def add_sink(self, sink: TensorBoard) -> None:
-        """Also write all future metrics to this sink, timing included."""
+        """Write all future metrics, including timing, to this sink as well."""
         self._sinks.append(sink)
         self._resources.callback(sink.close)
 
@@ -229,7 +229,7 @@ class FileRecorder:
         self._observer.show_checkpoint(path, snapshot.progress)
 
     def _rewind(self, snapshot: Snapshot) -> None:
-        """Commit the state to continue from, and restore the best policy up to that step."""
+        """Commit the state to continue from, and restore the best policy at that step."""
         progress, file = snapshot.progress, self._folder.best
         self._set_aside(snapshot)
         if not (list_later_files(self._folder.path, progress) and is_later(file, progress)):
@@ -239,7 +239,7 @@ class FileRecorder:
         if best is None and self.best is not None:
             self.best = None
             self._observer.show_note(
-                "The earlier best policy was not kept; the next evaluation sets the best."
+                "The best policy of this step was not kept; the next evaluation sets a new one."
             )
         self._commit(snapshot)
         _set_file_aside(file)
@@ -247,8 +247,8 @@ class FileRecorder:
             checkpoint.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
-        """Keep a step's checkpoint as `*.replaced`, `*.replaced-2`, ... if states differ."""
-        # The segments that it names are then kept, too.
+        """Keep a checkpoint of this step if the run continues with a different state."""
+        # The names are `*.replaced`, `*.replaced-2` and so on. Their segments are kept, too.
         path = get_step_path(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
             existing = checkpoint.load(path)
@@ -302,7 +302,7 @@ class FileRecorder:
 
 
 def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
-    """Return an iteration's episodes with slots, by slot, row and episode.
+    """Return the episodes of an iteration with their slots, in a fixed order.
 
     Fragments list episodes in the order of their ends, short ones first, which would bias a moving
     average over the last episodes towards long ones.
@@ -338,7 +338,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 class MachineLog:
-    """Writes machines.json: one entry for each process that trained in the folder."""
+    """Writes machines.json, with one entry for each process that trained in a folder."""
 
     def __init__(self, folder: RunFolder, fleet: Fleet, steps: int) -> None:
         self._folder = folder
@@ -360,8 +360,8 @@ class MachineLog:
         self._write()
 
     def record_work(self, shared_batches: int) -> None:
-        """Record the workers and the batches that several learners shared."""
-        # Called after training: earlier, workers may not have joined yet.
+        """Record the workers and the number of batches that several learners shared."""
+        # Called after training, because workers may join late.
         self._entry["shared_batches"] = shared_batches
         # The fleet may have been chosen only during the run.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
@@ -377,7 +377,7 @@ class MachineLog:
 
 
 def _group_workers(fleet: Fleet) -> list[dict[str, Any]]:
-    """Return the workers' descriptions; equal ones are merged and counted."""
+    """Return the workers' descriptions; identical ones are merged and counted."""
     groups: dict[str, dict[str, Any]] = {}
     for worker in fleet.probe():
         facts = {name: value for name, value in worker.items() if name not in ("name", "pid")}

@@ -61,7 +61,7 @@ EARLIER_HINT = "use an earlier checkpoint of the same run"
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a file atomically.
 
-    NaN and infinity, which `read` refuses, are refused here while older files still exist.
+    NaN and infinity are rejected here, while older files still exist, because `read` rejects them.
     """
     if (name := _find_not_finite(tensors)) is not None:
         raise LearningError(
@@ -124,7 +124,7 @@ def read(
     _verify(head, data, metadata)
     tensors: dict[str, Array] = safetensors.numpy.load(data)
     if (name := _find_not_finite(tensors)) is not None:
-        raise ValueError(f"tensor {name} holds NaN or infinity")
+        raise ValueError(f"tensor {name} contains NaN or infinity")
     return metadata, tensors
 
 
@@ -135,7 +135,7 @@ def _find_not_finite(tensors: Mapping[str, Array]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read a checkpoint's strings unverified; empty if missing or none."""
+    """Read a checkpoint's strings without verification; return {} for other files."""
     absent_errors = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
     with contextlib.suppress(*absent_errors, ValueError, RecursionError, CheckpointError):
         with regular_file.open_to_read(path) as file:
@@ -147,12 +147,12 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def report_read_errors(path: Path) -> Iterator[None]:
-    """Convert all errors of reading a file to CheckpointError."""
+    """Convert all errors that occur when a file is read to CheckpointError."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # a crafted header can raise anything
+    except Exception as error:  # a crafted header can cause any exception
         hint = "rlflame runs lists the runs here"
         if isinstance(error, FileNotFoundError):
             reason = "does not exist"
@@ -166,7 +166,7 @@ def report_read_errors(path: Path) -> Iterator[None]:
 
 
 def _format_reason(error: Exception) -> str:
-    """Return the first line of an error; for invalid JSON values, include the field."""
+    """Return the first line of an error and, for invalid JSON values, the field."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
         name = ascii(".".join(map(str, first["loc"])))[1:-1][:200]
@@ -208,12 +208,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether the name is that of an unfinished file of rlflame."""
+    """Return whether rlflame uses this name for a file that is being written."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder, without which a rename is not durable."""
+    """Sync a folder, so that renames in the folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -222,7 +222,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sort_metadata(data: bytes) -> bytes:
-    """Sort the metadata, whose order safetensors changes in each process."""
+    """Sort the metadata, because safetensors writes it in a random order."""
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
     header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
@@ -233,7 +233,7 @@ def _sort_metadata(data: bytes) -> bytes:
 
 
 def _format_seal(checksum: str) -> bytes:
-    """Format the header's checksum, unique because quotes in texts are escaped."""
+    """Format the checksum entry, which is unique in a header with escaped quotes."""
     return f'"checksum":"{checksum}"'.encode()
 
 
@@ -293,7 +293,7 @@ def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def check_json(text: str, fields: Collection[str] | None = None) -> Any:
-    """Parse JSON; raise ValueError for bad keys and integers over 64 bits."""
+    """Parse JSON; reject duplicate keys, unknown keys and integers over 64 bits."""
     value = json.loads(text, object_pairs_hook=_make_distinct_dict, parse_int=_parse_integer)
     if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
         raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")
@@ -307,7 +307,7 @@ def _parse_integer(text: str) -> int:
 
 
 def _make_distinct_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict from a JSON object; refuse duplicate keys, which are ambiguous."""
+    """Make a dict from a JSON object; reject duplicate keys, which are ambiguous."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("it has a duplicate key")

@@ -1,7 +1,7 @@
-"""Runs episodes of a policy on any fleet, with statistics of their returns.
+"""Runs episodes of a fixed policy, and computes statistics of their returns.
 
-Episode k has its own seed and its own row of the forward pass, so its result does not depend on the
-number of workers or episodes.
+Each episode has its own seed and its own row of the forward pass, so its result does not depend on
+the number of workers or episodes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rlflame.fleet.base import Fleet
 from rlflame.rollout.task import EnvSpec, EpisodeStat, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
-#: A sanity limit, far above `final_episodes` and `eval --episodes`.
+#: A limit for records in files, far above `final_episodes` and `eval --episodes`.
 _MAX_EPISODES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """The episodes to run."""
+    """The number, seed and settings of the episodes to run."""
 
     episodes: int
     seed: int = 0
@@ -42,7 +42,7 @@ def make_evaluation_plan(settings: EvaluationSettings, *, final: bool) -> Evalua
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """Returns of episodes and their statistics, in the stable form of `--json`."""
+    """The returns of an evaluation and their statistics, as printed by `--json`."""
 
     episodes: int
     seed: int
@@ -63,10 +63,10 @@ class EvaluationRecord:
         return asdict(self)
 
     def find_fault(self) -> str | None:
-        """Return why a record from a file cannot belong to real episodes, or None."""
+        """Return the reason why a record from a file is impossible, or None."""
         counts = (self.episodes, len(self.returns), len(self.lengths))
         if len(set(counts)) != 1 or not 0 < self.episodes <= _MAX_EPISODES:
-            return "speaks of {} episodes, with {} returns and {} lengths".format(*counts)
+            return "has {} episodes, but {} returns and {} lengths".format(*counts)
         numbers = (*self.to_metrics().values(), self.min, self.max, *self.returns)
         if (
             not all(map(math.isfinite, numbers))
@@ -77,11 +77,11 @@ class EvaluationRecord:
             or self.std < 0.0
             or (self.min, self.max) != (min(self.returns), max(self.returns))
         ):
-            return "is of episodes that cannot be"
+            return "has values that no evaluation can have"
         return None
 
     def to_metrics(self) -> dict[str, float]:
-        """Return the record under the names of the metrics list."""
+        """Return the statistics under their names in the metrics log."""
         return {
             "eval_return_mean": self.mean,
             "eval_return_low": self.low,
@@ -130,9 +130,9 @@ def evaluate(
 
 
 def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
-    """Return each task's first episode and number of episodes; none is empty.
+    """Return the first episode and the number of episodes of each non-empty task.
 
-    The bits of a row do not depend on its task, so the number of workers may decide the division.
+    A row's result does not depend on its task, so the division may depend on `workers`.
     """
     task_size = max(1, min(width, math.ceil(episodes / workers)))
     return [
@@ -145,7 +145,7 @@ def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, i
 def make_evaluation_task(
     env: EnvSpec, policy_spec: PolicySpec, plan: EvaluationPlan, first: int, count: int
 ) -> RolloutTask:
-    """Make a task for `count` episodes from `first` on, each in its own row."""
+    """Make a task for `count` episodes, starting with `first`, each in its own row."""
     group, row = divmod(first, policy_spec.width)
     assert row + count <= policy_spec.width
     return RolloutTask(
@@ -190,7 +190,7 @@ def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) ->
 
 
 def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
-    """Return the mean of a - b over equal episodes, with its interval."""
+    """Return the mean of a - b over the same episodes, with its confidence interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
         raise ValueError("only evaluations over the same episodes can be paired")
     difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)

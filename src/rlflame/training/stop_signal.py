@@ -1,4 +1,4 @@
-"""Signals as stop requests: the run ends safely and says how to continue."""
+"""Handles signals as stop requests, so that a run ends at the next safe moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from types import FrameType
 from rlflame.errors import Interruption
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
-#: The time for the default action of a second signal, before the process is killed from outside.
+#: Seconds for the default action of a second signal, before the thread ends the process.
 _GRACE_S = 0.5
-#: The delay and the interval at which a wait is interrupted that a signal did not end.
+#: The interval, and the maximum number, of interruptions of a wait that a signal did not end.
 _PENDING_MS, _NUDGES = 100, 20
 #: The signal that interrupts the wait; no other code uses it.
 _NUDGE = signal.SIGURG
@@ -34,7 +34,7 @@ class NullStop:
 
 @contextlib.contextmanager
 def abort_on_stop(stop: StopRequest) -> Iterator[None]:
-    """Raise at once on a stop request, where that loses nothing."""
+    """Raise KeyboardInterrupt immediately on a stop request inside the block."""
     try:
         with stop.allow_interrupt():
             yield
@@ -43,18 +43,18 @@ def abort_on_stop(stop: StopRequest) -> Iterator[None]:
 
 
 def list_termination_signals() -> list[signal.Signals]:
-    """Return the signals besides SIGINT that ask to end, without SIGHUP under nohup."""
+    """Return the termination signals except SIGINT and, under nohup, SIGHUP."""
     is_handled = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGTERM, *([signal.SIGHUP] if is_handled else [])]
 
 
 class _SignalHandlers:
-    """Signal handlers, and a thread that sees every signal at once.
+    """Installs signal handlers, with a thread that sees every signal immediately.
 
     Python runs a handler when the main thread next executes Python code, which may be never. If a
     signal arrives just before a wait, or in another thread, the wait does not end. The thread then
     interrupts the wait until the signal `is_received` or a time limit passes. A wait inside torch
-    or in a simulator that hangs ends only with the process: at the second signal, if it `exits`.
+    or in a hung simulator ends only with the process, which `exits` at the second signal if set.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class _SignalHandlers:
         os.close(read_fd)
 
 
-#: The innermost is last.
+#: The handlers in use, the innermost last.
 _handler_stack: list[_SignalHandlers] = []
 
 
 def _restore_after_fork() -> None:
-    """Remove the handlers in a forked process, which must not answer for its parent."""
+    """Remove the handlers in a forked process, because they belong to the parent."""
     for handlers in reversed(_handler_stack):
         handlers.restore()
     _handler_stack.clear()
@@ -129,14 +129,14 @@ def _find_main_thread() -> int:
 
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Turn signals into KeyboardInterrupt, so that nothing stays on a cluster."""
+    """Convert termination signals to KeyboardInterrupt, so that clean-up code runs."""
     signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # A closing terminal sends SIGHUP twice; the clean-up of the first must finish.
+        # A closing terminal sends SIGHUP twice; the clean-up after the first must finish.
         if signals:
             return
-        # Not an RlflameError: code that handles errors might continue after those.
+        # Not an RlflameError, because code that handles such errors might continue.
         signals.append(number)
         raise KeyboardInterrupt
 
@@ -153,10 +153,10 @@ def exit_on_signal() -> Iterator[None]:
 
 
 class SignalStop:
-    """Handles SIGINT, SIGTERM and SIGHUP; a second signal ends the process.
+    """Handles SIGINT, SIGTERM and SIGHUP in a block; a second signal ends the process.
 
-    A closing terminal may send SIGHUP twice and late. A SIGHUP therefore never counts as the second
-    signal, and after the first one it is ignored until the process ends.
+    A closing terminal may send SIGHUP twice, and late. Therefore, SIGHUP never counts as the second
+    signal, and after a first SIGHUP, the signal is ignored until the process ends.
     """
 
     def __init__(self) -> None:
@@ -190,11 +190,11 @@ class SignalStop:
         self._handlers.remove()
         if self.signal_number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # Python raises KeyboardInterrupt for both signals.
+        # A stop request raises KeyboardInterrupt, whatever its signal.
         number = self.signal_number
         if isinstance(error, KeyboardInterrupt) and number not in (None, signal.SIGINT):
             raise Interruption(
-                "Terminated before the run had begun.", "run the same command again", number
+                "Terminated before the run started.", "run the same command again", number
             ) from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -202,7 +202,7 @@ class SignalStop:
         if self.is_requested and number == signal.SIGHUP:
             return
         if self.is_requested:
-            # Take the default action without any wait.
+            # Take the default action immediately.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal_number = number

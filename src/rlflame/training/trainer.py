@@ -1,13 +1,13 @@
-"""The one loop, for all algorithms and all fleets.
+"""The training loop, which is the same for all algorithms and fleets.
 
-Glossary, one word per idea:
+Glossary:
   step        one transition of one environment
-  fragment    what one task brings back: some steps of one slot's environments
-  slot        the unit of work: its place in the batch, its random streams, its environments
-  iteration   submit a task for every slot, gather their fragments, learn from the batch
+  slot        a group of environments with its own random streams and its place in the batch
+  fragment    the result of one task: some steps of the environments of one slot
+  iteration   one task per slot, then learning from the fragments of all slots
   update      one optimizer step
   version     the weights between two iterations
-  staleness   how many versions the acting policy may lag behind the learning one
+  staleness   number of versions by which the acting policy lags behind the latest weights
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rlflame.training.evaluation import (
 EnvStates = tuple[tuple[EnvState, ...], ...]
 #: The type that a buffer yields and an algorithm learns from.
 BatchT = TypeVar("BatchT")
-#: Prefixes of the state of the buffer and of the policy average in a snapshot's learner.
+#: In a snapshot's `learner`, the prefixes of the buffer's and the policy average's state.
 BUFFER_PREFIX, AVERAGE_PREFIX = "experience.", "average."
 
 
@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counters of a run, which the digest of a checkpoint covers."""
+    """The counters of a run, which the digest of a checkpoint covers."""
 
     iteration: int = 0
     steps: int = 0
@@ -81,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The complete state between two iterations."""
+    """The complete state of a run between two iterations."""
 
     progress: Progress
     policy: PolicyArrays
@@ -109,7 +109,7 @@ class Recorder(Protocol):
     ) -> None: ...
 
     def time_phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time of the block under this phase."""
+        """Add the time that the block takes to this phase."""
 
 
 class StopRequest(Protocol):
@@ -119,15 +119,15 @@ class StopRequest(Protocol):
     def is_requested(self) -> bool: ...
 
     def allow_interrupt(self) -> AbstractContextManager[None]:
-        """Raise StopInterrupt on a request inside the block."""
+        """Raise StopInterrupt if a stop is requested inside the block."""
 
 
 class StopInterrupt(KeyboardInterrupt):
-    """Raised in a wait that a stop request ends; never an environment's error."""
+    """Raised when a stop request ends a wait; environments never raise this exception."""
 
 
 class _PendingRollouts:
-    """The rollouts of an iteration in progress, and their acting weights."""
+    """The rollouts that are being collected, and the weights of their acting policy."""
 
     def __init__(self, fleet: Fleet, policy: PolicyArrays, tasks: list[RolloutTask]) -> None:
         self.behaviour = policy
@@ -155,12 +155,12 @@ def restore_components(
     buffer: Buffer[Any],
     average: PolicyAverage,
 ) -> None:
-    """Restore all components from the snapshot; raise for another recipe."""
+    """Restore all components; raise an error if the snapshot is from another recipe."""
     has_behaviour = bool(staleness and snapshot.progress.iteration)
     if has_behaviour != (snapshot.behaviour is not None):
         raise CheckpointError(
-            "The checkpoint does not fit its recipe: the weights that act in its next "
-            f"iteration are {'absent' if has_behaviour else 'there, without staleness'}.",
+            "The checkpoint does not match its recipe: the acting weights of the next iteration "
+            f"are {'missing' if has_behaviour else 'present, but staleness is 0'}.",
             "resume an earlier checkpoint of the same run",
         )
     learner = snapshot.learner
@@ -174,7 +174,7 @@ def _add_prefix(prefix: str, state: State) -> State:
 
 
 def _select_prefix(prefix: str, learner: State) -> State:
-    """Return the part of the state that `_add_prefix` added."""
+    """Return the entries whose names have the prefix, without the prefix."""
     return {n.removeprefix(prefix): a for n, a in learner.items() if n.startswith(prefix)}
 
 
@@ -202,7 +202,7 @@ class Trainer(Generic[BatchT]):
         self._average = PolicyAverage(plan.recipe.learning.policy_average, algorithm.get_policy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from the snapshot; raise CheckpointError for another recipe."""
+        """Continue from the snapshot; raise an error if it is from another recipe."""
         staleness = self._plan.rollout.staleness
         restore_components(snapshot, staleness, self._algorithm, self._buffer, self._average)
         self.progress = snapshot.progress
@@ -210,14 +210,14 @@ class Trainer(Generic[BatchT]):
         self._behaviour = snapshot.behaviour
 
     def run(self) -> bool:
-        """Return True when training is complete, False if a stop request ended it early."""
+        """Train; return True if training is complete, False after a stop request."""
         try:
             self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
             self._run_loop()
         except StopInterrupt:
-            pass  # raised only between two iterations
+            pass  # raised only while the state is that of the last complete iteration
         except (EnvironmentFailure, FleetError):
-            # An iteration that could not be collected has changed nothing yet.
+            # A failed collection has not changed the state.
             self._recorder.record_snapshot(self.take_snapshot, self.progress, final=True)
             raise
         complete = self._is_finished(self.progress)
@@ -237,7 +237,7 @@ class Trainer(Generic[BatchT]):
                 behaviour, current = current.behaviour, None
                 progress, states = self._compute_progress(fragments)
                 if self._plan.rollout.staleness:
-                    # Collect the next iteration while this one is learned from.
+                    # Collect the next iteration while learning from this one.
                     policy = self._algorithm.get_policy()
                     current = self._collect(policy, progress, states)
                 metrics = self._learn(fragments, behaviour, self._compute_schedule_progress())
@@ -248,7 +248,7 @@ class Trainer(Generic[BatchT]):
                     else:
                         current = self._collect(self._algorithm.get_policy(), progress, states)
                 finally:
-                    # Workers already collect the next iteration, if it could start.
+                    # Record after the workers have started, or failed to start, the next iteration.
                     self._recorder.record_iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
                 self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
@@ -276,7 +276,7 @@ class Trainer(Generic[BatchT]):
     def _collect(
         self, policy: PolicyArrays, progress: Progress, states: EnvStates
     ) -> _PendingRollouts | None:
-        """Start the rollouts of the next iteration, or none if the budget is spent."""
+        """Start the rollouts of the next iteration; return None if the budget is spent."""
         with self._recorder.time_phase("transfer"):
             if self._is_finished(progress):
                 return None
@@ -304,11 +304,11 @@ class Trainer(Generic[BatchT]):
         return metrics
 
     def _get_evaluation_policy(self) -> PolicyArrays:
-        """Return the policy that is evaluated and saved, which may not be the acting one."""
+        """Return the policy to evaluate and save, which may differ from the acting policy."""
         return self._average.get_policy(self._algorithm.get_policy())
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate if an evaluation is due, also if a stop cut the previous one short."""
+        """Evaluate if an evaluation is due, or if a stop interrupted the previous one."""
         settings, progress = self._plan.recipe.evaluation, self.progress
         interval = settings.every_steps
         if interval is None or progress.steps // interval <= progress.evaluations:

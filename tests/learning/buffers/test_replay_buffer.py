@@ -290,7 +290,7 @@ def test_a_segment_that_has_left_memory_is_not_read_from_it():
     buffer.add(world.iteration(7), {})
     segment.arrays()
     buffer.add(world.iteration(1), {})
-    with pytest.raises(LearningError, match="left memory"):
+    with pytest.raises(LearningError, match="no longer in memory"):
         segment.arrays()
 
 
@@ -309,23 +309,23 @@ def test_what_does_not_belong_together_is_refused():
         with pytest.raises(LearningError, match=words):
             buffer_for(world, 1000).load_state({**state, **dict(changes)}, kept)
 
-    refuses("segments are not those", kept=segments[1:])
-    refuses("segments are not those", kept=())
-    refuses("segments are not those", kept=(segments[1], segments[0], segments[2]))
+    refuses("segments do not match its counters", kept=segments[1:])
+    refuses("segments do not match its counters", kept=())
+    refuses("segments do not match its counters", kept=(segments[1], segments[0], segments[2]))
     refuses("rows is -1", {"rows": np.array(-1)})
     refuses(f"rows is {2**62}", {"rows": np.array(2**62)})
-    refuses("do not follow", kept=strangers)
-    refuses("do not follow", kept=(segments[0], strangers[1], segments[2]))
-    refuses("do not follow", {"chain": np.zeros(32, np.uint8)})
+    refuses("do not form a chain", kept=strangers)
+    refuses("do not form a chain", kept=(segments[0], strangers[1], segments[2]))
+    refuses("do not form a chain", {"chain": np.zeros(32, np.uint8)})
     refuses("contradict", {"updates": np.array(31)})
     refuses("contradict", {"forgiven": np.array(1)})
     refuses("lineage is -1", {"lineage": np.array(-1)})
-    refuses("shape: rewards", {"tail.rewards": state["tail.rewards"][:-1]})
+    refuses("shapes of rewards", {"tail.rewards": state["tail.rewards"][:-1]})
     refuses("observations", {"tail.observations": state["tail.observations"].astype(np.float64)})
-    refuses("shape: more", {"tail.more": np.zeros(1)})
+    refuses("shapes of more", {"tail.more": np.zeros(1)})
     content = segments[0].arrays()
     content = {name: array for name, array in content.items() if name != "rewards"}
-    refuses("shape: rewards", kept=(Segment(0, "", lambda: content), *segments[1:]))
+    refuses("shapes of rewards", kept=(Segment(0, "", lambda: content), *segments[1:]))
     with pytest.raises(LearningError, match="observations"):
         buffer_for(World(1, 2, np.random.default_rng(0), observation_size=3), 1000).load_state(
             state, segments

@@ -133,4 +133,4 @@ def test_learners_that_come_apart_are_found_at_the_next_comparison(every, update
     if update is None:
         assert found == [None, None]
     else:
-        assert found == [(update, "Learners 1 hold other weights than learner 0.")] * 2
+        assert found == [(update, "Learners 1 have different weights from learner 0.")] * 2

@@ -1,7 +1,7 @@
-"""The replay buffer: the newest steps, sampled uniformly.
+"""A replay buffer that samples uniformly from the latest steps.
 
-Rows that no longer change are saved in segments, so that a checkpoint does not repeat what an
-earlier one has saved.
+Rows that no longer change are saved once, in segments, so that successive checkpoints do not
+contain the same rows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..base import (
 from .rollout_buffer import concatenate_fragments
 from .transition_ring import TransitionRing, count_final_observation_bytes
 
-#: A segment holds as many whole rows as about this many transitions need. Part of the file format.
+#: Transitions per segment, rounded down to whole rows (at least one). Part of the file format.
 SEGMENT_TRANSITIONS = 2048
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _TAIL = "tail."
-#: More than any run reaches, and far below an overflow of the counters.
+#: More rows than any run writes, but too few to overflow the counters.
 _MAX_ROWS = 2**40
 
 
@@ -52,12 +52,12 @@ class ReplayShape:
     columns: int
     observation_size: int
     action_size: int
-    #: The maximum length of an episode, if there is one.
+    #: The maximum length of an episode, if it is limited.
     episode_steps: int | None = None
 
     @property
     def rows(self) -> int:
-        """The number of rows that are sampled from: the capacity in whole rows."""
+        """The number of rows to sample from: the capacity, rounded up to whole rows."""
         return -(-self.capacity // self.columns)
 
     @property
@@ -66,17 +66,17 @@ class ReplayShape:
 
     @property
     def stored_rows(self) -> int:
-        """The rows in memory. A segment stays while one of its rows is sampled from."""
+        """The number of rows in memory, including a segment that is only partly sampled."""
         return self.rows + self.segment_rows - 1
 
     @property
     def nbytes(self) -> int:
-        """The memory of a full replay in bytes."""
+        """The memory that a full replay needs, in bytes."""
         return math.ceil((self.stored_rows + 1) * self.columns * self._transition_bytes)
 
     @property
     def _transition_bytes(self) -> float:
-        """The bytes of a transition: numbers, flags and its share of hidden observations."""
+        """The bytes per transition: numbers, flags and a share of the final observations."""
         size = 4.0 * (self.observation_size + self.action_size + 1) + 1.0
         if self.episode_steps is None:
             return size
@@ -84,12 +84,11 @@ class ReplayShape:
 
 
 class ReplayBuffer:
-    """A replay that owes `updates_per_step` updates for each step after the first
-    `learning_starts`.
+    """A replay buffer that also determines how many updates are due.
 
-    The total is exactly `floor((steps - learning_starts) * updates_per_step)`, for any division of
-    the steps into iterations. Samples are drawn with replacement, so the first update needs no full
-    batch. A new lineage (see `make_emptied_state`) counts its steps and `learning_starts` from
+    After `steps` steps, exactly `floor((steps - learning_starts) * updates_per_step)` updates are
+    due, for any division of the steps into iterations. Samples are drawn with replacement, so the
+    first update needs no full batch. A new lineage (see `make_emptied_state`) counts its steps from
     zero.
     """
 
@@ -106,7 +105,7 @@ class ReplayBuffer:
     ) -> None:
         self._shape = shape
         self._seed = seed
-        # Of the decimal text: the float 0.3 is less than three tenths.
+        # Converted from decimal text, because the float 0.3 is less than three tenths.
         self._updates_per_step = Fraction(repr(updates_per_step))
         self._learning_starts = learning_starts
         self._powers = np.array([discount**k for k in range(n_step + 1)], np.float32)
@@ -124,12 +123,12 @@ class ReplayBuffer:
         self._lineage = 0
         #: For each sealed segment in use: its number, the previous digest and its own digest.
         self._sealed_segments: deque[tuple[int, str, str]] = deque()
-        #: The digest of the newest sealed segment, which covers all segments before it.
+        #: The digest of the latest sealed segment, which covers all segments before it.
         self._chain_digest = ""
 
     @property
     def size(self) -> int:
-        """The number of transitions that are sampled from."""
+        """The number of transitions that can be sampled."""
         return min(self._ring.rows_written, self._shape.rows) * self._shape.columns
 
     @property
@@ -163,7 +162,7 @@ class ReplayBuffer:
             yield ReplayBatch(fresh, first, self._updates - first, self.draw)
 
     def draw(self, update: int) -> Transitions:
-        """Draw the transitions of one update from the update's own random stream."""
+        """Draw the transitions for one update, using the update's own random stream."""
         size = self.size
         positions = make_stream(self._seed, Role.REPLAY, update).integers(
             self.total_added - size, self.total_added, len(self._transitions.rewards)
@@ -187,7 +186,7 @@ class ReplayBuffer:
     def _read_segment(self, number: int, previous: str) -> State:
         first = number * self._shape.segment_rows
         if first < self._ring.rows_written - self._shape.stored_rows:
-            raise LearningError(f"Segment {number} of the replay has left memory.")
+            raise LearningError(f"Segment {number} of the replay is no longer in memory.")
         rows = self._ring.copy_rows(first, first + self._shape.segment_rows)
         return {"previous": _as_bytes(previous), **rows}
 
@@ -224,13 +223,13 @@ class ReplayBuffer:
         first = min(max(0, end - shape.rows) // shape.segment_rows, segment_count)
         numbers = [segment.number for segment in segments]
         if end > _MAX_ROWS or numbers != list(range(first, segment_count)):
-            raise _make_mismatch_error("its segments are not those that its counters name")
-        # Clear the replay first: the memory may not hold two.
+            raise _make_mismatch_error("its segments do not match its counters")
+        # Reuse an empty ring, because memory may not hold a second one.
         ring = self._make_ring() if self._ring.rows_written else self._ring
         ring.rows_written = first * shape.segment_rows
         previous_digests = [self._restore_segment(segment, ring) for segment in segments]
         if segments and [*previous_digests[1:], _as_digest(chain)] != [s.digest for s in segments]:
-            raise _make_mismatch_error("its segments do not follow each other")
+            raise _make_mismatch_error("the digests of its segments do not form a chain")
         tail = {n.removeprefix(_TAIL): a for n, a in state.items() if n.startswith(_TAIL)}
         self._check_rows(tail, end % shape.segment_rows)
         ring.append(tail)
@@ -249,7 +248,7 @@ class ReplayBuffer:
             raise _make_mismatch_error("its counters contradict each other")
 
     def _restore_segment(self, segment: Segment, ring: TransitionRing) -> str:
-        """Write the rows of a segment and return the digest of the previous segment."""
+        """Append the rows of a segment to `ring`; return the previous segment's digest."""
         previous_digest, rows = np.zeros(32, np.uint8), dict(segment.arrays())
         restore(previous_digest, "previous", rows)
         del rows["previous"]
@@ -264,13 +263,13 @@ class ReplayBuffer:
         shapes = {name: (array.dtype.type, array.shape) for name, array in rows.items()}
         if shapes != expected:
             different = dict(shapes.items() ^ expected.items())
-            raise _make_mismatch_error(f"arrays of another shape: {', '.join(sorted(different))}")
+            raise _make_mismatch_error(f"unexpected shapes of {', '.join(sorted(different))}")
 
 
 def make_emptied_state(state: Mapping[str, Array]) -> State:
     """Return the state of an empty replay that replaces a lost one in a new lineage.
 
-    The updates already made stay counted. Updates that the lost steps owed are dropped.
+    Past updates stay counted. Updates that were due for the lost steps are dropped.
     """
     updates, lineage = (restore_count(name, state) for name in ("updates", "lineage"))
     tail = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}
@@ -306,7 +305,7 @@ def _make_mismatch_error(reason: str) -> LearningError:
 
 
 def _as_bytes(digest: str) -> Array:
-    """Return a digest as an array; zeros for None."""
+    """Return a digest as an array of bytes; an empty digest becomes zeros."""
     return np.frombuffer(bytes.fromhex(digest or "00" * 32), np.uint8).copy()
 
 

@@ -1,6 +1,6 @@
-"""The buffer of on-policy algorithms, and its returns and advantages.
+"""The buffer for on-policy algorithms, and functions for returns and advantages.
 
-Returns are pure functions over `[T, columns]` arrays that keep terminated and truncated apart.
+The functions take `[T, columns]` arrays, and treat terminations and truncations differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 
 class RolloutBuffer:
-    """Yields the fresh fragments as one batch and forgets them."""
+    """Yields each iteration's fragments as one batch, then discards them."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -42,7 +42,7 @@ class RolloutBuffer:
 
 
 def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
-    """Join all columns into one batch, in fragment order; idle steps are zero."""
+    """Join the columns of all fragments into one batch, with zeros at idle steps."""
     steps = max(len(fragment.rewards) for fragment in fragments)
     lengths = np.concatenate([fragment.lengths for fragment in fragments])
     valid = np.arange(steps)[:, None] < lengths
@@ -91,10 +91,10 @@ def compute_discounted_returns(rewards: Float64, ends: Mask, discount: float) ->
 def compute_continued_returns(
     rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
 ) -> Float64:
-    """Compute the reward-to-go, continued with its mean after a truncation.
+    """Compute the reward-to-go, with its mean as the value after a truncation.
 
-    The mean V is taken over all steps and satisfies V = mean(G + w V), where G are the returns up
-    to the truncation and w is the weight of the truncation at each step.
+    The mean V over all steps satisfies V = mean(G + w V). G is a step's return to the end of its
+    episode, and w is the discount of V at that step: 0 if the episode was not truncated.
     """
     ends = terminated | truncated
     returns = compute_discounted_returns(rewards, ends, discount)
@@ -115,8 +115,8 @@ def compute_gae(
 ) -> Float64:
     """Compute generalised advantage estimates (Schulman et al., 2016).
 
-    `next_values[t]` is the value of the observation after step t; after a truncation, of the hidden
-    final observation. A termination has no future value. A truncation has one, but ends the sum.
+    `next_values[t]` is the value of the observation after step t, which can be a final observation.
+    After a termination, the value counts as 0. After a truncation, no later steps are added.
     """
     delta = rewards + discount * np.where(terminated, 0.0, next_values) - values
     decay = np.where(terminated | truncated, 0.0, discount * gae_lambda)
@@ -124,7 +124,7 @@ def compute_gae(
 
 
 def _accumulate(terms: Float64, decay: Float64) -> Float64:
-    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]`, backwards."""
+    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]` from the end backwards."""
     result = terms.copy()
     for t in range(len(terms) - 2, -1, -1):
         result[t] += decay[t] * result[t + 1]

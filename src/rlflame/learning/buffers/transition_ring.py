@@ -1,7 +1,7 @@
-"""A ring of a run's newest steps in fixed arrays, and its transitions.
+"""A ring buffer for the latest steps of a run, which also gathers transitions.
 
-A row holds one step of every column. Rows are numbered from zero and overwrite the oldest ones. The
-observation after a step is found one row further and is not stored twice. Where a time limit ended
+A row holds one step of every column. Rows are numbered from zero, and a new row overwrites the
+oldest one. The observation after a step is stored only once, in the next row. If a time limit ended
 an episode, the next row holds the start of the next episode, so a separate table holds the final
 observation.
 """
@@ -23,13 +23,13 @@ _TERMINATED, _TRUNCATED = 1, 2
 
 
 class TransitionRing:
-    """The newest `rows` rows; a position is `row * columns + column` from the start."""
+    """Stores the latest `rows` rows. A position is `row * columns + column`."""
 
     def __init__(self, rows: int, columns: int, observation_size: int, action_size: int) -> None:
         self.columns = columns
         #: The number of rows ever written.
         self.rows_written = 0
-        # One more row: the observation after the newest row has the place of the next row.
+        # One more row holds the observations after the latest row.
         self._rows = rows + 1
         self._cells = self._rows * columns
         # Zeros take no memory until they are written to.
@@ -37,7 +37,7 @@ class TransitionRing:
         self._actions: Float32 = np.zeros((self._cells, action_size), np.float32)
         self._rewards: Float32 = np.zeros(self._cells, np.float32)
         self._end_flags: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
-        #: The final observations before a time limit's reset, by ascending position.
+        #: The final observations of episodes that a time limit ended, sorted by position.
         self._final_positions: Int64 = np.zeros(0, np.int64)
         self._final_observations: Float32 = np.zeros((0, observation_size), np.float32)
 
@@ -48,7 +48,7 @@ class TransitionRing:
         return sum(array.nbytes for array in (*cells, *table))
 
     def list_shapes(self, steps: int, table: int) -> dict[str, tuple[type, tuple[int, ...]]]:
-        """Return the shapes of `steps` rows with this number of final observations."""
+        """Return the types and shapes of `steps` rows with `table` final observations."""
         cells, size = (steps, self.columns), self._observations.shape[1]
         return {
             "observations": (np.float32, (*cells, size)),
@@ -61,7 +61,7 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Append rows as in `list_shapes`; `boundary_index` has (row, column) pairs."""
+        """Append rows with the shapes of `list_shapes` and (row, column) boundary indices."""
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
         self._observations[cells] = _flatten(steps["observations"])
@@ -76,7 +76,7 @@ class TransitionRing:
             cells
         )
         if len(missing) or is_outside:
-            raise LearningError("Steps came without the final observations of their episodes.")
+            raise LearningError("The final observations do not match the truncated episodes.")
         positions = positions[order] + self.rows_written * self.columns
         self.rows_written += len(rewards)
         oldest = (self.rows_written - self._rows + 1) * self.columns
@@ -88,7 +88,7 @@ class TransitionRing:
             )
 
     def set_next_observations(self, observations: Float32) -> None:
-        """Set the observation of each column after its newest step."""
+        """Set the observation of each column after its latest step."""
         self._observations[self._find_cells(self.rows_written, self.rows_written + 1)] = (
             observations
         )
@@ -97,7 +97,7 @@ class TransitionRing:
         return self._observations[self._find_cells(self.rows_written, self.rows_written + 1)]
 
     def copy_rows(self, first: int, stop: int) -> State:
-        """Return copies of rows as they were appended."""
+        """Return copies of the rows from `first` to `stop`, as `append` takes them."""
         cells = self._find_cells(first, stop)
         ends = self._end_flags[cells]
         bounds = (first * self.columns, stop * self.columns)
@@ -119,10 +119,10 @@ class TransitionRing:
         }
 
     def gather(self, positions: Int64, powers: Float32, out: Transitions) -> None:
-        """Return the transitions that begin at these positions.
+        """Write the transitions that begin at these positions to `out`.
 
-        `powers[k]` is the discount of k steps. At most `len(powers) - 1` rewards are summed; fewer
-        at the end of an episode or of the stored rows.
+        `powers[k]` is the discount of k steps. `len(powers) - 1` rewards are summed, or fewer at
+        the end of an episode or of the stored rows.
         """
         cells = positions % self._cells
         # mode="clip" skips the index check and writes directly to `out`.
@@ -151,7 +151,7 @@ class TransitionRing:
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
-        """Add the next rewards; update `ends`; return last positions and step counts."""
+        """Add later rewards and update `ends`; return last positions and step counts."""
         last, reward_counts = positions.copy(), np.ones(len(positions), np.int64)
         running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):
@@ -173,7 +173,7 @@ class TransitionRing:
 
 
 def count_final_observation_bytes(observation_size: int) -> int:
-    """Return the most bytes of a hidden observation, with the copy of a change."""
+    """Return the bytes per final observation, including a copy during changes."""
     return 2 * (4 * observation_size + 8)
 
 

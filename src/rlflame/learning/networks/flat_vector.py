@@ -1,4 +1,4 @@
-"""Network weights as one flat float32 vector with views, and their start."""
+"""Stores and initialises network weights in one flat float32 vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class FlatVector:
-    """One contiguous vector; `self[name]` is a view into it."""
+    """A contiguous float32 vector; `vector[name]` is a view of a named part."""
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = dict(shapes)
@@ -45,11 +45,11 @@ class FlatVector:
         return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
 
     def find_span(self, prefix: str) -> slice:
-        """Return the slice of views whose names begin with `prefix`, all adjacent."""
+        """Return the slice of the adjacent views whose names begin with `prefix`."""
         names = [name for name in self.shapes if name.startswith(prefix)]
         start, size = self._starts[names[0]], sum(math.prod(self.shapes[n]) for n in names)
         if self._starts[names[-1]] + math.prod(self.shapes[names[-1]]) != start + size:
-            raise ValueError(f"the parts of {prefix} do not follow each other")
+            raise ValueError(f"the parts of {prefix} are not adjacent")
         return slice(start, start + size)
 
     def copy_views(self, prefix: str = "") -> dict[str, Array]:
@@ -71,7 +71,7 @@ def build_network(
     for key, (prefix, gain) in enumerate(last_gains.items()):
         init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        # With gSDE, hidden units of magnitude one then add up to the configured deviation.
+        # With gSDE, the sum over hidden units of magnitude 1 then has the configured deviation.
         sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
         vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
     return vector
@@ -87,10 +87,10 @@ def init_network(
     last_gain: float,
     key: int,
 ) -> None:
-    """Initialise a network with a random stream per layer; `key` separates networks.
+    """Initialise one network with a random stream per layer; `key` is per network.
 
-    Weights are orthogonal and biases zero, or both are uniform within 1/sqrt(fan_in), the default
-    of torch's linear layers.
+    With `orthogonal_init`, weights are orthogonal and biases are zero. Otherwise, both are uniform
+    within 1/sqrt(fan_in), as in torch's linear layers.
     """
     for layer in range(layers):
         weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]
@@ -116,7 +116,7 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
 
 
 def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec) -> Float32:
-    """Return the observations, normalised by the policy's statistics if specified."""
+    """Normalise observations with the policy's statistics, if `spec.normalise` is set."""
     if not spec.normalise:
         return raw
     mean, scale = policy["normaliser.mean"], policy["normaliser.scale"]

@@ -1,4 +1,4 @@
-"""Learners' action distributions: log-densities or samples, and gradients.
+"""Action distributions for learning: log-densities, samples and their gradients.
 
 Arrays are laid out `[units, rows]`, as in `mlp.py`. Sampling heads take the noise as an input, so
 an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
@@ -29,11 +29,11 @@ _MINUS_HALF = np.array(-0.5, np.float32)
 
 
 class GaussianHead:
-    """Independent normals with one learned log standard deviation per action.
+    """Independent Gaussians with one learned log standard deviation per action.
 
     `log_prob` takes the network's outputs `[units, rows]` and returns the log-density of each row's
-    action. `sum_entropy` sums over the rows of the latest `log_prob`. `backward` returns
-    d(loss)/d(output) from d(loss)/d(log_prob) per row and a shared d(loss)/d(entropy).
+    action. `sum_entropy` adds the entropies of these rows. `backward` returns d(loss)/d(output),
+    given d(loss)/d(log_prob) of each row and a d(loss)/d(entropy) that is shared by all rows.
     """
 
     def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
@@ -107,7 +107,7 @@ class CategoricalHead:
 
 
 class SquashedGaussianHead:
-    """A squashed Gaussian: a = tanh(mean + std * noise), with log-densities.
+    """A squashed Gaussian: a = tanh(mean + std * noise), with log-densities per row.
 
     `backward` returns d(loss)/d(output) of the latest sample and, with gSDE, d(loss)/d(latent). It
     takes d(loss)/d(action) of each row and a d(loss)/d(log_prob) shared by all rows.
@@ -155,7 +155,7 @@ class SquashedGaussianHead:
 
 
 class GsdeVariance:
-    """The gSDE variance of each action in each row, and its gradients."""
+    """Computes the gSDE variance of each action in each row, and its gradients."""
 
     def __init__(
         self, latent: Callable[[], Float32], log_std: Float32, log_std_gradient: Float32
@@ -192,9 +192,9 @@ class GsdeVariance:
 
 
 class GsdeHead:
-    """gSDE log-densities of actions, without the variance's network gradient.
+    """Log-densities of given actions under gSDE (Raffin et al., 2020).
 
-    With it, the network could make actions likelier by enlarging its units (Raffin et al., 2020).
+    The variance passes no gradient to the network: larger units would make actions more likely.
     """
 
     def __init__(self, variance: GsdeVariance) -> None:
@@ -231,7 +231,7 @@ class GsdeHead:
 
 
 class SquashedGsdeHead:
-    """Squashed gSDE samples; here the variance also passes a gradient to the network."""
+    """Squashed gSDE samples; the variance also passes a gradient to the network."""
 
     def __init__(self, action_size: int, variance: GsdeVariance) -> None:
         self._size = action_size

@@ -4,11 +4,11 @@ At the minibatch sizes of CPU reinforcement learning, an autograd framework spen
 on dispatch. This module does the same arithmetic in a few dozen calls that allocate little. Arrays
 are laid out `[units, rows]`. A layer's input ends in a row of ones that multiplies the row of
 biases below the weights, so a layer is one matrix product forward and another for its gradient,
-and all other operations run over contiguous memory. The tests compare it with torch autograd.
+and all other operations run over contiguous memory. The tests compare the gradients with torch.
 
-For small minibatches the call overhead dominates, so the code uses the calls with the least:
-`np.dot` over `np.matmul`, a 0-d array over a Python number, `np.add.reduce` over `sum`. The results
-are bit-identical. Views are created once, because a view costs as much as a small operation.
+For small minibatches the call overhead dominates, so the code uses the fastest calls: `np.dot`
+instead of `np.matmul`, 0-d arrays instead of Python numbers, `np.add.reduce` instead of `sum`. The
+results are bit-identical. Views are created once, since creating one takes as long as a small call.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MLP:
         """Return the input buffer of the next pass, `[units, rows]`."""
         space = self._workspaces.get(rows)
         if space is None:
-            # Minibatches have one size, but the last one of a batch can have any: keep only a few.
+            # The last minibatch of a batch can have any size, so keep only a few workspaces.
             if len(self._workspaces) >= _MAX_WORKSPACES:
                 del self._workspaces[next(iter(self._workspaces))]
             space = self._workspaces[rows] = _Workspace(self._sizes, rows, self._standardises)
@@ -82,7 +82,7 @@ class MLP:
         return space.units[0]
 
     def forward(self, x: Float32) -> Float32:
-        """Return outputs `[units, rows]` for the rows of `x`, until the next pass."""
+        """Return the outputs `[units, rows]` for the rows of `x`; valid until the next pass."""
         np.copyto(self.prepare_inputs(len(x)), x.T)
         return self.run()
 
@@ -114,11 +114,11 @@ class MLP:
     def backward_in_threads(
         self, thread_pair: ThreadPair, upstream: Float32, latent_gradient: Float32 | None
     ) -> None:
-        """Do the work of `backward` in two threads.
+        """Write the gradients that `backward` writes, using two threads.
 
-        Below the narrow last layer, one lane computes the gradient of the next layer's outputs and
-        the other lane that of the weights. `latent_gradient` is the part of d(loss)/d(latent) that
-        does not pass through the output, if any."""
+        Below the last layer, one lane computes the gradient of a layer's inputs and the other lane
+        the gradient of its weights. `latent_gradient` is the part of d(loss)/d(latent) that does
+        not pass through the output, if any."""
         space, top = self._workspace, self._hidden
         np.dot(space.inputs[top], upstream.T, out=self._gradients[top])
         if top == 0:
@@ -136,7 +136,7 @@ class MLP:
         np.dot(space.inputs[0], space.delta_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """Return d(loss)/d(input) from input `first` on, without weight gradients."""
+        """Return d(loss)/d(input) for inputs from `first` on; keep the weight gradients."""
         for layer in range(self._hidden, 0, -1):
             upstream = self._backward_layer(layer, upstream)
         return self._weights[0][first:] @ upstream
@@ -144,7 +144,7 @@ class MLP:
     def _backward_layer(
         self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
     ) -> Float32:
-        """Return d(loss)/d(input of the activation below) from `layer`'s `upstream`."""
+        """Return d(loss)/d(input of the activation below `layer`), given `upstream`."""
         space = self._workspace
         units, delta = space.units[layer], space.deltas[layer - 1]
         np.dot(self._weights[layer], upstream, out=delta)
@@ -172,7 +172,7 @@ def make_moment_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[i
 
 
 class BatchMoments:
-    """Moments of the latest batch, and running moments for other passes."""
+    """The moments of the latest batch, and running moments over all batches."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.latest, self.running = FlatVector(shapes), FlatVector(shapes)
@@ -180,7 +180,7 @@ class BatchMoments:
             self.running[name][:] = 1.0 if name.endswith("variance") else 0.0
 
     def sum_latest(self) -> float:
-        """Return the sum of the latest moments; not finite if one of them is not."""
+        """Return the sum of the latest moments, which is not finite if any moment is not."""
         return float(self.latest.data.sum(dtype=np.float64))
 
     def update_running(self) -> None:
@@ -294,7 +294,7 @@ class BatchNormMLP(MLP):
         return self._apply_slope(layer, delta)
 
     def _apply_slope(self, layer: int, delta: Float32) -> Float32:
-        """Turn d(loss)/d(standardised inputs) into that of the activation's input."""
+        """Convert d(loss)/d(standardised inputs) to d(loss)/d(input of the activation)."""
         space = self._workspace
         delta *= space.inverse[layer]
         delta *= space.slope[layer - 1] if self._tanh else space.active[layer - 1]

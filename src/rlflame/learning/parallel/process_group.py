@@ -1,9 +1,9 @@
-"""Groups of learners: a minibatch's shards, and equal state for all learners.
+"""Divides minibatches among learners, and keeps all learners in the same state.
 
-A sum of float32 numbers depends on its order. The recipe therefore defines the shards, one learner
-computes a whole shard, and shards are added in order, so any number of learners ends in the same
-bits. Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm` broadcasts every call,
-and `run_replica` repeats the calls on the other ranks.
+A sum of float32 numbers depends on the order of addition. Therefore, the recipe defines the shards,
+one learner computes a whole shard, and shards are added in order. Results are bit-identical for any
+number of learners. Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm`
+broadcasts every call, and `run_replica` repeats the calls on the other ranks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def gather(self, values: Float32) -> Float32:
-        """Return all learners' arrays by rank, of one shape; valid until the next call."""
+        """Return the arrays of all learners, stacked by rank; valid until the next call."""
 
     def use_device(self, device: str) -> None:
-        """Gather on `device`, where gradients are computed, from now on if possible."""
+        """Use the device of the gradients for later calls, if the group supports it."""
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value, which `wire` can encode; other ranks pass None."""
+        """Return rank 0's value, which `wire` must be able to encode; others pass None."""
 
 
 class SingleProcessGroup:
@@ -51,14 +51,14 @@ class SingleProcessGroup:
         return values[None]
 
     def use_device(self, device: str) -> None:
-        """Do nothing: one learner exchanges no gradients."""
+        """Do nothing, because a single learner exchanges no gradients."""
 
     def broadcast(self, value: Any) -> Any:
         return value
 
 
 class Shard(NamedTuple):
-    """The number and the rows of a part of a minibatch."""
+    """A part of a minibatch, with its number and its rows."""
 
     number: int
     rows: slice
@@ -69,7 +69,7 @@ class Shards:
 
     def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
         self.count = count
-        #: The learners that share the shards; may be replaced between updates.
+        #: The learners that divide the shards; the group may be replaced between updates.
         self.group: ProcessGroup = SingleProcessGroup() if group is None else group
         self._parts: Float32 = np.empty((0, 0), np.float32)
         self._state: Callable[[], State] | None = None
@@ -77,7 +77,7 @@ class Shards:
         self._update_count = 0
 
     def compare_every(self, updates: int, state: Callable[[], State]) -> None:
-        """Check after every this many updates that all learners have the same state."""
+        """Check every `updates` updates that all learners have the same state."""
         self._state, self._compared_updates = state, updates
 
     def use_group(self, group: ProcessGroup) -> None:
@@ -86,7 +86,7 @@ class Shards:
 
     @contextmanager
     def use_one_learner(self) -> Iterator[None]:
-        """Compute all shards in this process meanwhile, and count no updates."""
+        """Inside the block, compute all shards in this process and count no updates."""
         group, update_count = self.group, self._update_count
         self.group = SingleProcessGroup()
         yield
@@ -107,8 +107,8 @@ class Shards:
         different = find_deviating_ranks(self.group, self._state())
         if different:
             raise LearningError(
-                f"Learners {', '.join(map(str, different))} hold other weights than learner 0.",
-                "their machines must be of one kind: rlflame inspect names what a run was made on",
+                f"Learners {', '.join(map(str, different))} have different weights from learner 0.",
+                "use machines of one kind; rlflame inspect compares the machines of two runs",
             )
 
     def split(self, rows: int) -> list[Shard]:
@@ -122,10 +122,10 @@ class Shards:
     def compute_gradient(
         self, rows: int, compute_part: Callable[[Shard], tuple[Float32, Metrics]]
     ) -> tuple[Float32, Metrics]:
-        """Return the summed gradients and sums of all shards, valid until the next call.
+        """Return the gradients and sums, added over all shards; valid until the next call.
 
-        `compute_part` divides by the size of the whole minibatch, so the sum is the mean over its
-        samples, also with unequal shards. Clip the sum, not the parts.
+        `compute_part` divides by the size of the whole minibatch, so the result is the mean over
+        its samples, even if shards differ in size. Clip the result, not the parts.
         """
         self.compare_states()
         shards = self.split(rows)
@@ -201,7 +201,7 @@ class ReplicatedAlgorithm:
 
 
 def run_replica(algorithm: Algorithm[Any], group: ProcessGroup) -> None:
-    """Repeat every change of rank 0 until it releases this learner."""
+    """Apply every change that rank 0 broadcasts, until rank 0 releases this learner."""
 
     def receive_transitions(update: int) -> Transitions:
         return Transitions(**_make_writable(group.broadcast(None)))
@@ -225,12 +225,12 @@ def release_replicas(group: ProcessGroup) -> None:
 
 
 def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> None:
-    """Refuse machines of different kinds, whose arithmetic has other last bits."""
+    """Raise LearningError if the learners run on different kinds of machines."""
     arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in fingerprint.items()}
     for rank in find_deviating_ranks(group, arrays):
         raise LearningError(
-            f"Learner {rank} runs on another kind of machine than learner 0, where equal "
-            "arithmetic has other last bits.",
+            f"Learner {rank} runs on another kind of machine than learner 0, so the results would "
+            "not be reproducible.",
             "use machines with the same processor type and the same versions of all packages",
         )
 
@@ -248,12 +248,12 @@ def gather_digests(group: ProcessGroup, arrays: Mapping[str, Array]) -> list[byt
 
 
 def to_message(value: Batch | Transitions) -> dict[str, Any]:
-    """Return a value in a form that `wire` can encode."""
+    """Return the fields of a value as a dictionary that `wire` can encode."""
     return {item.name: getattr(value, item.name) for item in fields(value)}
 
 
 def from_message(message: Mapping[str, Any]) -> Batch:
-    """Return the batch of a message."""
+    """Return the batch that a message contains."""
     return Batch(**_make_writable(message))
 
 

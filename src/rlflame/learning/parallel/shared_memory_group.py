@@ -1,4 +1,4 @@
-"""A group of learner processes that exchange arrays in shared memory.
+"""A group of learner processes that exchange arrays through shared memory.
 
 The memory has no name: the first learner creates it and the others inherit its descriptor, so
 nothing is left behind when all of them are killed. At a barrier, each learner writes one byte into
@@ -23,10 +23,10 @@ from rlflame.errors import LearnerFailure
 from rlflame.rollout import wire
 from rlflame.rollout.task import Float32
 
-#: About two milliseconds, longer than the work of the learners differs in a small minibatch. A
-#: learner that waits polls so often before it sleeps.
+#: The number of times that a waiting learner polls before it sleeps. Polling takes about two
+#: milliseconds, more than the time by which learners differ in a small minibatch.
 _SPIN_COUNT = 1500
-#: The longest wait that `poll` can count, about 24 days.
+#: The longest timeout that `poll` accepts, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
 _MIN_REGION = 256
 #: The bytes that announce an arrival. They alternate: a fast learner may arrive at the next
@@ -40,7 +40,7 @@ class LostLearner(LearnerFailure):
 
 
 class GroupDescriptors(NamedTuple):
-    """The open files of a group: its memory, and each rank's inbox by both ends."""
+    """The open files of a group: its memory, and each learner's inbox pipe by rank."""
 
     memory: int
     inboxes: tuple[int, ...]
@@ -60,12 +60,12 @@ class GroupDescriptors(NamedTuple):
         return [self.memory, *self.inboxes, *self.outboxes]
 
     def close_foreign(self, rank: int) -> None:
-        """Close other learners' ends, so that a write to a dead learner fails."""
+        """Close the ends of other learners, so that a write to a dead learner fails."""
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(outbox if number == rank else inbox)
 
     def close_own(self, rank: int) -> None:
-        """Close the rest."""
+        """Close the ends that this learner uses, and the memory."""
         os.close(self.memory)
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(inbox if number == rank else outbox)
@@ -74,12 +74,12 @@ class GroupDescriptors(NamedTuple):
 class _Region:
     """Memory for arrays of one size class: two rows per learner, used in turn.
 
-    While a learner still reads the rows of one exchange, a faster one may write those of the next.
+    While a learner still reads the rows of one exchange, a faster one may write for the next.
     """
 
     def __init__(self, memory: int, offset: int, size: int, capacity: int) -> None:
         self.end = offset + -(-2 * size * capacity // mmap.PAGESIZE) * mmap.PAGESIZE
-        # All learners are at the same exchange, so none shortens what another one has extended.
+        # All learners are at the same exchange, so none truncates memory that another one uses.
         if os.fstat(memory).st_size < self.end:
             os.ftruncate(memory, self.end)
         mapping = mmap.mmap(memory, self.end - offset, offset=offset)
@@ -90,11 +90,11 @@ class _Region:
 
 
 class SharedMemoryGroup:
-    """This process among the learners of one machine.
+    """Connects this process to the other learners on one machine.
 
-    A learner that waits polls for a moment and then sleeps. It stops waiting at the deadline, or
-    when something can be read from one of the `child_pipes`, whose other end is closed when a
-    learner dies.
+    A waiting learner polls for a moment and then sleeps. The learner stops waiting at the deadline
+    or when one of the `child_pipes` becomes readable, because the death of a learner closes the
+    other end of its pipe.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class SharedMemoryGroup:
         self._views: dict[tuple[int, ...], tuple[_Region, list[tuple[Float32, Float32]]]] = {}
         self._end = 0
         self._turn = 0
-        #: Arrivals that were counted so far, at this barrier and at the next one.
+        #: The arrivals counted so far at this barrier and at the next one, indexed by turn.
         self._arrivals = [0, 0]
         descriptors.close_foreign(rank)
         os.set_blocking(self._inbox, False)
-        # Not `select`, which takes no descriptors from 1,024 on.
+        # Not `select`, which does not support descriptors above 1,023.
         self._spin_poll, self._sleep_poll = select.poll(), select.poll()
         for fd in (self._inbox, *child_pipes):
             self._sleep_poll.register(fd, select.POLLIN)
@@ -133,7 +133,7 @@ class SharedMemoryGroup:
         return rows
 
     def use_device(self, device: str) -> None:
-        """Gradients of any device are exchanged through the memory of the machine."""
+        """Do nothing, because gradients from any device are exchanged in main memory."""
 
     def broadcast(self, value: Any) -> Any:
         payload = wire.encode(value) if self.rank == 0 else b""
@@ -148,13 +148,13 @@ class SharedMemoryGroup:
         return value if self.rank == 0 else wire.decode(row.tobytes())
 
     def close(self) -> None:
-        """Give up the memory and the pipes."""
+        """Release the memory and close the pipes."""
         self._regions.clear()
         self._views.clear()
         self._descriptors.close_own(self.rank)
 
     def _find_region(self, byte_count: int) -> _Region:
-        """The region for arrays of this size; learners create them in equal order."""
+        """Return the region for arrays of this size; regions are created in one order."""
         capacity = max(_MIN_REGION, 1 << (byte_count - 1).bit_length())
         region = self._regions.get(capacity)
         if region is None:
@@ -164,7 +164,7 @@ class SharedMemoryGroup:
         return region
 
     def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
-        """The region for a shape; for both turns, this learner's array and those of all."""
+        """Return the region for a shape and, per turn, this learner's and all arrays."""
         byte_count = 4 * int(np.prod(shape))
         region = self._find_region(byte_count)
         arrays = [
@@ -174,7 +174,7 @@ class SharedMemoryGroup:
         return views
 
     def _wait_for_all(self) -> None:
-        """Return when every learner has come to this barrier."""
+        """Wait until every learner has reached this barrier."""
         self._turn = turn = self._turn ^ 1
         try:
             for outbox in self._outboxes:

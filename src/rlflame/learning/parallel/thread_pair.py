@@ -1,7 +1,7 @@
-"""Two lanes of work that run one after the other, or side by side on two cores.
+"""Runs two lanes of work, one after the other or in parallel on two cores.
 
-Work is divided the same way for any number of threads, and one thread computes a whole half, so
-threads change the time and no bit. numpy releases the interpreter lock inside large operations.
+Work is divided the same way for any number of threads, and one thread computes a whole half, so the
+results are bit-identical. numpy releases the interpreter lock inside large operations.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class ThreadPair:
 
 
 class _SecondThread:
-    """The thread of lane 1, which runs a piece of work at a time until exit."""
+    """The daemon thread of lane 1, which runs one piece of work at a time."""
 
     def __init__(self) -> None:
-        # Locks have the lowest cost of all waits; the other side releases each.
+        # Locks are the fastest way to wait. The other thread releases each lock.
         self._start, self._finish = threading.Lock(), threading.Lock()
         self._start.acquire()
         self._finish.acquire()

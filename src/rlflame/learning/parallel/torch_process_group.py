@@ -1,7 +1,7 @@
-"""A group over torch.distributed: gloo between CPUs, nccl between GPUs.
+"""A process group over torch.distributed, with gloo for CPUs and nccl for GPUs.
 
 Imported only if torchrun starts several learners. Rank 0 waits for the others up to its deadline.
-The others wait as long as rollouts may take; the death of rank 0 closes their connections.
+The others wait as long as rollouts take; if rank 0 dies, their connections are closed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ENDLESS_S = 365.0 * 24 * 3600
 
 
 def select_backend(device: str, locations: Sequence[bytes]) -> str:
-    """Return the backend for gradients: nccl refuses two learners on one GPU."""
+    """Return the backend for gradients: nccl does not support two learners on one GPU."""
     is_shared = len(set(locations)) < len(locations)
     return "gloo" if device == "cpu" or is_shared else "nccl"
 
 
 class TorchProcessGroup:
-    """This process in the group of learners; a process has one group at a time.
+    """Connects this process to a group of learners; a process has one group at a time.
 
-    Learners connect through a `store`, or as torchrun's variables say. `exchange_count` is the
-    number of exchanges that this learner has begun.
+    Learners connect through the `store` or, without one, through the address that torchrun sets.
+    `exchange_count` is the number of exchanges that this learner has begun.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class TorchProcessGroup:
 
 
 def format_timeout(seconds: float) -> str:
-    """Return the end of a sentence about a learner that is late."""
+    """Return the end of an error message about a learner that timed out."""
     return f"has not answered for {seconds:g} s (runtime.learner_deadline_s)."
 
 
 def _reset_group_count() -> None:
-    """Make torch count groups from the start: learners need equal group numbers."""
+    """Reset the number of torch's next group, which must be equal for all learners."""
     if not distributed.is_initialized():
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

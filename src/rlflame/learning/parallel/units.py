@@ -1,9 +1,9 @@
-"""The (network, shard) units of a gradient, divided between learners.
+"""Divides the (network, shard) units of a gradient among the learners of a group.
 
 Units are numbered network by network, and each learner computes a contiguous range of them. The
-learner that computes the first shard of a network is its owner: it adds the shards in order,
-and it alone steps the network's weights. Sums, norms and weights do not depend on the number of
-learners.
+learner that computes the first shard of a network is the network's owner: only the owner adds the
+shards, in order, and updates the weights of the network. Sums, norms and weights do not depend on
+the number of learners.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..base import Metrics
 from ..optim import compute_square_norm
 from .process_group import Shard, Shards
 
-#: The gradient of these networks for a shard, and the sums of their losses.
+#: Computes the gradient of some networks for a shard, and the sums of their losses.
 PartialGradient = Callable[[Shard, Sequence[str]], tuple[Float32, Metrics]]
 
 
 class Units:
-    """Divides the gradient of networks that lie one behind the other in a vector."""
+    """Divides the gradient of several networks that are adjacent in one vector."""
 
     def __init__(
         self, shards: Shards, spans: Mapping[str, slice], sums: Mapping[str, Sequence[str]]
@@ -35,13 +35,13 @@ class Units:
         self._sum_count = max(map(len, self._sums))
         self._total: Float32 = np.empty(max(span.stop for span in self._spans), np.float32)
         self._row: Float32 = np.zeros(self._width, np.float32)
-        #: By network: the square of its gradient's norm, and its sums.
+        #: For each network: the squared norm of its gradient, and its sums.
         self._numbers = np.zeros((len(self._names), 1 + self._sum_count))
         self._message: Float32 = self._numbers.view(np.float32)
         self.divide()
 
     def divide(self) -> None:
-        """Divide the units between the learners of the present group."""
+        """Divide the units among the learners of the current group."""
         count, self._group = self._shards.count, self._shards.group
         self._is_alone = self._group.size == 1
         self._per_learner = -(-len(self._names) * count // self._group.size)
@@ -54,7 +54,7 @@ class Units:
         )
         self._own_numbers = [n for n, owner in enumerate(self._owners) if owner == self._group.rank]
         self._own_names = [self._names[number] for number in self._own_numbers]
-        #: Where the networks lie that this learner steps; of a single learner, the whole vector.
+        #: The spans of the networks that this learner owns; for a single learner, the whole vector.
         own_spans = [self._spans[number] for number in self._own_numbers]
         self.own_spans = [slice(None)] if self._is_alone else own_spans
         width = self._width + 2 * self._sum_count
@@ -63,8 +63,8 @@ class Units:
     def compute_gradient(
         self, rows: int, compute_part: PartialGradient
     ) -> tuple[Float32, list[float], Metrics]:
-        """Return the gradient, the squares of all networks' norms, and their sums."""
-        # The gradient is valid in the own spans until the next call.
+        """Return the gradient, and the squared norms and the sums of all networks."""
+        # The gradient is valid only in `own_spans`, until the next call.
         shards = self._shards.split(rows)
         if len(shards) > 1:
             gradient, sums = self._add_shards(shards, compute_part)
@@ -79,7 +79,7 @@ class Units:
     def _add_shards(
         self, shards: Sequence[Shard], compute_part: PartialGradient
     ) -> tuple[Float32, Metrics]:
-        """The sum over the shards, for the own networks."""
+        """Return the gradient and the sums of the own networks, added over all shards."""
         count, per_learner, parts = self._shards.count, self._per_learner, self._parts
         first = self._group.rank * per_learner
         for shard in shards:
@@ -91,7 +91,7 @@ class Units:
             for number in numbers:
                 part, span = parts[units[number] - first], self._spans[number]
                 part[: span.stop - span.start] = gradient[span]
-                # The doubles of the sums stand behind the gradient, bit for bit.
+                # The float64 sums follow the gradient as pairs of float32.
                 values = [sums[name] for name in self._sums[number]]
                 part[self._width :].view(np.float64)[: len(values)] = values
         all_parts = parts if not self._is_spread else self._group.gather(parts)
@@ -112,7 +112,7 @@ class Units:
         return self._total, all_sums
 
     def _exchange_numbers(self, gradient: Float32, sums: Metrics) -> tuple[list[float], Metrics]:
-        """The squares and the sums of all networks, each from its owner."""
+        """Return the squared norms and the sums of all networks, each from its owner."""
         for number in self._own_numbers:
             values = [compute_square_norm(gradient[self._spans[number]])]
             values += [sums[name] for name in self._sums[number]]
@@ -127,12 +127,12 @@ class Units:
         return squares, all_sums
 
     def share_step(self, parameters: Float32) -> None:
-        """Take the weights that their owners stepped, where this learner needs them."""
+        """Copy updated weights from their owners if several learners share a network."""
         if self._is_spread:
             self.share_vector(parameters)
 
     def share_vector(self, vector: Float32) -> None:
-        """Fill every network's part of a vector from the owner of the network."""
+        """Copy each network's part of a vector from the owner of the network."""
         if self._is_alone:
             return
         for number in self._own_numbers:  # at most one
@@ -146,7 +146,7 @@ class Units:
     def compute_values(
         self, rows: int, chunk_rows: int, compute_chunk: Callable[[slice], Float32]
     ) -> Float32:
-        """A number for each row; each learner computes chunks, each within a shard."""
+        """Return one value per row; each learner computes some chunks of the shards."""
         chunks = [
             slice(start, min(start + chunk_rows, shard.rows.stop))
             for shard in self._shards.split(rows)

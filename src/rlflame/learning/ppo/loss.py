@@ -30,7 +30,7 @@ _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 @dataclass(slots=True)
 class PpoMinibatch:
-    """The arrays of the samples, and the coefficients of the loss for this update."""
+    """A minibatch of samples, with the coefficients of the loss for this update."""
 
     observations: Float32
     actions: Array
@@ -76,7 +76,7 @@ class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
 
 
 class NumpyPpo:
-    """The loss and its gradient in numpy."""
+    """Computes the loss and its gradient in numpy."""
 
     chunk_rows = CHUNK_ROWS
 
@@ -127,7 +127,7 @@ class NumpyPpo:
         }
 
     def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> float:
-        """Write the gradient of the squared error; with a value clip, the larger one."""
+        """Write the gradient of the value loss, which may be clipped; return the loss."""
         values = self._critic.forward(batch.observations)[0]
         error = values - batch.returns
         slope = error
@@ -152,5 +152,5 @@ def find_spans(parameters: FlatVector) -> dict[str, slice]:
 
 
 def compute_norm(squares: Sequence[float]) -> float:
-    """Return the norm of a gradient from the squared norms of the networks, in order."""
+    """Return the norm of a gradient from the squared norms of both networks."""
     return math.sqrt(squares[0] + squares[1])

@@ -25,12 +25,12 @@ from ..parallel.process_group import Shard, Shards
 from ..parallel.units import Units
 from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
 
-#: Epochs end when a minibatch's KL estimate exceeds the target by this common factor.
+#: Epochs end when a minibatch's KL estimate exceeds this multiple of the target.
 KL_STOP_FACTOR = 1.5
 
 
 class Ppo:
-    """PPO: epochs of minibatches over one on-policy batch."""
+    """PPO, which learns from each on-policy batch in several epochs of minibatches."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Ppo:
         self._state.load_state(state)
 
     def _estimate(self, samples: _Samples) -> None:
-        """Compute values, advantages and returns with the present critic."""
+        """Compute values, advantages and returns with the current critic."""
         batch, settings = samples.batch, self._settings
         steps, columns, size = batch.observations.shape
         observations = batch.observations.reshape(steps * columns, size)
@@ -138,7 +138,7 @@ class Ppo:
             samples.advantages = standardise(samples.advantages)
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
-        """Make an optimizer step per minibatch, up to the epochs or the KL limit."""
+        """Take one optimizer step per minibatch, until the last epoch or the KL limit."""
         settings, totals = self._settings, _Totals(self._settings)
         target, parameters = settings.target_kl, self._parameters.data
         kl_limit = None if target is None else KL_STOP_FACTOR * target
@@ -177,7 +177,7 @@ class Ppo:
     def _make_minibatches(
         self, samples: _Samples, epoch: int, clip_range: float
     ) -> Iterator[PpoMinibatch]:
-        """Yield slices of one shuffled contiguous copy of the samples."""
+        """Yield minibatches as slices of one shuffled, contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
@@ -201,7 +201,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Scale each row to zero mean and unit deviation, except single samples."""
+    """Scale each row to zero mean and unit deviation; keep a single sample unchanged."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)
@@ -210,7 +210,7 @@ def standardise(samples: Float32) -> Float32:
 
 
 def standardise_parts(samples: Float32, size: int) -> Float32:
-    """Standardise consecutive parts of this size, and the shorter last one."""
+    """Standardise consecutive parts of `size` samples, and the shorter last part."""
     end = len(samples) - len(samples) % size
     parts = standardise(samples[:end].reshape(-1, size)).reshape(-1)
     return np.concatenate([parts, standardise(samples[end:])])
@@ -234,7 +234,7 @@ class _Samples:
 
 
 class _Totals:
-    """Sums over the minibatches of one update, and the reported means."""
+    """Sums metrics over the minibatches of one update, and computes their means."""
 
     def __init__(self, settings: PpoSettings) -> None:
         self._settings = settings
@@ -249,7 +249,7 @@ class _Totals:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def make_metrics(self, epochs_done: int) -> Metrics:
-        """Return the means over the samples; no means if all minibatches were refused."""
+        """Return the means over the samples; no means if all minibatches were skipped."""
         metrics = {"epochs_done": float(epochs_done)}
         if self._samples:
             means = {name: total / self._samples for name, total in self._sums.items()}
@@ -263,9 +263,9 @@ class _Totals:
 
 
 def compute_discount(settings: PpoSettings, progress: float) -> float:
-    """Return the discount at this progress, between the first and the final one.
+    """Return the discount, which changes from `discount` to `final_discount`.
 
-    The horizon 1 / (1 - discount) moves linearly, from `discount_moves_from` on.
+    The change starts at `discount_moves_from`, and 1 / (1 - discount) changes linearly.
     """
     start = settings.discount_moves_from
     if settings.final_discount is None or progress <= start:

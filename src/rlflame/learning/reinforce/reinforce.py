@@ -1,11 +1,11 @@
-"""REINFORCE (Williams, 1992): raises the probability of successful actions.
+"""REINFORCE (Williams, 1992), which makes actions with high returns more likely.
 
-Makes one gradient step per batch of whole episodes, on the loss
+Takes one gradient step per batch of whole episodes, on the loss
 
     L = sum over samples of (-log pi(a|s) G - entropy_weight H) / n
 
-with G the discounted reward-to-go, normalised per episode or over the batch, H the entropy of
-pi(.|s), and n the number of episodes or of steps.
+where G is the discounted reward-to-go, normalised as `normalise_returns` says, H is the entropy of
+pi(.|s), and n is the number of steps or of episodes, as `average` says.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EPSILON = 1e-8
 
 @dataclass(slots=True)
 class ReinforceMinibatch:
-    """Samples, and the weight of each sample's log-probability."""
+    """A minibatch of samples, with the weights of their log-probabilities."""
 
     observations: Float32
     actions: Array
@@ -41,7 +41,7 @@ class ReinforceMinibatch:
 
 
 class NumpyReinforce:
-    """The loss in the module's docstring and its gradient, derived by hand."""
+    """Computes the loss in the module's docstring and its gradient in numpy."""
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
@@ -137,7 +137,7 @@ class Reinforce:
     def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the whole batch's gradient; a shard's chunks are added in order."""
+        """Return the gradient of the whole batch; the order of addition is fixed."""
         valid = batch.valid
         observations, actions = batch.observations[valid], batch.actions[valid]
         shares = weights[valid].astype(np.float32)
@@ -160,7 +160,7 @@ class Reinforce:
 
 
 def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
-    """Scale returns to zero mean and unit deviation, per episode or per batch."""
+    """Standardise returns if `scope` is `batch` or `episode`; otherwise copy them."""
     result = returns.copy()
     if scope == "batch":
         samples = returns[batch.valid]

@@ -1,7 +1,7 @@
-"""The gradients of SAC's losses, derived by hand in numpy.
+"""Hand-derived gradients of SAC's losses in numpy.
 
-An update has two lanes: the actions of both observations, then the two critics. Arrays have the
-layout `[units, rows]`, as in `networks/mlp.py`.
+An update runs in two lanes: first the current and the next actions, then the two critics. Arrays
+have the layout `[units, rows]`, as in `networks/mlp.py`.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ class SacGradientProvider(Protocol):
     """Computes the gradients of the losses in `sac.py`, in numpy or with torch.
 
     Call `sample_actions` first. A gradient is valid until the next call. `count` is the size of the
-    whole minibatch, of which the batch may be one shard: gradients and sums of shards add up.
+    whole minibatch. `batch` may be one shard of it: the gradients and sums of the shards add up.
     """
 
     def sample_actions(self, batch: SacMinibatch) -> Float32:
-        """Sample actions for both observations; return the first log-densities."""
+        """Sample current and next actions; return the current actions' log-densities."""
 
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return both critics' gradient; `moments.latest` holds this batch's moments."""
+        """Return the critics' gradient; store the batch's moments in `moments.latest`."""
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient of the actor for the present critics."""
+        """Return the gradient of the actor for the current critics."""
 
 
 class NumpySac:
-    """The losses and gradients in numpy.
+    """Computes the losses and their gradients in numpy.
 
-    With moments, a critic evaluates both sides of its equation in one batch and standardises them
+    With moments, a critic evaluates current and next observations in one batch, standardised
     together, so it needs no target network (CrossQ; Bhatt et al., 2024).
     """
 
@@ -121,7 +121,7 @@ class NumpySac:
             outs[number] = self._actors[number].forward(observations[number])
 
         self._thread_pair.run(run_lane)
-        # One thread: two threads slow down many small operations.
+        # Use one thread, because two threads slow down many small operations.
         for number, out in enumerate(outs):
             sample = self._heads[number].sample(out, batch.noise[number])
             self._actions[number], self._log_probs[number] = sample
@@ -132,7 +132,7 @@ class NumpySac:
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         self._thread_pair.run(lambda number: self._forward_critic(number, batch))
-        # The right side of the critics' equation.
+        # The target is the right side of the Bellman equation.
         target = self._critic_objective.compute_target_values(self._next_values)
         target -= np.float32(entropy_weight) * self._log_probs[1]
         target *= batch.bootstrap
@@ -168,7 +168,7 @@ class NumpySac:
         self._next_values[number] = values[:, rows:]
 
     def _backward_critic(self, number: int, slope: Float32) -> None:
-        """Write a critic's gradient, without one for values of the next observations."""
+        """Write one critic's gradient; values of next observations have no gradient."""
         if not self._targets:
             slope = np.concatenate((slope, np.zeros_like(slope)), axis=1)
         self._critics[number].backward(slope)

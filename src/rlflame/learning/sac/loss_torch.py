@@ -1,6 +1,6 @@
-"""SAC's losses with gradients by torch's autograd, on flat vectors.
+"""Computes the gradients of SAC's losses with torch autograd.
 
-Imported only when a recipe asks for this provider.
+Imported only if a recipe uses torch, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .networks import CRITICS, SacNetworks
 
 
 class _ClippedDoubleQ:
-    """`networks.ClippedDoubleQ` for torch; values are `[critics, rows, outputs]`."""
+    """The torch counterpart of `ClippedDoubleQ`, on `[critics, rows, outputs]`."""
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         return values.min(dim=0).values
@@ -35,7 +35,7 @@ class _ClippedDoubleQ:
 
 
 class _TruncatedQuantiles:
-    """The counterpart of `networks.TruncatedQuantiles`."""
+    """The torch counterpart of `TruncatedQuantiles`."""
 
     def __init__(self, outputs: int, drop_count: int) -> None:
         self._outputs, self._drop_count = outputs, drop_count
@@ -61,10 +61,10 @@ class _TruncatedQuantiles:
 
 
 class TorchSac:
-    """The counterpart of `NumpySac`."""
+    """The torch counterpart of `NumpySac`."""
 
     def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
-        # The recipe's number of threads: sums that are split differently have other last bits.
+        # The recipe sets the number of threads, because it changes the order of additions.
         torch.set_num_threads(threads)
         spec = networks.spec
         self._size, self._layers = spec.action_size, len(spec.hidden) + 1
@@ -108,7 +108,7 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """Return the values of taken and next actions, the latter without gradient."""
+        """Return values of the taken actions, and of the next ones without a gradient."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()
@@ -143,7 +143,7 @@ class TorchSac:
         return torch.tanh(raw), (density - slope).sum(dim=1)
 
     def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """Return the log deviations: network outputs, or latent noise (gsde)."""
+        """Return the log standard deviations, from network outputs or from gSDE noise."""
         parameter = self._actor.tensors.get("actor.log_std")
         if parameter is None:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
@@ -157,7 +157,7 @@ class TorchSac:
         *,
         uses_batch: bool = False,
     ) -> Tensor:
-        """Return `[critics, rows, outputs]`; `uses_batch` uses the moments of these rows."""
+        """Return `[critics, rows, outputs]`; with `uses_batch`, use these rows' moments."""
         inputs = torch.cat((critics.make_tensor(observations), actions), dim=1)
         return torch.stack(
             [self._forward(critics, name[:-1], inputs, uses_batch) for name in CRITICS]

@@ -1,7 +1,7 @@
-"""SAC's networks, their initial weights, and their critics' outputs.
+"""The networks of SAC, their initial weights, and the losses of the critics.
 
-A critic outputs an expected return or quantiles of the return. Values of one critic are `[outputs,
-rows]`, of both critics `[critics, outputs, rows]`.
+A critic outputs an expected return or quantiles of the return. Values have the shape `[outputs,
+rows]` for one critic and `[critics, outputs, rows]` for both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CRITICS = ("critic0.", "critic1.")
 
 @dataclass(frozen=True, slots=True)
 class SacNetworks:
-    """The parameters: an actor, two critics in one vector, and their targets.
+    """The parameters of an actor, of two critics in one vector, and of their targets.
 
     Critics that standardise their inputs over the batch have moments and no targets.
     """
@@ -33,7 +33,7 @@ class SacNetworks:
     critics: FlatVector
     targets: FlatVector
     moments: BatchMoments | None = None
-    #: Outputs of each critic; the highest twice `drop_count` of both critics are not learned from.
+    #: Outputs per critic. The target omits the highest `2 * drop_count` outputs of both critics.
     quantiles: int = 1
     drop_count: int = 0
 
@@ -75,9 +75,9 @@ class ClippedDoubleQ:
     """The lower of two expected returns, with half the squared error as loss.
 
     `compute_target_values` combines both critics' values into a new array and keeps NaN and
-    infinity, because the guard must see them. `compute_error` returns d(loss)/d(values) of one
-    critic over `count` and the sum of its squared errors. `compute_slopes` returns d(-value of the
-    action / count)/d(values) of each critic and the sum of the values.
+    infinity, so that the guard detects them. `compute_error` returns d(loss / count)/d(values) of
+    one critic and the sum of its squared errors. `compute_slopes` returns d(-value of the action /
+    count)/d(values) of each critic and the sum of the values.
     """
 
     outputs = 1
@@ -102,10 +102,10 @@ class ClippedDoubleQ:
 
 
 class TruncatedQuantiles:
-    """Quantiles of the return from each critic, without the highest of both.
+    """Quantiles of the return from both critics; the target omits the highest ones.
 
     The loss is the quantile Huber loss, and the value of an action is the mean of all quantiles
-    (TQC; Kuznetsov et al., 2020). The reported error is that of a critic's mean.
+    (TQC; Kuznetsov et al., 2020). The reported error is the error of a critic's mean.
     """
 
     def __init__(self, outputs: int, drop_count: int) -> None:

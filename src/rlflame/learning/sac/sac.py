@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al., 2018), two critics, learned entropy.
+"""Soft actor-critic (Haarnoja et al., 2018) with a learned entropy coefficient.
 
 An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), minimises
 
@@ -6,8 +6,8 @@ An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), 
     actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
     entropy  -log w mean(log pi(a~|s) + target)
 
-and moves the target critics Q' towards the critics. Where critics are standardised over the batch,
-Q' is Q; where they estimate quantiles, `TruncatedQuantiles` defines the loss.
+and moves the target critics Q' towards the critics. If critics are standardised over the batch, Q'
+is Q. If critics estimate quantiles, `TruncatedQuantiles` defines the loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .networks import CRITICS, SacNetworks
 
 
 class Sac:
-    """SAC: makes the updates that the replay buffer owes."""
+    """SAC, which performs the updates that are due in each replay batch."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Sac:
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = make_normaliser(networks.spec)
-        # One guard each: refusals in a row of the actor must not be reset by the critics.
+        # Separate guards, because the critics must not reset the actor's count of skips in a row.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = Counter()
         moments = networks.moments
@@ -133,7 +133,7 @@ class Sac:
     def _compute_critic_gradient(
         self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the critics' gradient and sums, with the log-density of new actions."""
+        """Return the critics' gradient and sums, with the new actions' log-density."""
 
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             provider, shard_batch = self._providers[shard.number], batch.select_rows(shard.rows)
@@ -167,14 +167,14 @@ class Sac:
         )
 
     def _adapt_entropy(self, log_prob: float, learning_rate: float) -> float:
-        """Raise the coefficient if the policy is less random than the target."""
+        """Raise the coefficient if the entropy is below the target; otherwise lower it."""
         deficit = log_prob + self._target_entropy
         loss = -float(self._log_weight[0]) * deficit
         self._entropy_adam.step(self._log_weight, np.array([-deficit], np.float32), learning_rate)
         return loss
 
     def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
-        """Step both critics with Adam, then update targets or running moments."""
+        """Take an Adam step for both critics, then update the targets or running moments."""
         critics, targets = self._networks.critics.data, self._networks.targets.data
         moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)
@@ -209,7 +209,7 @@ class Sac:
         return float(np.exp(self._log_weight[0])) if weight is None else weight
 
     def _compute_rates(self, progress: float) -> dict[str, float]:
-        """Return the present learning rates."""
+        """Return the current learning rates."""
         settings = self._settings
         rates = {
             "actor": settings.learning_rate,
