@@ -34,7 +34,7 @@ from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trai
 
 
 def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
-    """Return the shapes of an environment; raise an error if rlflame cannot learn in it."""
+    """Return the shapes of an environment; raise an error if rlflame does not support it."""
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
@@ -81,7 +81,7 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
             cause = f"{cause}: {_get_first_line(error.__cause__)}"
         return ConfigError(
             f"{name} needs a package that is missing or cannot be imported: {cause}.",
-            "install it where rlflame is installed; a module in the current folder must be named: "
+            "install it where rlflame is installed; a module in the current folder needs "
             "--allow-module MODULE",
         )
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
@@ -136,7 +136,7 @@ def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
 def make_initial_checkpoint(
     recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None
 ) -> Checkpoint:
-    """Make a checkpoint without a snapshot: a run of this recipe before its first step."""
+    """Make the checkpoint of a run before its first step, which has no snapshot."""
     spec = make_policy_spec(recipe.learning, env)
     learner = make_algorithm(recipe.learning, spec, start)
     return Checkpoint(
@@ -179,7 +179,7 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """Make the algorithm of a checkpoint before its first update; in a group, its leader.
+    """Make the algorithm of a checkpoint before its first update; in a group, make the leader.
 
     `start` is the policy that provides the initial weights.
     """

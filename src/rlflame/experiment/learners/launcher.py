@@ -34,10 +34,9 @@ _POLL_S = 0.2
 def start_learners(
     runtime: RuntimeSettings, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """Join the learners that torchrun started and yield their group; without torchrun, the group
-    of this process alone.
+    """Yield the group of learners that torchrun started, or of this process without torchrun.
 
-    `hint` returns the hint of the error that is raised when a learner is lost.
+    `hint` returns the hint for the error that is raised when a learner is lost.
     """
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:
@@ -112,7 +111,7 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 def _join_group(
     runtime: RuntimeSettings, learner_rank: LearnerRank, rendezvous: TcpRendezvous
 ) -> Iterator[ProcessGroup]:
-    """Join the group of all learners; its failures name the first learner that is late."""
+    """Join the group of all learners; after a failure, name the first learner that is late."""
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import format_timeout

@@ -1,6 +1,6 @@
-"""A learner process on the machine of the first learner, which repeats every call of it.
+"""The process of a learner that repeats every call to the first learner of its machine.
 
-The first learner starts this module. The process ends with the pipe from the first learner.
+The first learner starts this module. The process ends when the pipe from the first learner closes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process of one seed, which trains it as a single run and reports to the sweep.
+"""The process of one seed of a sweep, which trains a single run and reports to the sweep.
 
-It receives its order, then STOP and the answers of a shared fleet. It sends EVENTs, requests to
-the shared fleet, and finally RESULT or FAILURE.
+The process receives an order, then STOP and the answers of a shared fleet. It sends EVENT messages,
+requests to the shared fleet, and finally RESULT or FAILURE.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _open_fleet(
 def _watch_env(
     read_position: Callable[[], TaskPosition | None], deadline_s: float, channel: ParentChannel
 ) -> None:
-    """Start a thread that ends the process when the environment hangs, which blocks this one."""
+    """Start a thread that ends the process if the environment hangs and blocks this thread."""
 
     def poll() -> None:
         previous, start_s = read_position(), time.monotonic()
