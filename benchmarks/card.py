@@ -1,4 +1,4 @@
-"""Time a PPO update on a CPU and on a GPU for several network widths and minibatch sizes.
+"""Time a PPO update on a CPU and a GPU for several widths and minibatch sizes.
 
     python benchmarks/card.py --width 64,256,1024 --minibatch 64,1024,8192
     python benchmarks/card.py --threads 16 --csv docs/results/card.csv

@@ -1,4 +1,4 @@
-"""Kill a run at random moments, resume it each time, and compare its files with an unkilled run.
+"""Kill and resume a run at random moments, and compare it with an unkilled run.
 
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --kills 20 --env hopper --steps 40000 --workers 2
@@ -100,7 +100,7 @@ class Moments:
 
 
 def last(folder: Path) -> int:
-    """Count the iterations in timing.jsonl, including those that a resume would discard."""
+    """Count the iterations in timing.jsonl, including those that a resume discards."""
     with contextlib.suppress(FileNotFoundError):
         record = (folder / "timing.jsonl").read_bytes()
         return record.count(b"\n") - record.count(b'"closing"')
@@ -110,7 +110,7 @@ def last(folder: Path) -> int:
 def harassed(
     options: argparse.Namespace, folder: Path, moments: Moments
 ) -> tuple[Counter[str], int]:
-    """Kill and resume a run, then let it finish. Return the kills by kind and the exit code."""
+    """Kill and resume a run until it ends. Return the kills and the exit code."""
     came: Counter[str] = Counter()
     command = train(options, folder)
     while True:

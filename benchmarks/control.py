@@ -1,4 +1,4 @@
-"""Train with stable-baselines3 and evaluate its policies in the same way as rlflame.
+"""Train with stable-baselines3, and evaluate its policies as rlflame does.
 
     OTHER/bin/python benchmarks/control.py sac HalfCheetah-v5 --seeds 0-1 --csv control.csv
     OTHER/bin/python benchmarks/control.py ppo Hopper-v5 --steps 1000000 --seeds 0-2 --csv ppo.csv

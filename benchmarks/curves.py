@@ -1,4 +1,4 @@
-"""Draws learning curves from CSV files in docs/results, with a panel for each environment.
+"""Draw learning curves from docs/results, with a panel for each environment.
 
     python benchmarks/curves.py docs/results/sac.csv docs/results/sac_control.csv \
         --envs halfcheetah,hopper -o docs/images/sac.svg
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The evaluations during training, without the final evaluation, which repeats a step."""
+    """The evaluations during training. The final evaluation repeats a step."""
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row.get("final") != "1"]
 

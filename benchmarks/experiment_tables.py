@@ -1,9 +1,9 @@
-"""Makes the tables of docs/experiments.md: the settings that were tested, and their returns.
+"""Makes the tables of docs/experiments.md: tested settings and their returns.
 
 `docs/results/experiments.csv` has a row for each study, with the setting and the decision. The
-returns come from `docs/results/tuning.csv`. A study without a name was stopped early, and
-experiments.csv contains the last return. In the name of a study, `{env}` stands for several
-environments, with one column for each environment.
+returns come from `docs/results/tuning.csv`, which has only the evaluations that the tables read. A
+study without a name was stopped early, and experiments.csv contains the last return. In the name of
+a study, `{env}` stands for several environments, with one column for each environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from records import Curve, format_return, format_table, group_curves, read_records, read_study
 from result_tables import ENV_IDS
 
-from rlflame.statistics import compute_tail_mean
 from rlflame.storage.sweep_folder import format_seeds
 
 #: The environments of each table in which study names contain `{env}`.
@@ -32,6 +31,8 @@ MATRICES = {
 CURVES = {"pendulum": (20_000, 100_000), "mountaincar": (20_000, 100_000)}
 #: Tables that show the last evaluations during training instead of the final evaluation.
 TAILS = ("falls",)
+#: The share of the steps of a training that these evaluations cover.
+TAIL = 0.05
 RESAMPLES = 20_000
 
 
@@ -64,7 +65,7 @@ def make_table(name: str) -> str:
             lines.append([env, seeds, setting, f"{row['result']} (stopped)", decision])
             continue
         curves, ends = read_tuning()[study]
-        returns = [compute_tail_mean(y) for _, y in curves] if name in TAILS else [*ends.values()]
+        returns = [compute_tail(curve) for curve in curves] if name in TAILS else [*ends.values()]
         seeds = format_seeds(sorted(ends)).replace(",", ", ")
         lines.append([f"`{study}`", seeds, setting, format_result(returns), decision])
     head = ("study", "seeds", "setting", "return", "decision or observation")
@@ -136,7 +137,13 @@ def make_walker2d_comparison() -> str:
 
 
 def compute_tails(record: str, study: str) -> np.ndarray:
-    return np.array([compute_tail_mean(y) for _, y in read_study(record, study)[0]])
+    return np.array([compute_tail(curve) for curve in read_study(record, study)[0]])
+
+
+def compute_tail(curve: Curve) -> float:
+    """Return the mean of the last evaluations, which may be the only recorded ones."""
+    steps, returns = curve
+    return float(returns[steps > (1.0 - TAIL) * steps[-1]].mean())
 
 
 def format_result(returns: Sequence[float]) -> str:

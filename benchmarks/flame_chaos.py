@@ -1,4 +1,4 @@
-"""Kill workers during a run on a Flame cluster, and compare the run with an undisturbed one.
+"""Kill workers of a run on Flame, and compare it with an undisturbed run.
 
     python benchmarks/flame_chaos.py --kills 20
     python benchmarks/flame_chaos.py --kills 10 --bounce "systemctl restart flame-object-cache"

@@ -70,7 +70,7 @@ def fleet(most: int, **wishes: Any) -> FlameFleet:
 
 
 def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
-    """Make tasks that return 100 kB (10 steps of 2,500 numbers) and compute almost nothing."""
+    """Make tasks that return 100 kB (10 steps of 2,500 numbers) and compute little."""
     given = {"seconds": seconds, "every": 10, "size": 2_500}
     env = read_env_spec("sleeper:Sleeper-v0", given, None, ("sleeper",))
     policy = PolicySpec(
@@ -155,7 +155,7 @@ def iteration(options: argparse.Namespace) -> None:
 
 
 def plain_runner(arrays: PolicyArrays) -> list[float]:
-    """Move the same data with flamepy alone: put the weights, call the tasks, get the results."""
+    """Move the same data with flamepy alone: store weights, call tasks, get results."""
     from flamepy.runner import Runner
 
     before = os.getcwd()
@@ -220,7 +220,7 @@ def resident(pid: int) -> float:
 
 
 def stored(application: str) -> None:
-    """Print the size of the objects of this run, if FLAME_CACHE_FOLDER names the cache's folder."""
+    """Print the size of this run's objects, if FLAME_CACHE_FOLDER names the cache."""
     folder = os.environ.get("FLAME_CACHE_FOLDER")
     if folder:
         found = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -230,7 +230,7 @@ def stored(application: str) -> None:
 
 
 def reinforce(options: argparse.Namespace) -> None:
-    """Run 31 iterations of 50 episodes on both sides. The first iteration is not timed.
+    """Run 31 iterations of 50 episodes on both sides, and time all but the first.
 
     rlflame runs twice. With the preset's learning rate, the policy improves and the episodes become
     longer. With a learning rate of almost 0, the episodes stay as short as those of an untrained
@@ -260,7 +260,7 @@ ITERATIONS = 31
 
 
 def example(source: Path) -> float:
-    """Return the episodes per second of Flame's example between its first and last line."""
+    """Return the episodes per second of Flame's example, from its first to last line."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("main.py", "model.py", "pyproject.toml"):
             (Path(folder) / name).write_bytes((source / name).read_bytes())
@@ -275,7 +275,7 @@ def example(source: Path) -> float:
 
 
 def own_rate(folder: Path) -> tuple[float, float]:
-    """Return the episodes per second and the mean episode length, without the first iteration."""
+    """Return episodes per second and their mean length, without the first iteration."""
     lines = [json.loads(line) for line in (folder / "timing.jsonl").open()]
     spent = [line["wall_s"] for line in lines if "closing" not in line]
     with (folder / "episodes.csv").open(newline="") as file:

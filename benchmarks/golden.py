@@ -163,7 +163,7 @@ def hash_array(dtype: str, shape: Sequence[int], data: bytes) -> str:
 
 
 def hash_states(message: bytes) -> list[str]:
-    """Hash the state of each environment: its index, arrays and numbers, without names.
+    """Hash the state of each environment: index, arrays and numbers, without names.
 
     The message has 6 bytes of magic, 4 of checksum, 8 of header length, a JSON header, and the
     arrays. Each array starts at a multiple of 64 bytes.
@@ -226,7 +226,7 @@ def read_run(folder: Path) -> Bits:
 
 
 def read_case(folder: Path) -> tuple[Bits, dict[str, str]]:
-    """Return the hashes of all run folders of a case and the fingerprint of the machine."""
+    """Return the hashes of the run folders of a case, and the machine's fingerprint."""
     merged: Bits = {}
     fingerprint: dict[str, str] = {}
     runs = sorted(path.parent for path in folder.rglob(METRICS))
@@ -311,7 +311,7 @@ with FlameStub(executors=int(sys.argv[2])) as stub:
 
 @contextlib.contextmanager
 def start_stub(executors: int) -> Iterator[dict[str, str]]:
-    """Start a Flame stub in a process, and yield the environment variables that select it."""
+    """Start a Flame stub process, and yield the environment variables that select it."""
     command = [sys.executable, "-c", STUB, str(ROOT / "tests"), str(executors)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -345,7 +345,7 @@ def run_cases(
     keep: Path | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Table:
-    """Run the cases and return their table. CaseFailed is raised after all cases have run."""
+    """Run the cases and return their table. Raise CaseFailed after the last case."""
     cases, table = make_cases(), Table()
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="golden-") as temporary:
@@ -378,7 +378,7 @@ def list_machine_differences(expected: Table, actual: Table) -> list[str]:
 
 
 def merge_parts(bits: Bits) -> Bits:
-    """Merge all hashes of a case into one part, for comparisons after parts were renamed."""
+    """Merge all hashes of a case into one part, to compare cases with renamed parts."""
     return {"all parts": sorted(h for hashes in bits.values() for h in hashes)}
 
 

@@ -1,4 +1,4 @@
-"""Run rlflame on forged, damaged and special files, and count how each attempt ends.
+"""Run rlflame on forged, damaged and special files, and count the outcomes.
 
     python benchmarks/hostile.py            # all attempts, in some minutes
     python benchmarks/hostile.py --quick    # a selection, in some seconds
@@ -76,7 +76,7 @@ class Attempt:
 
 
 class Forgery:
-    """A checkpoint whose metadata and tensors can be changed, with a valid checksum and digests."""
+    """A checkpoint with changeable metadata and tensors, and a valid checksum."""
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
@@ -89,7 +89,7 @@ class Forgery:
         return self
 
     def change(self, string: str, path: str, value: Any) -> Forgery:
-        """Set a value inside one of the JSON strings. An empty `path` replaces the whole string."""
+        """Set a value in a JSON string. An empty `path` replaces the whole string."""
         table: Any = {"": json.loads(self.strings[string])}
         *folders, last = ["", *filter(None, path.split("."))]
         inner = table
@@ -99,7 +99,7 @@ class Forgery:
         return self.put(string, json.dumps(table[""]))
 
     def environment(self, name: str, value: Any) -> Forgery:
-        """Change the environment in both places, the recipe and the environment's own metadata."""
+        """Change the environment in the recipe and in the environment's own metadata."""
         self.change("recipe", f"learning.environment.{name}", value)
         return self.change("environment", name, value)
 
@@ -170,7 +170,7 @@ MODULES = (
 
 
 def modules() -> Iterator[Attempt]:
-    """Yield files that name a module in the same folder, which creates a file when it runs."""
+    """Yield files that name a module of their folder; it creates a file if it runs."""
 
     def forge(id: str, kwargs: dict[str, Any]) -> Write:
         forgery = Forgery(SHIPPED / "cartpole.safetensors").environment("id", id)
@@ -353,7 +353,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 def configs() -> Iterator[Attempt]:
-    """Yield attempts to run `train --config` with deeply nested, large or ill-typed TOML."""
+    """Yield attempts to train with a config of deep, large or ill-typed TOML."""
     giant = "0x" + "f" * 5000
     texts = {
         "hexadecimal seed": f"[learning]\nseed = {giant}\n",
@@ -532,7 +532,7 @@ def run_attempt(attempt: Attempt, folder: Path) -> tuple[str, str]:
 
 
 def run_command(words: tuple[str, ...], folder: Path, output: int) -> None:
-    """Run the command as if it had been typed. This function runs in the forked process."""
+    """Run the command in the forked process, as if it had been typed."""
     code = 70
     try:
         os.setsid()
@@ -564,7 +564,7 @@ def run_command(words: tuple[str, ...], folder: Path, output: int) -> None:
 
 
 def wait_for(child: int, attempt: Attempt) -> tuple[int | None, int, bool]:
-    """Return the exit code (None for a hang), the peak memory, and whether SIGINT was sent."""
+    """Return the exit code (None: a hang), the peak memory, and if SIGINT was sent."""
     interrupted, until = False, time.monotonic() + attempt.limit_s
     while True:
         pid, status, usage = os.wait4(child, os.WNOHANG)

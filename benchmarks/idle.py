@@ -13,7 +13,7 @@ _WAITS_S = (2.0, 5.0, 15.0)
 
 
 def others() -> str:
-    """Return the number of busy processors. Wait up to 22 s for the machine to become idle."""
+    """Return the number of busy processors. Wait up to 22 s for an idle machine."""
     now = machine_load.count_busy_processors()
     for wait_s in _WAITS_S:
         if now is None or now <= MOST:

@@ -215,7 +215,7 @@ class Keeper(NullView):
 
 
 def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Convert a finished run to rows of the CSV file. The last row is the final evaluation."""
+    """Convert a finished run to rows of the CSV file, the final evaluation last."""
     from rlflame.storage import run_reader
 
     found = run_reader.read_run(folder)
@@ -255,7 +255,7 @@ def append(path: Path, lines: list[dict[str, object]]) -> None:
 
 
 def short(value: object) -> object:
-    """Round a float to six digits, which keeps the file small and loses nothing that matters."""
+    """Round a float to six digits, which keeps the file small."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 

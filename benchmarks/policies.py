@@ -48,14 +48,14 @@ rlflame render checkpoints/hopper.safetensors -o hopper.gif --vs-untrained
 ```
 
 The first command repeats the recorded evaluation. The returns are bit-for-bit identical on a
-machine with the same fingerprint (CPU type, operating system and library versions). On other
-machines, the command checks whether the new 95% interval overlaps the recorded interval. The second
-command renders a video.
+machine with the same fingerprint (CPU type and instruction sets, operating system, library
+versions). On other machines, the command checks whether the new 95% interval overlaps the recorded
+interval. The second command renders a video.
 
 This table lists the policies. The return is the mean over {episodes} episodes without exploration,
 with a 95% bootstrap interval. Each policy was trained with one seed. Its rank is its position among
 the seeds 0 to 9, ordered by final evaluation. A policy without a rank was trained with seed 0.
-[Results](../docs/results.md) lists the returns over many seeds.
+[Results](../docs/results.md) lists the returns over multiple seeds.
 
 | file | environment | return | 95% interval | rank | steps | kB | command |
 |---|---|---|---|---|---|---|---|
@@ -114,7 +114,7 @@ def table() -> str:
 
 
 def format_rank(name: str, seed: int) -> str:
-    """Format the rank of a seed by final evaluation, or return "" for a policy without a study."""
+    """Format a seed's rank by final evaluation; return "" for a policy without study."""
     if name not in RANKED:
         return ""
     with RECORD.open(newline="") as file:

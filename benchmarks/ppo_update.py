@@ -1,4 +1,4 @@
-"""Time PPO updates on one thread, and compare them with their matrix products alone.
+"""Time PPO updates on one thread, and compare them with their matrix products.
 
     python benchmarks/ppo_update.py --env hopper,ant --minibatch 64,256
     python benchmarks/ppo_update.py --csv docs/results/ppo_update.csv
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
-    """Return microseconds of an update and of its products, and milliseconds of an iteration."""
+    """Return microseconds of an update and its products, and ms of an iteration."""
     sets = [f"ppo.minibatch_size={rows}", f"learning.provider={provider}"]
     flags = TrainFlags(env=env, sets=sets)
     config, _ = resolve.resolve(flags, components.has_continuous_actions)
@@ -114,7 +114,7 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
 
 
 def products_us(hidden: tuple[int, ...], outputs: tuple[int, ...], rows: int, times: int) -> float:
-    """Time the matrix products of one update: forward, weight gradients, input gradients."""
+    """Time an update's matrix products: forward, weight and input gradients."""
     calls = []
     for output in outputs:
         sizes = (*hidden, output)

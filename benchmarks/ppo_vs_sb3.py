@@ -1,4 +1,4 @@
-"""Time PPO from start to end, and compare it with stable-baselines3 on this machine.
+"""Time PPO from start to end, and compare it with stable-baselines3.
 
     python benchmarks/ppo_vs_sb3.py --sb3-python OTHER/bin/python --env hopper,halfcheetah \
         --steps 1000000 --repeat 5 --csv docs/results/ppo_vs_sb3.csv
@@ -147,7 +147,7 @@ def measured(
     sb3_python: str | None,
     curves: Path | None = None,
 ) -> dict[str, object]:
-    """Run rlflame, then stable-baselines3. Evaluate the policies of the latter at the end."""
+    """Run rlflame, then stable-baselines3, and evaluate the latter's policies."""
     # The stable-baselines3 side of this script runs without rlflame.
     from idle import others, processor
 
@@ -203,7 +203,7 @@ def summary(env: str, steps: int, rows: list[dict[str, str]]) -> str:
 
 
 def rlflame_command(env: str, steps: int, seed: int, words: list[str]) -> list[str]:
-    """Make the `rlflame train` command, with these options and otherwise the defaults."""
+    """Make the `rlflame train` command with these options and the other defaults."""
     return [sys.executable, "-m", "rlflame", "train", "--local", "--env", env,
             "--steps", str(steps), "--seed", str(seed), "--quiet", *words]  # fmt: skip
 
@@ -318,7 +318,7 @@ def pss_mb(pid: int) -> float:
 
 
 def train_sb3(env: str, steps: int, seed: int) -> None:
-    """Train as in the documentation of stable-baselines3: defaults, then its own evaluation."""
+    """Train as in stable-baselines3's documentation, with its own evaluation."""
     import gymnasium
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -327,7 +327,7 @@ def train_sb3(env: str, steps: int, seed: int) -> None:
     started = time.monotonic()
 
     class Keeper(BaseCallback):
-        """Saves the weights without pickle, after the first update in every KEPT_EVERY steps."""
+        """Saves the weights without pickle, about every KEPT_EVERY steps."""
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps // KEPT_EVERY > self._kept:
@@ -357,7 +357,7 @@ def train_sb3(env: str, steps: int, seed: int) -> None:
 
 
 def score_sb3(env: str, seed: int, path: Path) -> None:
-    """Evaluate the weights that `train_sb3` saved, on the same episodes as `rlflame eval`."""
+    """Evaluate the weights of `train_sb3` on the episodes of `rlflame eval`."""
     import stable_baselines3
     import torch
     from control import EPISODES, as_it_is, score, write

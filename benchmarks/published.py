@@ -1,4 +1,4 @@
-"""Repeat published results with rlflame, or print them next to results of rlflame.
+"""Repeat published results, or print them next to results of rlflame.
 
     python benchmarks/published.py flame flame-report-cartpole --compare local,flame -o folder
     python benchmarks/published.py race dppo --learners 1,2 -o dppo

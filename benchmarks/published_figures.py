@@ -1,4 +1,4 @@
-"""The numbers in Flame's READMEs and in the report on its example, for comparison."""
+"""The numbers in Flame's READMEs and in the report on its example."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def find_benefit(episode_ms: float) -> str:
 
 @dataclass
 class FlameComparison:
-    """A published comparison that is repeated, with the published numbers below the result."""
+    """A repetition of a published comparison, with the published numbers below."""
 
     published: PublishedComparison
     scaling: ScalingBenchmark
@@ -236,7 +236,7 @@ def compare_replay(facts: dict[str, Any]) -> list[Block]:
 
 
 def relate_fleets(fillings: list[dict[str, Any]]) -> list[str]:
-    """Compare the filling rate on Flame with the local rate, for equal numbers of workers."""
+    """Compare the filling rate on Flame with the local rate of as many workers."""
     seconds = {
         (f["fleet"], f["workers"]): [
             fill["transitions"] / fill["transitions_per_s"] for fill in f["fills"]

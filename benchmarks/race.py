@@ -1,4 +1,4 @@
-"""Time whole trainings with several recipes and numbers of learners, and stable-baselines3."""
+"""Time whole trainings by recipe and number of learners, and stable-baselines3."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RaceRun:
-    """One complete training. An episode is (its last step, the second of its end, its return)."""
+    """A complete training. An episode is (last step, second of its end, return)."""
 
     seconds: float
     learn_s: float | None
@@ -73,7 +73,7 @@ class RaceRun:
 
 @dataclass(slots=True)
 class Runner:
-    """One recipe with one number of learners, or stable-baselines3 if there is no variant."""
+    """A recipe with a number of learners, or stable-baselines3 without a variant."""
 
     name: str
     kind: str
@@ -240,7 +240,7 @@ def make_warmup_case(case: Case) -> Case:
 
 
 def run_sb3(request: dict[str, Any], stop: StopRequest) -> dict[str, Any] | None:
-    """Train with stable-baselines3 in another process. Return None if it is not installed."""
+    """Train with stable-baselines3 in another process; None if it is not installed."""
     # One thread, as each learner of rlflame has. More threads slow such small networks down.
     threads = blas.make_child_environment()
     environment = {**os.environ, **threads, "PYTHONPATH": make_child_path()}
@@ -297,7 +297,7 @@ def find_batch_and_rate(learning: LearningSettings) -> tuple[int, float]:
 
 
 def has_same_bits(runners: Sequence[Runner]) -> bool | None:
-    """Check whether the exact recipe gave the same weights for every number of learners."""
+    """Check whether the exact recipe gave equal weights for each number of learners."""
     return has_equal_digests(
         [race.weights for runner in runners if runner.kind == "exact"
          for race in runner.repetitions]
@@ -331,7 +331,7 @@ def make_csv_rows(runners: Sequence[Runner]) -> list[tuple[object, ...]]:
 
 
 def make_panels(runners: Sequence[Runner]) -> Panels | None:
-    """Draw returns by total steps, steps per learner, and time. None if no episode has ended."""
+    """Draw returns by total steps, steps per learner and time; None without episodes."""
     if not any(runner.repetitions[0].episodes for runner in runners):
         return None
     charts = []

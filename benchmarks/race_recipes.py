@@ -1,4 +1,4 @@
-"""The two set-ups of the article on distributed PPO and SAC, for any number of learners.
+"""The two set-ups of the article on distributed PPO and SAC.
 
 Each set-up has an exact recipe, which is equal for all numbers of learners, and a scaled recipe. As
 in the article, the scaled recipe multiplies the batch and the learning rate by the number of
@@ -24,7 +24,7 @@ SOURCE = "the article on distributed PPO and SAC with Horovod on Spark"
 
 @dataclass(frozen=True, slots=True)
 class PublishedSetup:
-    """The settings of the article's single process; all others are those of stable-baselines3.
+    """The article's settings of a single process; others are stable-baselines3's.
 
     Eight environments collect as many steps as one does in the article, to occupy eight workers.
     """
@@ -99,7 +99,7 @@ def make_variants(
     steps: int | None = None,
     sets: Sequence[str] = (),
 ) -> list[Variant]:
-    """Make the exact recipe for each number of learners, and the scaled one for each above 1."""
+    """Make the exact recipe for each number of learners, and the scaled ones above 1."""
     result = []
     shards = f"learning.gradient_shards={find_shard_count(counts, 8)}"
     for kind in ("exact", "scaled"):
@@ -129,7 +129,7 @@ def _make_case(kind: str, config: RunConfig) -> Case:
 
 
 def make_sb3_request(learning: LearningSettings) -> dict[str, Any]:
-    """Make the arguments of stable-baselines3 for the same recipe with one environment."""
+    """Make stable-baselines3's arguments for the same recipe with one environment."""
     hidden, environment = list(learning.network.hidden), learning.environment
     common = {"policy_kwargs": {"net_arch": hidden}, "seed": learning.seed}
     if learning.ppo is not None:

@@ -43,7 +43,7 @@ def group_curves(rows: Iterable[Row]) -> list[Curve]:
 
 
 def read_study(record: str, study: str) -> tuple[list[Curve], dict[int, float]]:
-    """Return the evaluations of each seed during training, and the final return of each seed."""
+    """Return the evaluations of each seed during training, and the final returns."""
     rows = [row for row in read_records(record) if row["study"] == study]
     ends = {int(row["seed"]): float(row["return_mean"]) for row in rows if row["final"] == "1"}
     return group_curves(row for row in rows if row["final"] == "0"), dict(sorted(ends.items()))

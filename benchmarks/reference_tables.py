@@ -69,7 +69,7 @@ def _make_command(name: str, command: Any) -> str:
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     summary = " ".join((command.help or "").split())
     rows = [
-        (f"`{names}`".replace("|", r"\|"), _escape(meaning))
+        (f"`{names.split(' <')[0]}`".replace("|", r"\|"), _escape(meaning))
         for parameter in command.params
         for record in [parameter.get_help_record(context)]
         if record is not None and not {*COMMON_OPTIONS} & {*parameter.opts}

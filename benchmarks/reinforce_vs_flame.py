@@ -145,7 +145,7 @@ def told(row: Row) -> str:
 
 
 def example(source: Path, iterations: int) -> tuple[float, float]:
-    """Return the episodes and steps per second between the first and last line of the example."""
+    """Return the example's episodes and steps per second, from first to last line."""
     command = [sys.executable, "-c", _WATCHED, "--local", "--env", "hopper", "--iterations",
                str(iterations), "--episodes-per-iter", str(EPISODES)]  # fmt: skip
     ended = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
@@ -154,7 +154,7 @@ def example(source: Path, iterations: int) -> tuple[float, float]:
 
 
 def own(preset: str, iterations: int) -> tuple[float, float]:
-    """Return the episodes and steps per second of rlflame, from the run's timing.jsonl."""
+    """Return rlflame's episodes and steps per second, from timing.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "rlflame", "train", "--env", "hopper", "--algo",
                    "reinforce", "--preset", preset, "--local", "--iterations", str(iterations),

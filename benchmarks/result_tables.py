@@ -1,4 +1,4 @@
-"""Makes the tables of docs/results.md and README.md: returns of rlflame and of other libraries.
+"""Makes the tables of docs/results.md and README.md.
 
 Every number comes from a record in docs/results. `write_tables.py` writes the tables into the
 pages.
@@ -141,7 +141,7 @@ def make_findings() -> str:
 
 
 def list_better_peers() -> tuple[list[str], int]:
-    """The presets whose mean is below the best published mean, and the number of comparisons.
+    """The presets below the best published mean, and the number of comparisons.
 
     The runs of `mujoco-ppo` on environments without a preset are left out.
     """
@@ -172,7 +172,7 @@ def make_readme_table() -> str:
 
 
 def make_group_table(name: str) -> str:
-    """Make a table with one row per study: returns, minutes, and returns of other libraries."""
+    """Make a table with one row per study: returns and minutes, also of peers."""
     group = GROUPS[name]
     head = [
         "environment, steps",
@@ -205,7 +205,7 @@ def make_group_table(name: str) -> str:
 
 
 def make_untuned_table() -> str:
-    """Returns of `default-ppo`, and of `mujoco-ppo`, on environments that nothing was tuned for."""
+    """Returns of `default-ppo` and `mujoco-ppo` on environments without tuning."""
     group = GROUPS["untuned"]
     cells: dict[str, dict[str, str]] = {}
     for study in group.studies:
@@ -223,7 +223,7 @@ def make_untuned_table() -> str:
 
 
 def make_time_to_return_table() -> str:
-    """The time until PPO reaches the best mean return of stable-baselines3, and stays above it."""
+    """The time until PPO stays above the best mean return of stable-baselines3."""
     rows = []
     for env in MUJOCO:
         peer, their_step, step, their_s, our_s, ratio = compute_time_to_return(ENV_IDS[env])
@@ -274,7 +274,7 @@ def read_control(control: tuple[str, str], study: Study) -> list[Curve]:
 
 
 def compute_control(control: tuple[str, str], study: Study) -> list[float]:
-    """For each seed of stable-baselines3, the mean of the evaluations after 95% of the steps."""
+    """The mean of the evaluations after 95% of the steps, for each control seed."""
     curves = read_control(control, study)
     return [float(y[x > 0.95 * study.steps].mean()) for x, y in curves]
 
@@ -285,7 +285,7 @@ def format_mean_of_seeds(values: list[float]) -> str:
 
 
 def compute_time_to_return(env: str) -> tuple[float, int, int, float, float, float]:
-    """The best mean return of stable-baselines3, and the steps and seconds to reach it.
+    """stable-baselines3's best mean return, and the steps and seconds to reach it.
 
     rlflame reaches this return at the first evaluation from which its mean is never lower.
     """
@@ -325,7 +325,7 @@ def measure_pairs(env: str, side: str) -> list[float]:
 
 
 def interpolate(seconds: list[float], steps: int) -> float:
-    """The seconds of a number of steps, on the line through the times of `TIMED_STEPS`."""
+    """The seconds of a number of steps, on the line through the `TIMED_STEPS`."""
     (x0, x1), (y0, y1) = TIMED_STEPS, seconds
     return y0 + (y1 - y0) * (steps - x0) / (x1 - x0)
 
@@ -352,7 +352,7 @@ def measure_pace(rows: list[Row], study: Study, side: str) -> str:
 
 
 def extend_minutes(rows: list[Row], side: str, steps: int) -> str:
-    """Minutes of a number of steps, on the line through the shortest and the longest runs.
+    """Minutes of a number of steps, on a line through the shortest and longest runs.
 
     If all runs have the same length, the minutes are proportional to the steps.
     """
@@ -372,7 +372,7 @@ def extend_minutes(rows: list[Row], side: str, steps: int) -> str:
 
 
 def find_best_peer(study: Study) -> Row | None:
-    """The published result with the highest mean. `peers.csv` lists all published results."""
+    """The published result with the highest mean in `peers.csv`."""
     rows = [row for row in read_records("peers.csv") if row["study"] == study.name]
     return max(rows, key=lambda row: float(row["mean"]), default=None)
 

@@ -1,4 +1,4 @@
-"""Train SAC for a long time and check the memory of the process and its workers for leaks.
+"""Train SAC for a long time, and check the memory of its processes for leaks.
 
     python benchmarks/sac_soak.py                       # 100,000 steps of Hopper
     python benchmarks/sac_soak.py --steps 5000 --every 1000

@@ -96,7 +96,7 @@ def measure(
 def ours(
     env: str, preset: str | None, steps: int, threads: int, seed: int, sets: list[str]
 ) -> float:
-    """Return the steps per second of rlflame after the random steps, from timing.jsonl."""
+    """Return rlflame's steps per second after the random steps, from timing.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/run"
         settings = [f"sac.learning_starts={WARM_UP}", f"learning.threads={threads}", *sets,
@@ -141,7 +141,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def train_sb3(env: str, steps: int, threads: int, envs: int) -> None:
-    """Train with the defaults but fewer random steps, and print the steps per second after them."""
+    """Train with few random steps, and print the steps per second after them."""
     import stable_baselines3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback

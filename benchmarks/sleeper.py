@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 
 class Sleeper(gymnasium.Env[Any, Any]):
-    """Sleeps in the first of every `every` steps, and returns observations of `size` numbers."""
+    """Sleeps in the first of every `every` steps, and returns `size` numbers."""
 
     def __init__(self, seconds: float = 0.0, every: int = 100, size: int = 250) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (size,), np.float32)

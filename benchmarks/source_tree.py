@@ -1,4 +1,4 @@
-"""Count the files and lines of each package for the table in docs/architecture.md."""
+"""Count the files and lines of each package for docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "rlflame"
 
 
 def make_table() -> str:
-    """Make a table with one row for each package and one for the modules outside packages."""
+    """Make a table with a row for each package and one for the other modules."""
     rows = []
     modules = sorted(SOURCE.glob("*.py"))
     names = ", ".join(path.stem for path in modules if not path.stem.startswith("__"))

@@ -1,4 +1,4 @@
-"""Makes the tables of docs/benchmarks.md, and the table of GPU times in docs/guides/learners.md.
+"""Makes the tables of docs/benchmarks.md and of GPU times in guides/learners.md.
 
 Every number comes from a record in docs/results. `write_tables.py` writes the tables into the
 pages.
@@ -145,7 +145,7 @@ def make_sac_table() -> str:
 
 
 def read_sac_rates(env: str, threads: str) -> tuple[str, float, float, float]:
-    """The environment, and the updates per second of rlflame, stable-baselines3 and the limit."""
+    """The environment, and the updates per second of both libraries and the limit."""
     records = read_records(f"sac_vs_sb3_{env}.csv")
     rates: dict[str, list[float]] = {}
     for row in records:
@@ -275,7 +275,7 @@ def read_scaling_cases() -> tuple[list[Case], list[Side]]:
 
 
 def make_published_table() -> str:
-    """Published runs of Flame's example, and runs of rlflame with the same hyperparameters."""
+    """Published runs of Flame's example, and runs of rlflame with equal settings."""
     rows = []
     for name, published in COMPARISONS.items():
         result = read_json(f"published/{name}.json")

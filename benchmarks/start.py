@@ -96,7 +96,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def has_torch(pid: int) -> bool | None:
-    """Check whether a process has loaded torch. Return None if the system does not show it."""
+    """Check whether a process has loaded torch; None if the system does not show it."""
     try:
         return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Write the tables of the documentation from the records in docs/results and from the source.
+"""Write the tables of the documentation from docs/results and the source.
 
     python benchmarks/write_tables.py                      # print all tables
     python benchmarks/write_tables.py results-ppo          # print one table

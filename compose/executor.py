@@ -1,7 +1,7 @@
-"""Starts Flame's executor manager once the session manager has let go of this node's past.
+"""Starts Flame's executor manager when the previous node has been removed.
 
-A session manager gives a node that is gone 30 s. One that is back earlier is handed executors whose
-processes are gone, and then no run gets a new executor any more. Must not know: anything of runs.
+The session manager removes a stopped node after 30 s. A node that returns earlier gets executors
+whose processes no longer exist, and runs get no new executors. This script does not depend on runs.
 """
 
 import os
@@ -23,7 +23,7 @@ sys.path.append(f"{HOME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/s
 
 
 def standing(name: str) -> int:
-    """What the session manager takes this node for; one it does not know is NOT_READY."""
+    """Return the session manager's state of this node, or NOT_READY if it is unknown."""
     import flamepy
     import yaml
     from flamepy.core.types import FlameClientTls
@@ -42,7 +42,7 @@ def standing(name: str) -> int:
 
 
 def visit() -> None:
-    """Be there for a moment: a node that was never there cannot be noticed to be gone."""
+    """Run the manager briefly: the loss of a node is noticed only if it was there."""
     manager = subprocess.Popen([MANAGER, *sys.argv[1:]], stdout=subprocess.DEVNULL)
     time.sleep(VISIT_S)
     manager.terminate()

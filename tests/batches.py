@@ -20,7 +20,7 @@ def policy_spec(
     activation: str = "tanh",
     normalise: bool = False,
 ) -> PolicySpec:
-    """A spec for `continuous`, `discrete` or `gsde` (continuous with state-dependent noise)."""
+    """A spec for `continuous`, `discrete` or `gsde` (state-dependent noise)."""
     return PolicySpec(
         action_kind="discrete" if kind == "discrete" else "continuous",
         observation_size=observations,
@@ -66,7 +66,7 @@ def random_batch(
     columns: int = 8,
     ends: float = 0.1,
 ) -> Batch:
-    """Steps of a simulated environment, with the given weights and both kinds of ends."""
+    """Steps of a simulated environment, with these weights and both kinds of ends."""
     policy = Policy(spec, arrays)
     observations = 2.0 * floats(rng, steps, columns, spec.observation_size) + 0.5
     full = np.zeros((spec.width, spec.observation_size), np.float32)

@@ -19,7 +19,7 @@ def make_config(
     settings: dict[str, Any] | None = None,
     preset: str | None = None,
 ) -> RunConfig:
-    """Make the preset's config for an environment, changed by `--set` texts and by values."""
+    """Make the preset's config for an environment, changed by texts and values."""
     words = [f"{name}={toml_io.format_value(value)}" for name, value in (settings or {}).items()]
     flags = TrainFlags(env=env, algo=algo, preset=preset, sets=[*sets, *words])
     return resolve(flags, has_continuous_actions)[0]

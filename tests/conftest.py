@@ -1,4 +1,4 @@
-"""Set-up of all tests: the path of fake environments, one BLAS thread, a temporary home."""
+"""Set-up of all tests: fake environments, one BLAS thread, a temporary home."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a screen with its file in tests/golden/screens; --update-golden writes the file."""
+    """Compare a screen with its golden file; --update-golden writes the file."""
 
     def check(name: str, text: str) -> None:
         path = Path(TESTS, "golden", "screens", name)

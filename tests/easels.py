@@ -21,7 +21,7 @@ SHADE_PER_STEP = 8
 
 
 class Easel(gymnasium.Env):
-    """Episodes of 4 to 30 steps. The seed determines the length and the reward of each step."""
+    """Episodes of 4 to 30 steps. The seed determines the length and the rewards."""
 
     metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 10}  # noqa: RUF012
 

@@ -34,7 +34,7 @@ EQUAL_BYTES = ("metrics.jsonl", "episodes.csv", "result.json")
 
 
 def config(env: str = "CartPole-v1", out: Path | None = None, **sections: Any) -> RunConfig:
-    """A run of three iterations that saves and evaluates after each. `sections` are merged in."""
+    """A run of three iterations that saves and evaluates each. Merges `sections`."""
     plain: dict[str, Any] = {
         "stop_at_steps": 96,
         "learning": {
@@ -133,7 +133,7 @@ class Disk:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Disk]:
-        """Patch Python's `open` and the functions of `os` that change folders in this process.
+        """Patch Python's `open` and the folder functions of `os` in this process.
 
         A descriptor that `os.open` opens for appending is counted once Python's `open` wraps it.
         """
@@ -250,7 +250,7 @@ def attempt(wanted: RunConfig, disk: Disk) -> dict[str, Any]:
 
 
 def left_behind(folder: Path) -> dict[str, Any]:
-    """The files and values that must be equal in two runs of a recipe, with or without failures."""
+    """The files and values that are equal in all runs of a recipe, despite failures."""
     newest, best = checkpoint.load(folder / "latest.safetensors"), folder / "best.safetensors"
     found: dict[str, Any] = {name: (folder / name).read_text() for name in EQUAL_BYTES}
     found["digest"] = newest.digest
@@ -280,7 +280,7 @@ def broken_now(folder: Path) -> list[str]:
 def one(
     wanted: RunConfig, failures: list[int], error: int | None, power: bool, untouched: Any
 ) -> list[str]:
-    """Make a run fail at each of these calls in turn, then let it finish. Return what is wrong."""
+    """Make each call of a run fail in turn, then let it finish. Return the faults."""
     folder = Path(str(wanted.runtime.out))
     shutil.rmtree(folder, ignore_errors=True)
     complaints: list[str] = []
@@ -330,7 +330,7 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(names: list[str], of_each: int) -> list[int]:
-    """Choose up to `of_each` calls of each name, spread over the run from the first to the last."""
+    """Choose up to `of_each` calls of each name, spread over the whole run."""
     places: dict[str, list[int]] = {}
     for at, name in enumerate(names):
         places.setdefault(name, []).append(at)
@@ -351,7 +351,7 @@ def failing_runs(
     chains: Sequence[list[int]] = (),
     replay: bool = False,
 ) -> dict[str, Any]:
-    """Make runs fail, resume them, and return the differences from an undisturbed run.
+    """Make runs fail, resume them, and return the differences from another run.
 
     A run fails at each of the `chains`, or, without chains, at `of_each` calls of each name.
     With `about`, it fails at both, but only at names that contain this word.

@@ -26,7 +26,7 @@ class Surrender(BaseException):
 
 
 class Fake(gymnasium.Env):
-    """Three numbers that change with the action. An episode terminates after `length` steps."""
+    """Three numbers that change with the action. Episodes last `length` steps."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Fake(gymnasium.Env):
         return getattr(self, f"_{self._fault or 'nothing'}")(shown)
 
     def _first_time(self) -> bool:
-        """Whether this is the first call in any process. The call creates the marker file."""
+        """Whether this is the first call in any process, which creates the marker file."""
         try:
             self._marker.touch(exist_ok=False)
         except FileExistsError:
@@ -183,12 +183,12 @@ class Fake(gymnasium.Env):
         return shown
 
     def _doze(self, shown: Any) -> Any:
-        """Sleep for longer than a parent waits for a message before it checks other things."""
+        """Sleep for longer than a parent waits for a message without other checks."""
         time.sleep(0.5)
         return shown
 
     def _start_program(self, shown: Any) -> Any:
-        """Start a program, as a simulator would, and write its process id into the marker file."""
+        """Start a program, as simulators do, and write its process id to the marker file."""
         program = subprocess.Popen(["sleep", "600"])
         self._marker.write_text(str(program.pid))
         return shown

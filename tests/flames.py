@@ -40,7 +40,7 @@ def environment() -> dict[str, str]:
 
 
 def settle(variables: dict[str, str]) -> None:
-    """Select a Flame for this process. Without this, flamepy keeps using the previous one."""
+    """Select a Flame for this process; flamepy would keep using the previous one."""
     FlameStub.reset_client()
     os.environ.update(variables)
 

@@ -35,7 +35,7 @@ def _learn(rank: int, size: int, port: int) -> None:
 
 @contextlib.contextmanager
 def gathered(size: int) -> Iterator[ProcessGroup]:
-    """A group of `size` learners. This process is the first. Release the others after each run."""
+    """A group of `size` learners with this process as the first one."""
     if size == 1:
         yield SingleProcessGroup()
         return

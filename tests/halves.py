@@ -1,4 +1,4 @@
-"""PPO for tests of several learners: a learner, its batches, and a comparison of states."""
+"""PPO for tests of several learners: a learner, batches, and state comparison."""
 
 from __future__ import annotations
 

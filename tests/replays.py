@@ -35,7 +35,7 @@ LEARNING = {
 
 
 def small_segments(transitions=12):
-    """Make the segments of replay buffers a few rows long, as a context or from `start()` on."""
+    """Make replay segments a few rows long, as a context or from `start()` on."""
     return mock.patch.object(replay_buffer, "SEGMENT_TRANSITIONS", transitions)
 
 
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass
 class World:
-    """Columns that step side by side. `history[column]` contains all steps of a column."""
+    """Columns that step side by side; `history[column]` has a column's steps."""
 
     slots: int
     rows: int
@@ -124,7 +124,7 @@ class World:
         )
 
     def transitions(self, newest_rows, n_step, discount):
-        """The transitions that may be sampled: {observation: (action, reward, next, bootstrap)}."""
+        """The transitions to sample: {observation: (action, reward, next, bootstrap)}."""
         found = {}
         for steps in self.history:
             for t in range(max(0, len(steps) - newest_rows), len(steps)):

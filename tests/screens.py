@@ -111,7 +111,7 @@ def make_sweep_start(**changes) -> RunStart:
 
 
 def play_seeds(display, clock: Clock) -> None:
-    """Play events: seed 0 is at half of 1,000 steps after 5 s, seed 1 has failed, seed 3 waits."""
+    """Play events: seed 0 is half done after 5 s, seed 1 has failed, seed 3 waits."""
     display.show_seed_event(0, {"event": "start", "steps": 0})
     evaluation = {"event": "evaluation", "steps": 250, "best": True, **make_record(10.0).as_dict()}
     display.show_seed_event(0, evaluation)

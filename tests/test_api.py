@@ -1,4 +1,4 @@
-"""The Python interface: the same results as the command line, and policies that act alone."""
+"""The Python interface: the results of the command line, and policies alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the source: layers of packages, places of third-party libraries, forbidden words.
+"""Rules for the source: layers, places of libraries, forbidden words.
 
 The tests parse each import statement of the source, including imports inside functions.
 """
@@ -194,7 +194,7 @@ def statements(node: ast.AST, at_load: bool) -> Iterator[ast.AST]:
 
 
 def imports(name: str, *, at_load: bool = False) -> Iterator[str]:
-    """The full names of a module's imports. `from a import b` is a.b if that is a module."""
+    """The full names of a module's imports: a.b if `from a import b` names a module."""
     room = name if is_package(name) else name.rpartition(".")[0]
     for node in statements(modules()[name], at_load):
         if isinstance(node, ast.Import):
@@ -271,7 +271,7 @@ def test_imports_point_down() -> None:
 
 
 def words_of_the_tables() -> dict[str, set[str]]:
-    """Each name and pattern in the tables that stands for a module of rlflame, by table."""
+    """Each name and pattern in the tables that stands for a module, by table."""
     hidden = {word for words in BLIND.values() for word in words}
     return {
         "LAYERS": {word for groups in LAYERS for group in groups for word in group.split()},
@@ -491,7 +491,7 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def test_an_end_is_a_termination_or_a_truncation_and_never_just_done() -> None:
-    """This rule is for identifiers. The word itself may name, for example, an event of a fleet."""
+    """For identifiers only; a text may say done, for example of a fleet's event."""
     wrong = [
         f"{name}:{line} {word}"
         for name, tree in modules().items()
@@ -543,7 +543,7 @@ PRINTERS = {
 
 
 def writes_to_a_stream(node: ast.AST) -> bool:
-    """Whether a call writes to a stream, such as print(), sys.stdout.write() or Console()."""
+    """Whether a call writes to a stream: print(), sys.stdout.write(), Console()."""
     if not isinstance(node, ast.Call):
         return False
     called = ast.unparse(node.func)
@@ -623,7 +623,7 @@ def is_named(name: str, text: str) -> bool:
 
 
 def named_in_code(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Find the algorithms and fleets that code names as a string or as a section of a recipe."""
+    """Find the algorithms and fleets that code names as strings or recipe sections."""
     texts = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
@@ -720,7 +720,7 @@ def list_commands() -> set[tuple[str, str]]:
 
 
 def is_command(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is a Typer command, which may have a parameter for each option."""
+    """Whether a function is a Typer command, with a parameter for each option."""
     return (module, node.name) in list_commands()
 
 
@@ -820,7 +820,7 @@ PROJECT_TESTS = {
 
 
 def find_subject(test: Path) -> str | None:
-    """Find the module of a test file, which is `test_<module>` or `test_<module>_<aspect>`.
+    """Find the module of a test file: `test_<module>` or `test_<module>_<aspect>`.
 
     In tests/cli, `test_cli_plot` belongs to cli/plot.py, because names of test files are unique.
     """

@@ -24,7 +24,7 @@ EXECUTORS = ("executor-1", "executor-2", "executor-3")
 
 
 def load(name: str) -> dict[str, Any]:
-    """Load a file with default variables. A required variable gets its own name as its value."""
+    """Load a file with default variables. A required one has its name as its value."""
     text = (COMPOSE / name).read_text()
     text = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text)
     text = re.sub(r"\$\{(\w+)(?::\?[^}]*)?\}", r"\1", text)

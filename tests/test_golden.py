@@ -79,7 +79,7 @@ def test_the_table_has_every_case_and_no_other() -> None:
 
 
 def test_cases_with_different_recipes_have_different_bits() -> None:
-    """Cases have equal hashes only if their commands differ only in options that do not matter."""
+    """Cases have equal hashes only if differing options of commands do not matter."""
     runs = golden.Table.read(golden.TABLE).runs
     policies: dict[str, list[str]] = {}
     for name, parts in runs.items():

@@ -1,4 +1,4 @@
-"""Forged, damaged and special files are refused with a sentence (see benchmarks/hostile.py)."""
+"""Forged, damaged and special files are refused (see benchmarks/hostile.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM905
-"""Rules for names in the source: nouns for modules and classes, verbs for functions."""
+"""Rules for names: nouns for modules and classes, verbs for functions."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_no_two_public_classes_have_the_same_name() -> None:
 
 
 def is_noun(name: str) -> bool:
-    """Whether the last word of a name is not a verb, a participle, an adjective or an adverb."""
+    """Whether a name's last word is not a verb, participle, adjective or adverb."""
     last = words_of(name)[-1]
     return not (is_empty(last) or last in ADJECTIVES or (last in VERBS and last not in NOUNS))
 
@@ -261,7 +261,7 @@ def test_modules_are_nouns() -> None:
 
 
 def has_function(path: Path) -> bool:
-    """Whether a module is named after the verb of a function, as make.py after `make_env`."""
+    """Whether a module is named after a function's verb, as make.py by `make_env`."""
     tree = trees().get(str(path.relative_to(SOURCE)), ast.Module([], []))
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return any(words_of(name)[0] == path.stem for name in names)

@@ -1,4 +1,4 @@
-"""The policies in checkpoints/: small, evaluated, and consistent with their table."""
+"""The policies in checkpoints/: small, evaluated, and equal to their table."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_a_policy_acts_right_after_cloning() -> None:
 
 
 def test_recorded_returns_come_again() -> None:
-    """Returns are bit-for-bit identical for an equal fingerprint. Otherwise, intervals overlap."""
+    """Equal fingerprints give equal returns. Otherwise, intervals overlap."""
     spoken = rlflame("eval", ROOT / "checkpoints" / "cartpole.safetensors", "--expect-recorded")
     assert spoken.code == 0, spoken.out + spoken.err

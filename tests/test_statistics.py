@@ -161,7 +161,7 @@ def test_equal_numbers_have_equal_intervals():
 
 
 def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
-    """For small n, all n^n resamples can be listed. Their means determine the exact quantiles."""
+    """For small n, the means of all n^n resamples give the exact quantiles."""
     for samples in ([1.0, 5.0], [0.0, 1.0, 10.0], [2.0, 3.0, 5.0, 8.0], [1, 1, 2, 9, 4.0]):
         values = np.array(samples)
         means = sorted(fmean(r) for r in itertools.product(values, repeat=len(values)))

@@ -39,7 +39,7 @@ def call(*words: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy to keep the clone clean and old files out of the wheel."""
+    """A wheel, built from a copy to keep the clone clean and old files out."""
     folder = tmp_path_factory.mktemp("wheel")
     clone = folder / "clone"
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the wheel and the dependencies of this interpreter."""
+    """A new virtual environment with the wheel and this interpreter's dependencies."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     options = ("--no-deps", "--no-index", "--disable-pip-version-check")

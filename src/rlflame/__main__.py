@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for each closed standard stream; a new file would take over its number."""
+    """Open /dev/null for closed standard streams; new files would take their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -157,7 +157,7 @@ def render(
     show_output: bool = False,
     report_progress: Callable[[int, int], None] = lambda count, of: None,
 ) -> RenderResult:
-    """Render episodes of a checkpoint's policy to a file, or in a window if `out` is None."""
+    """Render episodes of a policy to a file, or in a window if `out` is None."""
     source = check_environment(source)
     initial_policy = None
     if options.versus_untrained:

@@ -1,4 +1,4 @@
-"""Errors for the user: a sentence with the value that was seen, and the next command to type.
+"""Errors for the user: a sentence with the seen value, and the next command.
 
 Imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
 """
@@ -21,7 +21,7 @@ def format_command(*words: object) -> str:
 
 
 def format_shell(*words: object) -> str:
-    """Return a command quoted for a shell; a path with a leading dash gets a `./` prefix."""
+    """Return a command quoted for a shell; leading dashes of paths get `./`."""
     return " ".join(
         quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))
         for word in words
@@ -48,14 +48,14 @@ def _escape_octets(character: str) -> str:
 
 
 def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
-    """Replace the suffix of a path; a name of only dots and dashes becomes `default_name`."""
+    """Replace a path's suffix; a name of dots and dashes becomes `default_name`."""
     if out.name.strip(".-"):
         return out.with_suffix(suffix)
     return (out.parent if out.name.strip(".") else out) / f"{default_name}{suffix}"
 
 
 class RlflameError(Exception):
-    """An error for the user: `message` describes the problem, `hint` suggests the next command."""
+    """An error for the user: `message` is the problem, `hint` the next command."""
 
     exit_code = 1
 
@@ -78,7 +78,7 @@ class RlflameError(Exception):
 
 
 def from_exception(error: BaseException) -> RlflameError:
-    """Convert any exception to an RlflameError; a bug becomes the `__cause__` of the error."""
+    """Convert any exception to an RlflameError; a bug becomes its `__cause__`."""
     if isinstance(error, RlflameError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -100,7 +100,7 @@ def from_exception(error: BaseException) -> RlflameError:
 
 
 def mark_documented(error: BaseException) -> None:
-    """Mark an error whose JSON document was already printed, so that no second one follows."""
+    """Mark an error whose JSON document is printed, so that no second one follows."""
     error.__dict__[_DOCUMENT_MARK] = True
 
 
@@ -141,7 +141,7 @@ class CheckpointError(RlflameError):
 
 
 class DiskError(CheckpointError):
-    """A full or read-only disk; `remedy` says what to do before the command is run again."""
+    """A full or read-only disk; `remedy` is what to do before the next attempt."""
 
     remedy = ""
 
@@ -169,7 +169,7 @@ class FleetUnreachableError(FleetError):
 
 
 class LearningError(RlflameError):
-    """Learning diverged so that no update can be trusted, e.g. several NaN losses in a row."""
+    """Learning diverged so that no update can be trusted, e.g. several NaN losses."""
 
 
 class LearnerFailure(RlflameError):
@@ -193,7 +193,7 @@ _TRAVELLING_TYPES: dict[str, type[RlflameError]] = {
 
 
 def make_error(values: Mapping[str, Any]) -> RlflameError:
-    """Recreate an error from another process, with its original type if that type is known."""
+    """Recreate an error of another process, with its original type if known."""
     error_type = _TRAVELLING_TYPES.get(values["kind"], RlflameError)
     error = error_type(values["message"], values["hint"], values["detail"])
     error.exit_code = int(values["exit_code"])

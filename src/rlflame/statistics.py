@@ -29,7 +29,7 @@ Strata = Sequence[Float64]
 
 @np.errstate(over="ignore", invalid="ignore")  # a sum that overflows is shown as infinity
 def compute_interquartile_means(values: Float64) -> Float64:
-    """Return the mean of the middle half along the last axis, with fractional end samples."""
+    """Return the mean of the middle half of the last axis, with end fractions."""
     sorted_values = np.sort(values, axis=-1)
     n = sorted_values.shape[-1]
     # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
@@ -50,7 +50,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeanStd:
-    """The mean over seeds and the sample standard deviation (n - 1), 0 for a single seed."""
+    """The mean over seeds and the sample deviation (n - 1), 0 for one seed."""
 
     mean: float
     std: float
@@ -119,7 +119,7 @@ def compute_mean_std(values: Float64) -> MeanStd:
 
 
 def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, MeanStd] | None:
-    """Return the step where the mean of the curves (steps, values) is highest, and that mean.
+    """Return the step at which the curves' mean is highest, and that mean.
 
     Only steps that all curves cover count; without any, the result is None. Papers publish this
     as the best of a training. It is biased upwards, more so with more points.
@@ -152,7 +152,7 @@ def compute_iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
 
 
 def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
-    """Return the interquartile mean of `[seeds, points]` and both ends of its 95% interval."""
+    """Return the IQM of `[seeds, points]` and both ends of its 95% interval."""
     middle = compute_interquartile_means(curves.T)
     seeds, points = curves.shape
     if seeds < 2:
@@ -175,7 +175,7 @@ def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
 
 
 def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> SeedComparison:
-    """Compare values with a baseline; the margin is a share of its interquartile mean."""
+    """Compare values with a baseline; the margin is a share of its IQM."""
     base = float(compute_interquartile_means(baseline))
     value = float(compute_interquartile_means(values)) - base
     differences = _resample(
@@ -226,7 +226,7 @@ def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, 
 
 
 def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
-    """Return P(value of a > value of b) along the last axis; ties count half (Mann-Whitney)."""
+    """Return P(a > b) along the last axis; ties count half (Mann-Whitney)."""
     difference = a[..., :, None] - b[..., None, :]
     wins: Float64 = (np.sign(difference) / 2.0 + 0.5).mean(axis=(-1, -2))
     return wins
@@ -254,8 +254,8 @@ class _ResampledStatistic:
 
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
-    """Return the statistic of all resamples, or of `RESAMPLES` drawn ones if there are more. Each
-    stratum has its own random stream."""
+    """Return the statistic of all resamples, or of `RESAMPLES` drawn ones."""
+    # Each stratum has its own random stream.
     combinations = [len(part) ** len(part) for part in strata]
     if math.prod(combinations) <= RESAMPLES:
         places = np.unravel_index(np.arange(math.prod(combinations)), combinations)

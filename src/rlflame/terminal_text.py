@@ -1,4 +1,4 @@
-"""Formats counts, sizes and durations, and escapes control characters for terminals.
+"""Formats counts, sizes and durations, and escapes control characters.
 
 rlflame prints text from names, files, environments and workers. It may contain escape sequences
 that move the cursor, recolour or clear the screen, or characters that reorder a line. This module

@@ -1,4 +1,4 @@
-"""Curves of runs: groups, axes, smoothing, and the default choice of what to draw."""
+"""Curves of runs: groups, axes, smoothing, and what is drawn by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of benchmarks, compared with arithmetic by hand and an exhaustive search."""
+"""Benchmark results, compared with arithmetic by hand and an exhaustive search."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
 
 
 def test_an_overhead_below_nothing_is_none():
-    """Losses of 1, 2 and 3 s at two, three and four tasks are on a line that begins at -1."""
+    """Losses of 1, 2 and 3 s at two, three and four tasks: the line begins at -1."""
     cases = [case("a", 2, 0.0), case("b", 3, 0.0), case("c", 4, 0.0)]
     cells = [cell([seconds], case=name) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
     (found,) = scaling_bench.fit_overheads(cases, cells)
@@ -296,7 +296,7 @@ def test_a_busy_machine_is_called_busy(at_work, busy, monkeypatch):
 
 @pytest.mark.parametrize(("spent", "others", "busy"), [(300, 0.25, False), (0, 1.0, True)])
 def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spent, others, busy):
-    """All processors worked for 4 s in 4 s; this process and its children worked for `spent`."""
+    """All processors worked 4 s in 4 s; this process and its children worked `spent`."""
     stat, now = tmp_path / "stat", [0.0]
     monkeypatch.setattr(machine_load, "_STAT", stat)
     monkeypatch.setattr(machine_load, "count_busy_processors", lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Measurements with the real loop and workers and a fake clock, and repeated recorded steps."""
+"""Measurements with the real loop and a fake clock, and repeated recorded steps."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_processes_of_which_one_hangs_are_ended_at_once_by_a_stop():
 
 
 def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
-    """The process would step for an hour, but notices that its parent has closed the channel."""
+    """The process steps for an hour, but notices that its parent closed the channel."""
     with make_collectors(case(), 1, NullStop()) as beside:
         (process,) = beside._processes
         process.channel.send(MessageKind.TASK, 3600.0)

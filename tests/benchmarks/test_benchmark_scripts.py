@@ -160,7 +160,7 @@ def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path) -> None:
 
 
 def test_all_cores_are_at_work_for_as_long_as_none_rests(monkeypatch) -> None:
-    """Windows of ten ticks: both busy, one idle for four, both idle for half, maybe together."""
+    """Windows of ten ticks: both busy, one idle for four, both idle for half."""
     script = loaded("ppo_vs_sb3")
     looks = iter([[(0, 0)] * 2, [(10, 0)] * 2, [(20, 4), (20, 0)], [(30, 9), (30, 5)]])
     monkeypatch.setattr(script["Cores"], "_ticks", lambda self: next(looks))

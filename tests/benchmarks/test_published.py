@@ -25,7 +25,7 @@ SMALL = tuple(
 
 
 def test_the_recipes_are_those_of_the_article():
-    """32768 steps per iteration, and 4096 samples and a rate of 0.001, times the processes."""
+    """32768 steps per iteration; samples (4096) and rate (0.001) times the processes."""
     found = make_variants(SETUPS["dppo"], [1, 2, 8])
     assert [(one.kind, one.learners) for one in found] == [
         ("exact", 1), ("exact", 2), ("exact", 8), ("scaled", 2), ("scaled", 8),

@@ -158,7 +158,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
 
 @contextlib.contextmanager
 def on_a_terminal(*words):
-    """Run a command with its own terminal; yield it and a function that closes the terminal."""
+    """Run a command with its own terminal; yield it and a function that closes it."""
     ours, theirs = pty.openpty()
     code = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     code += "from rlflame.__main__ import main; main()"
@@ -243,7 +243,7 @@ def test_a_terminal_that_says_twice_that_it_goes_is_heard_once():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
-    """A signal may come just before the wait. In this test, another thread receives it."""
+    """A signal may come just before the wait. Here, another thread receives it."""
     previous = signal.getsignal(signal.SIGHUP)
     waiting, nothing = threading.Event(), queue.SimpleQueue()
 
@@ -600,7 +600,7 @@ def test_a_resumed_run_has_the_threads_of_its_recipe(tmp_path):
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", ">&- 2>&-"])
 def test_closed_streams_and_no_home(closed, tmp_path):
-    """Output past Python would go into a file that has got the number of a closed stream."""
+    """Output past Python would go into a file with the number of a closed stream."""
     environment = {key: value for key, value in os.environ.items() if key != "HOME"}
     env = ("--env", "fakes:Fake-v0", "--env-kwargs", "fault=print")
     words = " ".join(f"'{word}'" for word in (*env, *TINY, "--steps", "128"))

@@ -1,4 +1,4 @@
-"""`rlflame bench`: output, files and exit codes, with local fleets and with Flame."""
+"""`rlflame bench`: output, files and exit codes, with local fleets and Flame."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_a_file_is_no_folder(tmp_path):
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_what_was_measured_outlives_an_interruption(words, tmp_path):
-    """The second case would sleep for ten minutes, but the command does not wait for it."""
+    """The second case would sleep for ten minutes, but the command does not wait."""
     running = process(
         "bench", "scaling", "--compare", "local", "--workers", "1", "--episode-ms", "0,600000",
         "--episodes", "1", "--repeat", "1", "-o", tmp_path / "it", *words,

@@ -181,7 +181,7 @@ def test_what_a_killed_check_up_leaves_is_a_dead_run(stub, quick):
 
 
 def test_a_cluster_is_looked_at_without_torch(stub, tmp_path):
-    """The command does not import torch, and it ends early if the cache does not answer."""
+    """The command does not import torch, and ends early without a cache."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was asked for')\n")
     stub.stop_cache()
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])

@@ -1,4 +1,4 @@
-"""`rlflame envs`, `config`, `--version` and help: listings of the possible choices."""
+"""`rlflame envs`, `config`, `--version` and help: lists of possible choices."""
 
 from __future__ import annotations
 

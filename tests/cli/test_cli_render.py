@@ -90,10 +90,12 @@ def test_what_cannot_be_read_or_drawn(easel, tmp_path):
     assert "x.gif cannot be written" in rlflame("render", easel, "-o", "x.gif").err
 
 
-def test_a_folder_is_refused_with_a_file_in_it(easel, tmp_path):
-    spoken = rlflame("render", tmp_path)
-    assert spoken.code == 1
-    assert spoken.err == f"rlflame: {tmp_path} is a folder.\n  hint: name a file in it: {easel}\n"
+def test_the_best_policy_of_a_folder_is_rendered(easel, tmp_path):
+    assert rlflame("render", tmp_path, "-o", "x.png").code == 0
+    assert rlflame("render", easel, "-o", "y.png").code == 0
+    assert Path("x.png").read_bytes() == Path("y.png").read_bytes()
+    (tmp_path / "empty").mkdir()
+    assert "does not exist" in rlflame("render", tmp_path / "empty").err
 
 
 def test_without_the_extra_for_video_there_is_a_sentence(easel, monkeypatch):

@@ -1,4 +1,4 @@
-"""`rlflame train`: the effect of each option, the output of --dry-run, and errors."""
+"""`rlflame train`: the effect of each option, --dry-run, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No file runs code that the user has not named: modules, environment files, the current folder."""
+"""No file runs code that the user has not named, such as modules."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_the_current_folder_stays_where_the_user_or_python_put_it(tmp_path: Path
 
 
 def _kinds_of_entries(folder: Path, path: str = "") -> set[str]:
-    """The kinds of folders on the module path of a process: the current folder, and others."""
+    """The kinds of folders on a module path: the current folder, and others."""
     code = (
         "import os, sys\n"
         "from rlflame.rollout.search_path import remove_current_folder\n"

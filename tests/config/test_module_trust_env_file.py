@@ -1,4 +1,4 @@
-"""An environment in the user's current folder, as in the README: `--env my_env:Mine-v0`."""
+"""An environment in the current folder, as in the README: `--env my_env:Mine-v0`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
 
 
 def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_path: Path) -> None:
-    """The default preset depends on the kind of actions, so the environment is inspected first."""
+    """The environment is inspected first: its actions determine the default preset."""
     numbers = "Box(-1.0, 1.0, (1,), np.float32)"
     (tmp_path / "mine.py").write_text(
         MINE.replace("gymnasium.spaces.Discrete(2)", f"gymnasium.spaces.{numbers}")
@@ -83,7 +83,7 @@ def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_pa
 
 
 def test_a_name_of_gymnasium_s_own_may_be_given_to_another(tmp_path: Path) -> None:
-    """An environment file may replace an id of Gymnasium. The stored spaces are not used then."""
+    """An environment file may replace an id of Gymnasium, without the stored spaces."""
     mine = tmp_path / "mine.py"
     mine.write_text(MINE.replace("Mine-v0", "Hopper-v5"))
     words = ("train", "--env", "hopper", "--env-file", "mine.py", "--workers", "2", "--steps", "64",

@@ -1,4 +1,4 @@
-"""All fields of `learning` change the weights; `show_evaluation` and `runtime` do not.
+"""All fields of `learning` change the weights; those of `runtime` do not.
 
 If a field is added to the config, add a scenario here.
 """

@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices and huge files are refused in the place of a run's files."""
+"""Pipes, sockets, devices and huge files are refused instead of a run's files."""
 
 from __future__ import annotations
 

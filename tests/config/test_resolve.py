@@ -1,4 +1,4 @@
-"""From command-line options to a config: precedence, errors, and the limits of TOML."""
+"""From command-line options to a config: precedence, errors, limits of TOML."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
 
 
 def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
-    """A path is relative to the folder in which it was typed, wherever the run continues."""
+    """A path is relative to the folder in which it was typed."""
     (tmp_path / "sub").mkdir()
     mine = tmp_path / "sub" / "mine.toml"
     mine.write_text('[runtime]\nenv_file = "../one.py"\n')

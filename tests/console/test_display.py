@@ -84,7 +84,7 @@ def test_a_pipe_gets_no_escapes(tmp_path):
 
 
 def test_nobody_listening_is_no_reason_to_stop(tmp_path):
-    """The reader of a run's output closes it after the first line, but the run continues."""
+    """The reader of the output closes it after one line, but the run continues."""
     running = process("train", *TINY, "--steps", "6400", "--out", tmp_path / "x")
     assert running.stdout.readline() == "rlflame 0.1.0\n"
     running.stdout.close()

@@ -1,4 +1,4 @@
-"""No value controls the terminal: output has no control characters of names, files or workers.
+"""Output contains no control characters of names, files or workers.
 
 Each command prints a value that contains ESC, BEL, CR, backspace, a C1 control character, a
 bidirectional override and, in names, a newline and a byte that is not UTF-8.

@@ -1,4 +1,4 @@
-"""SAC with the real trainer and commands: numbers of updates, stored transitions, odd sizes."""
+"""SAC with the real trainer: numbers of updates, transitions, odd sizes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def tiny(iterations: int = 6, env: str = "Pendulum-v1", **changes: Any) -> dict[str, Any]:
-    """A recipe of a few updates. The changes of `sac`, `rollout` and so on are merged in."""
+    """A recipe of a few updates, with the changes of `sac`, `rollout` and so on."""
     kwargs = changes.pop("kwargs", {})
     learning: dict[str, Any] = {
         "algorithm": "sac",
@@ -162,7 +162,7 @@ def test_updates_are_those_that_the_steps_owe(shape, starts, each):
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("n_step", [1, 3, 9])
 def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypatch):
-    """This includes episodes that a time limit ends, after which another episode begins."""
+    """This includes episodes that a time limit ends, and the episodes after them."""
     kept: list[Any] = []
 
     def remembered(*args):
@@ -203,7 +203,7 @@ def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypa
     ("id", "numbers", "iterations"), [("Hopper-v5", 11 + 3 + 1, 10), ("Pendulum-v1", 3 + 1 + 1, 25)]
 )
 def test_what_crosses_the_wire_does_not_grow_with_the_replay(id, numbers, iterations, tmp_path):
-    """Twice the iterations send twice the bytes, although the replay buffer is twice as large.
+    """Twice the iterations send twice the bytes, despite a larger replay buffer.
 
     The state of Pendulum contains the actions of its episode, so the runs end after one and two
     whole episodes.

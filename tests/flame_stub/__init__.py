@@ -1,4 +1,4 @@
-"""Flame v0.6.0 in one Python process, for tests: real protocols and real worker processes.
+"""Flame v0.6.0 in one process for tests, with real protocols and workers.
 
 The stub does not know rlflame. The unmodified flamepy client defines the behaviour to imitate.
 """

@@ -40,7 +40,7 @@ class CachedObject:
         return max([self.version, *(version for version, _ in self.patches)])
 
     def rows(self, known: int) -> pa.Table:
-        """The data that a client with version `known` lacks: nothing, patches, or everything."""
+        """The data that a client with version `known` lacks: none, patches, or all."""
         if known == self.current:
             return ROWS.empty_table()
         if isinstance(self.data, pa.Table):

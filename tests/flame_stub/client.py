@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def reset_client() -> None:
-    """Close flamepy's channel, which ends its watchers, and then clear all its caches."""
+    """Close flamepy's channel, which ends its watchers, and clear all its caches."""
     from flamepy.core import cache
     from flamepy.core.client import ConnectionInstance
 

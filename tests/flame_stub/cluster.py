@@ -1,4 +1,4 @@
-"""The interface of the stub for tests: start it, select it, inspect it, disturb it, stop it.
+"""The stub's interface for tests: start, select, inspect, disturb and stop it.
 
 This module assembles the parts and does not know their protocols.
 """
@@ -58,7 +58,7 @@ class ExecutorView:
 
 
 class FlameStub:
-    """A fake Flame cluster of one-processor executors on loopback: `with FlameStub(2) as stub`.
+    """A fake Flame cluster on loopback: `with FlameStub(2) as stub`.
 
     `executors` is the number of processors, divided among `nodes` nodes (`node-1`, `node-2`, ...)
     with 4 GiB per processor. `worker_path` lists the folders with the packages of a prepared
@@ -239,14 +239,14 @@ class FlameStub:
             self._state.changed.notify_all()
 
     def stop_session_manager(self) -> None:
-        """Break all streams with UNAVAILABLE and refuse all calls. Running tasks continue."""
+        """Break all streams with UNAVAILABLE and refuse calls. Running tasks continue."""
         with self._state.lock:
             self._state.online = False
             self._state.changed.notify_all()
         self._frontend.stop()
 
     def start_session_manager(self) -> None:
-        """Restore the state from storage. Running tasks are queued again and may run twice."""
+        """Restore the state from storage and queue running tasks again, perhaps twice."""
         self._frontend.start()
         self._state.recover()
 
@@ -266,7 +266,7 @@ class FlameStub:
         self.start_cache(lose)
 
     def lose_node(self, name: str, noticed: bool = True) -> None:
-        """Remove a node with its processes. Its executors remain until the loss is noticed."""
+        """Remove a node and its processes. Its executors remain until this is noticed."""
         with self._state.lock:
             self._state.nodes[name].state = pb.Unknown
             lost = [e for e in self._state.executors.values() if e.node == name]
@@ -279,7 +279,7 @@ class FlameStub:
             self.notice_loss(name)
 
     def notice_loss(self, name: str) -> None:
-        """Let the 30 s pass after which the node is NotReady and its executors are deleted."""
+        """Skip the 30 s after which the node is NotReady and its executors are deleted."""
         self._state.forget_node(name)
 
     def return_node(self, name: str) -> None:

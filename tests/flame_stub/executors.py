@@ -1,4 +1,4 @@
-"""The life of an executor, one thread each: idle, binding, bound, unbinding, and its end.
+"""The life of an executor, with a thread each: idle, binding, bound, unbinding.
 
 This module uses the state, the installer and the worker process. It does not know the clients.
 """
@@ -226,7 +226,7 @@ class Life(threading.Thread):
     # Unbinding
 
     def _leave(self) -> bool:
-        """Leave the session and end the worker. Return False if the worker does not answer."""
+        """Leave the session and end the worker; False if the worker does not answer."""
         answered = True
         if self.worker is not None and self.worker.listening:
             try:

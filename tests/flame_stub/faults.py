@@ -1,4 +1,4 @@
-"""Switches for the stub's faults, one for each fault. They can change while the stub runs.
+"""Switches for the stub's faults, which can change while the stub runs.
 
 The code that causes a fault reads its switch here.
 """

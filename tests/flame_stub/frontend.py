@@ -1,4 +1,4 @@
-"""The session manager's gRPC frontend, which translates between messages and the state.
+"""The session manager's gRPC frontend: translates messages to the state and back.
 
 This module does not know executors' threads, worker processes or the object cache.
 """
@@ -182,7 +182,7 @@ class Servicer(FrontendServicer):
             self.open_watches += more
 
     def _watch(self, request: Any, context: Any) -> Iterator[pb.Task]:
-        """Stream all changes, without the initial state unless it is final, and end normally."""
+        """Stream all changes, with the initial state only if it is final. End normally."""
         if self._state.faults.take("watch_empty"):
             return
         cut = self._state.faults.take("watch_ends")

@@ -61,7 +61,7 @@ class InstallFailed(Exception):
 
 
 class Installer:
-    """The package store of a node. Like Flame, it considers a known name and URL installed."""
+    """A node's package store. As in Flame, a known name and URL is installed."""
 
     def __init__(
         self,

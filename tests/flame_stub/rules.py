@@ -64,7 +64,7 @@ def complete(spec: pb.SessionSpec) -> pb.SessionSpec:
 
 
 def compare(session: Session, asked: pb.SessionSpec) -> None:
-    """Refuse to open a session with a different spec. The common data is not compared."""
+    """Refuse to open a session with a different spec, apart from the common data."""
     for field in ("application", "resreq", "min_instances", "max_instances", "batch_size"):
         has, wants = getattr(session.spec, field), getattr(asked, field)
         if field == "max_instances":

@@ -1,4 +1,4 @@
-"""Scheduling of executors: the policies priority, drf and gang on a snapshot of the state.
+"""Scheduling with the policies priority, drf and gang on a snapshot of the state.
 
 This module does not know time. The real scheduler needs two cycles of 100 ms for each new executor;
 the stub creates all of them at once.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def next_executor(state: State) -> tuple[Session, Node] | None:
-    """The session that gets the next executor, and the node. None if no executor is due."""
+    """The session that gets the next executor, and the node; None if none is due."""
     if "gang" not in state.policies:
         return None  # without it, all sessions count as served, and none gets an executor
     coming = [e for e in state.executors.values() if e.stuck or e.state == pb.ExecutorUnbinding]
@@ -33,7 +33,7 @@ def next_executor(state: State) -> tuple[Session, Node] | None:
 
 
 def neediest(state: State, idle: Executor) -> Session | None:
-    """The session for an Idle executor: the one for which it was made, or any that needs more."""
+    """The session for an Idle executor: its own one, or any that needs more."""
     own, others = [], []
     for session in in_need(state, without=idle):
         (own if session is idle.session else others).append(session)
@@ -70,7 +70,7 @@ def on_node(state: State, node: Node) -> list[Executor]:
 
 
 def has_room(state: State, node: Node, session: Session) -> bool:
-    """Whether the node has room for an executor. Flame would also use a lost node, and wait."""
+    """Whether the node has room. Flame would also use a lost node, and wait."""
     used = session.resreq
     for executor in on_node(state, node):
         used = used.plus(executor.resreq)

@@ -1,4 +1,4 @@
-"""The session manager's state: one lock, and all changes of sessions, tasks and executors.
+"""The session manager's state: one lock, and all changes of its objects.
 
 This module does not know gRPC, worker processes or the object cache. A refusal is an exception with
 the status code and the text of Flame with file system storage.
@@ -69,7 +69,7 @@ class State:
             self.changed.notify_all()
 
     def pause(self, fault: str) -> None:
-        """Wait for the seconds of a fault, which may change meanwhile, or until the stub closes."""
+        """Wait for the seconds of a fault, which may change, or until the stub closes."""
         with self.lock:
             began = time.monotonic()
             while self.online and not self.closing:
@@ -213,7 +213,7 @@ class State:
             return found
 
     def take_task(self, executor: Executor) -> Task | None:
-        """Mark the session's lowest pending task as Running on the executor; return the task."""
+        """Mark the session's lowest pending task as Running; return the task."""
         with self.lock:
             session = executor.session
             if session.state != pb.Open or not session.pending:
@@ -281,7 +281,7 @@ class State:
                 session.events.append(Event(RETRY_LIMIT_REACHED, said, now_ms()))
 
     def claim(self, executor: Executor) -> bool:
-        """Bind an Idle executor to the session that needs one most. False if there is none."""
+        """Bind an Idle executor to the session that needs one most; False if none does."""
         with self.lock:
             needy = scheduling.neediest(self, executor)
             if executor.gone or needy is None:
@@ -298,7 +298,7 @@ class State:
             self.settle()
 
     def forget_node(self, name: str) -> None:
-        """Delete the executors of a node that is away for too long, and requeue their tasks."""
+        """Delete the executors of a node that is away too long. Requeue their tasks."""
         with self.lock:
             self.nodes[name].state = pb.NotReady
             for executor in [e for e in self.executors.values() if e.node == name]:
@@ -308,7 +308,7 @@ class State:
                 self.drop(executor)
 
     def recover(self) -> None:
-        """Recover the state after a restart of the session manager. Requeues Running tasks."""
+        """Recover the state after a restart of the session manager. Requeue tasks."""
         with self.lock:
             for session in self.sessions.values():
                 for task in session.tasks.values():

@@ -1,4 +1,4 @@
-"""The stub and the unmodified flamepy client: the behaviour of Flame v0.6.0 that tests rely on.
+"""The stub and the unmodified flamepy client behave as Flame v0.6.0.
 
 Workers are real processes. Starting one takes a second of processor time, so most tests share one
 executor and one session, whose function does what each test requests.
@@ -62,7 +62,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 
 def has_begun(file: Path, times: int = 1) -> None:
-    """Wait until this number of "wait" operations has written its line. The file exists before."""
+    """Wait until this number of "wait" operations has written its line."""
     eventually(lambda: file.exists() and file.read_text() == "begun\n" * times)
 
 

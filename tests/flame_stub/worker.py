@@ -1,4 +1,4 @@
-"""One worker process: its folder and variables, its socket, its three calls, its end.
+"""One worker process: its folder and variables, its socket, calls and end.
 
 This module does not know sessions, tasks or scheduling. Its callers say what to send.
 """
@@ -29,7 +29,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """The process of an application, in its own process group, which is ended as a whole."""
+    """The process of an application, which ends with its whole process group."""
 
     def __init__(self, folder: Path, socket: Path, name: str, directory: str | None) -> None:
         self._socket = socket

@@ -1,4 +1,4 @@
-"""The contract of all fleets: each task once, identical fragments, and an end to each failure.
+"""The contract of all fleets: each task once, equal fragments, clean failures.
 
 Add a new fleet to FLEETS. Failures of processes (deaths, hangs, wrong answers) are in
 test_fleet_local.

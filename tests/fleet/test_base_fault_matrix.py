@@ -1,4 +1,4 @@
-"""Runs that die or find the disk full at any call to the file system continue without damage.
+"""Runs that die or fill the disk at any file-system call continue undamaged.
 
 The expected values come from an undisturbed run of the same recipe: equal digest, equal bytes.
 """

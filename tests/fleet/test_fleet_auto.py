@@ -1,4 +1,4 @@
-"""Tests of the fleet `auto`, which tries two fleets in turn and then keeps the faster one.
+"""Tests of the fleet `auto`, which tries two fleets and keeps the faster one.
 
 Clocks are fake. test_base_contract checks the fragments of this fleet.
 """

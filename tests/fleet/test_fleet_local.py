@@ -1,4 +1,4 @@
-"""Failures of worker processes: deaths, hangs, stops, wrong answers, floods, failed starts.
+"""Failures of workers: deaths, hangs, wrong answers, floods, failed starts.
 
 No test waits for a deadline, because the fleet uses a fake clock.
 """
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Bench:
-    """A local fleet with its clock and events. It can wait for submissions in threads."""
+    """A local fleet with its clock and events, which waits for threads if needed."""
 
     def __init__(self, workers: int, **options: Any) -> None:
         self.clock = Clock()
@@ -340,7 +340,7 @@ def test_a_hang_that_does_not_repeat_itself_is_forgiven(bench: Bench, tmp_path: 
 def test_an_environment_that_goes_on_is_not_hanging_however_late_it_is(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """The deadline is for one step, and each heartbeat that shows progress restarts it."""
+    """The deadline is for one step. Each heartbeat with progress restarts it."""
     first, second = tmp_path / "first", tmp_path / "second"
     slow = rollouts.fake(fault="wait", at=2, marker=str(first))
     slower = rollouts.fake(fault="wait", at=4, marker=str(second))

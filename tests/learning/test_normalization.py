@@ -1,4 +1,4 @@
-"""Running statistics, compared with numpy on all samples at once and with plain loops."""
+"""Running statistics, compared with numpy on all samples and plain loops."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return():
 
 
 def test_idle_steps_do_not_scale_rewards():
-    """Two batches of whole episodes, one of them with idle steps, give the same scale."""
+    """Two batches of whole episodes, one with idle steps, give the same scale."""
     rewards = np.array([[1.0, 2.0], [3.0, 0.0], [4.0, 0.0]])
     ended = np.array([[False, True], [False, False], [True, False]])
     valid = np.array([[True, True], [True, False], [True, False]])

@@ -1,4 +1,4 @@
-"""The average of policies, compared with plain sums, and its state in checkpoints."""
+"""The average of policies, compared with plain sums, and its stored state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def versions(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def shares(newest: int, over: int) -> list[float]:
-    """The weight of each version in an average over at most the last twentieth of the versions."""
+    """The weight of each version in an average over the last twentieth at most."""
     found: list[float] = []
     for version in range(1, newest + 1):
         full = 1.0 / min(over, max(1.0, version / 20))
@@ -106,7 +106,7 @@ def test_one_that_is_taken_up_again_goes_on_to_the_same_bits(taken):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
-    """Learning may not have begun, or all updates were refused. Statistics may have changed."""
+    """Learning has not begun, or all updates were refused; statistics may change."""
     first, second = versions(2)
     plain, idle = PolicyAverage(9, START), PolicyAverage(9, START)
     for policy in (START, first, second):

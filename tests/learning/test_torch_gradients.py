@@ -28,7 +28,7 @@ SCENARIOS = {
 def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     algorithm, tmp_path, monkeypatch
 ):
-    """A GPU differs only by these copies. On a CPU, the results can be compared bit by bit."""
+    """A GPU differs only by these copies; on a CPU, results can be compared by bits."""
     learning = {"provider": "torch", "network": {"hidden": [8]}, "rollout": _ROLLOUT}
     data = {"stop_at_iterations": 3, "learning": {**learning, **SCENARIOS[algorithm]}}
     expected = run(data).state_digest(tmp_path)

@@ -1,4 +1,4 @@
-"""Gradients on a real GPU: identical results in each run and for any number of learners.
+"""Gradients on a real GPU: identical in each run, with any number of learners.
 
 These tests are skipped if torch finds no GPU.
 """

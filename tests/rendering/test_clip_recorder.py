@@ -1,4 +1,4 @@
-"""Videos during training: in the background, one at a time, without an effect on the run."""
+"""Videos during training: in the background, one at a time, without side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a renderer: tests, the stored choice, and hints if no renderer works."""
+"""The choice of a renderer: tests, the stored choice, hints if none works."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def drawn(job):
 
 
 def frames(data: bytes) -> list[tuple[Image.Image, int]]:
-    """The frames of a GIF and their durations in milliseconds, read with another library."""
+    """The frames of a GIF and their milliseconds, read with another library."""
     image = Image.open(io.BytesIO(data))
     assert image.format == "GIF"
     return [

@@ -1,4 +1,4 @@
-"""Keyed random streams: equal keys give equal numbers, and other keys give unrelated ones."""
+"""Keyed random streams: equal keys give equal numbers, other keys others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlflame.rollout.seeding import (
 
 
 def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
-    """The key (2, 3, 0, 5) selects child 5 of child 0 of child 3 of child 2 of the sequence."""
+    """The key (2, 3, 0, 5) selects child 5 of child 0 of child 3 of child 2."""
     parent = np.random.SeedSequence(17)
     for child in (2, 3, 0, 5):
         parent = parent.spawn(child + 1)[child]

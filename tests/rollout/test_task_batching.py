@@ -195,7 +195,7 @@ class Watched(np.ndarray[Any, Any]):
 
 
 def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
-    """One product for all slots would be identical with many BLAS libraries, but not with all."""
+    """One product for all slots is identical with many BLAS libraries, but not all."""
     spec = rollouts.policy_spec(HOPPER, normalise=False)
     policy = Policy(spec, rollouts.weights(spec), slots=4)
     seen = np.zeros((32, 11), np.float32).view(Watched)

@@ -1,4 +1,4 @@
-"""A rollout task is a pure function, and its fragment is identical to Gymnasium's steps."""
+"""A rollout task is a pure function, and equals Gymnasium's steps."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_global_random_state_is_neither_read_nor_written() -> None:
 
 
 def replayed(task: RolloutTask, fragment: Fragment, row: int) -> None:
-    """Repeat the fragment's actions in a plain Gymnasium loop, and compare all results.
+    """Repeat the fragment's actions in a plain Gymnasium loop and compare results.
 
     The task must be the first task of a slot, because the loop begins with the reset of episode 0.
     """
@@ -225,7 +225,7 @@ def test_actions_are_those_of_the_policy_with_the_row_s_own_stream() -> None:
 
 
 def test_a_slot_s_fragments_join_into_one_long_one() -> None:
-    """Two tasks of 20 steps have the observations and rewards of an uninterrupted environment.
+    """Two tasks of 20 steps give the data of an uninterrupted environment.
 
     Their actions differ from those of one task of 40 steps, because the key of the random streams
     contains the iteration.
@@ -268,7 +268,7 @@ def test_whole_episodes_leave_ended_rows_idle_and_stop_at_the_cap() -> None:
 
 
 def test_a_long_episode_outgrows_the_first_arrays_and_noise() -> None:
-    """One episode of 700 steps is equal to tasks that did not have to grow their arrays."""
+    """An episode of 700 steps is equal to tasks that do not grow their arrays."""
     env = rollouts.fake(length=700)
     long = rollouts.run(rollouts.task(env, unit="episodes", rows=1, steps=1000))
     assert long.lengths.tolist() == [700]
@@ -421,7 +421,7 @@ def test_a_worker_goes_on_after_a_failure_as_if_nothing_had_happened() -> None:
 
 
 def test_a_task_that_was_broken_off_leaves_nothing_behind_that_could_be_believed() -> None:
-    """Ctrl-C in the middle of a step removes the states from the cache of this process."""
+    """Ctrl-C in the middle of a step removes the states from the cache."""
     tasks = tasks_in_a_row(HOPPER, count=2)
     worker = RolloutWorker()
     answer(tasks[0], worker)

@@ -124,7 +124,7 @@ def taken_apart(data):
 
 
 def put_together(header, body, repeated=""):
-    """A file with a valid checksum. `repeated` is raw JSON at the start of the header."""
+    """A file with a valid checksum; `repeated` is raw JSON at the header's start."""
     header = json.loads(json.dumps(header))
     if isinstance(header.get("__metadata__"), dict):
         header["__metadata__"]["checksum"] = "0" * 64
@@ -154,7 +154,7 @@ def tensors_of(data):
 
 
 def forged(path, tensors, metadata):
-    """Write a file with these tensors and texts, with valid digests and a valid checksum."""
+    """Write a file with these tensors and texts, and valid digests and checksum."""
     state = hashlib.sha256()
     for name in sorted(tensors):
         array = tensors[name]
@@ -441,7 +441,7 @@ class Bomb:
 
 
 def test_a_header_of_any_length_is_read(cartpole, tmp_path):
-    """A file begins with the header's length, which may look like the start of a pickle."""
+    """The header's length, at the start of a file, may look like a pickle."""
     path, firsts = tmp_path / "a.safetensors", set()
     for padding in range(64):
         marked = {**cartpole.fingerprint, "note": "x" * 8 * padding}
@@ -464,7 +464,7 @@ def test_pickles_are_never_opened(tmp_path):
 
 
 def test_a_pickle_inside_is_data_like_any_other(file, forge):
-    """If an array is replaced by the bytes of a pickle, it is refused as an invalid array."""
+    """The bytes of a pickle in place of an array are refused as an invalid array."""
     mark = file.with_name("mark")
     bomb = np.frombuffer(pickle.dumps(Bomb(mark)), np.uint8)
     refused(forge({"envs": bomb}))

@@ -1,4 +1,4 @@
-"""`rlflame export`: the policy alone, and the ONNX model compared with the policy."""
+"""`rlflame export`: the policy alone, and the ONNX model compared with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logs of a run: they can be truncated, explain all names, and have no wall-clock times."""
+"""The logs of a run: truncation, explained names, and no wall-clock times."""
 
 from __future__ import annotations
 

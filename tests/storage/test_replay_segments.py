@@ -1,4 +1,4 @@
-"""A replay buffer on disk: what is written, what is refused, and what may be deleted.
+"""A replay buffer on disk: what is written, what is refused, what is deleted.
 
 The runs have a replay buffer of forty transitions in segments of twelve (replays.py). The expected
 values for a damaged buffer come from an undamaged copy.
@@ -141,7 +141,7 @@ def test_files_of_others_beside_the_segments_are_left_alone(stopped):
 
 
 def test_what_was_left_damaged_is_written_again_by_the_run_that_comes_there(copied, untouched):
-    """The damaged segments belong to later checkpoints, which the resumed run sets aside."""
+    """The damaged segments belong to later checkpoints, which resume sets aside."""
     later = [file for file in segment_files(copied) if file.name > "segment-000003"]
     assert len(later) == 5
     later[0].write_bytes(later[0].read_bytes()[:-1])
@@ -272,7 +272,7 @@ def test_a_replay_that_is_not_whole_is_refused_before_anything_is_written(stoppe
 
 
 def test_where_an_earlier_checkpoint_is_whole_it_is_named_first(stopped, untouched):
-    """Only the newest checkpoint needs the damaged segment. The hint leads to the same end."""
+    """Only the newest checkpoint needs the damaged segment; the hint's end is equal."""
     last, others = newest(stopped), sorted(stopped.glob("checkpoints/step-*"))[:-1]
     spared = set().union(*map(checkpoint.read_segment_names, others))
     only = min(checkpoint.read_segment_names(last) - spared)
@@ -303,7 +303,7 @@ def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
 
 
 def advised(hint, after="rlflame"):
-    """The target and the steps of the `rlflame resume` in a hint, after the given words."""
+    """The target and the steps of the `rlflame resume` in a hint after these words."""
     words = hint[hint.index(after) :].split("rlflame resume ", 1)[1].split()
     steps = int(words[words.index("--steps") + 1]) if "--steps" in words[:4] else None
     return Path(words[0]), steps
@@ -405,7 +405,7 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
 
 
 def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
-    """A running process may have deleted the segments of the checkpoint that was the newest."""
+    """A running process may have deleted the segments of an older checkpoint."""
     before = checkpoint.load(copied / "checkpoints" / step(64))
     for name in checkpoint.read_segment_names(copied / "checkpoints" / step(64)):
         if name not in checkpoint.read_segment_names(newest(copied)):
@@ -662,7 +662,7 @@ def test_the_memory_of_a_replay_is_shown_at_the_start(tmp_path):
 
 
 def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched, monkeypatch):
-    """A million steps with a checkpoint every ten thousand, measured by the written files."""
+    """A million steps and a checkpoint every ten thousand, measured by the files."""
     template = checkpoint.load(untouched / "latest.safetensors")
     begun = dataclasses.replace(
         template, snapshot=None, line_counts=(0, 0), best=None, evaluation=None

@@ -418,7 +418,7 @@ def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path):
 
 
 def test_what_could_not_be_read_is_not_written_and_nothing_older_goes(copied, whole):
-    """NaN weights would make the newest checkpoints useless while older ones are pruned."""
+    """NaN weights would make new checkpoints useless while old ones are pruned."""
     weights = {name: array.copy() for name, array in whole.policy.items()}
     weights["actor.0.bias"][3] = np.nan
     spoiled = at(whole, 128)
@@ -594,7 +594,7 @@ def same_run(folder, untouched):
 
 
 def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path, monkeypatch):
-    """Its checkpoints also contain the acting policy, and the average is what is evaluated."""
+    """Its checkpoints also contain the acting policy. The average is evaluated."""
     monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # average from the second version on
     folders = [tmp_path / name for name in ("whole", "resumed")]
     for folder in folders:
@@ -613,7 +613,7 @@ def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path, monkeypat
 
 @pytest.mark.parametrize("steps", [0, 32, 64, 96])
 def test_an_older_checkpoint_takes_its_folder_back_to_it(copied, untouched, steps):
-    """Later checkpoints are set aside, the logs are truncated, and the steps are repeated."""
+    """Later checkpoints are set aside, logs truncated, and steps repeated."""
     later = [s for s in (0, 32, 64, 96) if s > steps]
     watching = Watching()
     resumed(copied / "checkpoints" / step(steps), watching)

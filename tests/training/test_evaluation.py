@@ -108,7 +108,7 @@ def test_episodes_that_do_not_end_are_cut():
 
 
 class Backwards:
-    """A fleet whose fragments arrive in reverse order, each with its episodes reversed."""
+    """A fleet whose fragments arrive in reverse order, with reversed episodes."""
 
     def __init__(self, inner, fail=""):
         self.inner = inner
@@ -164,7 +164,7 @@ def test_the_policy_is_released_whatever_happens(fail):
 
 @pytest.mark.parametrize("n", range(1, 14))
 def test_the_interquartile_mean_is_that_of_four_copies_of_every_sample(n):
-    """Four copies of n samples can be divided into quarters, so counting replaces weights."""
+    """Four copies of n samples divide into quarters, so counting replaces weights."""
     samples = np.random.default_rng(n).normal(size=n) * 10
     copies = sorted(np.repeat(samples, 4))
     assert compute_interquartile_means(samples) == pytest.approx(

@@ -44,7 +44,7 @@ def version_of(policy):
 
 
 class World:
-    """A fake fleet, algorithm, recorder and stop request in one. `events` records all calls.
+    """A fake fleet, algorithm, recorder and stop request; `events` has all calls.
 
     A policy is its version number. A state is a token with the number of iterations of its slot.
     """
@@ -214,7 +214,7 @@ def standing(slot, iteration):
 
 
 def train(world, wanted, snapshot=None):
-    """Run a trainer in this world, and check that all policies and batches were released."""
+    """Run a trainer in this world. Check that policies and batches were released."""
     experience = Experience()
     trainer = Trainer(wanted, world, experience, world, world, world)
     if snapshot is not None:
@@ -385,7 +385,7 @@ def the_middle_of(world):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_stop_at_any_moment_loses_nothing_and_repeats_nothing(staleness):
-    """A run that is stopped at any event and resumed has the events of an undisturbed run."""
+    """A run, stopped at any event and resumed, has the events of an undisturbed run."""
     wanted = plan(staleness=staleness, every=BATCH + 7)
     untouched = World()
     whole = train(untouched, wanted)

@@ -1,4 +1,4 @@
-"""Equal recipes give bit-for-bit identical results for any number of workers and interruptions.
+"""Equal recipes give bit-for-bit identical results, however they run.
 
 The tests compare the state digest and all recorded numbers with a run in this process without any
 parallelism.
@@ -57,7 +57,7 @@ class StopAfter:
 
 
 def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
-    """A recipe of a few iterations with an evaluation. Intervals of gSDE span fragments."""
+    """A recipe of a few iterations with an evaluation; gSDE intervals span fragments."""
     algorithm, _, exploration = algorithm.partition("+")
     rollout = {"num_slots": slots, "envs_per_slot": 2, "steps": 8, "staleness": staleness}
     if algorithm == "reinforce":
@@ -176,7 +176,7 @@ def test_a_run_stopped_after_any_iteration_goes_on_to_equal_bits(case, in_proces
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_training_on_to_the_horizon_equals_training_to_it(staleness, in_process, tmp_path):
-    """A finished run that gets more steps is identical to a run that had them from the start."""
+    """A finished run with more steps equals a run that had them from the start."""
     case = ("CartPole-v1", "ppo", staleness)
     diary = Diary()
     with InlineFleet() as fleet:

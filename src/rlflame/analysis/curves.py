@@ -1,4 +1,4 @@
-"""Makes charts from runs: chooses the metric and the x axis, smooths, and aggregates seeds."""
+"""Makes charts of runs: chooses the metric and the axis, smooths, aggregates."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def make_chart(
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
-    """Return the evaluation metric if all runs have enough evaluations, else a training metric."""
+    """Return the evaluation metric if runs have enough evaluations, else training's."""
     if axis != "episodes" and all(
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
@@ -210,7 +210,7 @@ def _apply_units(
 
 
 def smooth_values(values: Float64, window: int) -> Float64:
-    """Return trailing means over `window` values; the first means are over fewer values."""
+    """Return trailing means over `window` values, or over fewer at the start."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -227,7 +227,7 @@ def make_common_grid(xs: Sequence[Float64]) -> Float64:
 
 
 def make_mean_series(label: str, curves: Sequence[Series]) -> Series | None:
-    """Aggregate several runs into their interquartile mean and its confidence interval.
+    """Aggregate runs into their interquartile mean and its confidence interval.
 
     Return None if the runs do not overlap on the axis.
     """

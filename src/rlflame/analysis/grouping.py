@@ -23,7 +23,7 @@ _MOST_SETTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one recipe with different seeds, and a label that distinguishes the group."""
+    """Runs of one recipe with different seeds, and a label to distinguish them."""
 
     label: str
     runs: tuple[RunData, ...]

@@ -156,7 +156,7 @@ def run_with_learners(
 
 
 def describe_side(side: Side, base: Side) -> dict[str, Any]:
-    """Return the measurements of one number of learners, with its speed-up relative to `base`."""
+    """Return the measurements of a number of learners, with its speed-up."""
     update_ms, exchange_ms = (
         median(1000.0 * run[part] / max(1, run["updates"]) for run in side.repetitions)
         for part in ("learn_s", "exchange_s")

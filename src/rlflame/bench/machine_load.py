@@ -1,4 +1,4 @@
-"""Describes the machine of a benchmark and measures the load of other programs on it."""
+"""Describes the machine of a benchmark and measures the load of other programs."""
 
 from __future__ import annotations
 

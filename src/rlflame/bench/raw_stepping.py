@@ -49,7 +49,7 @@ def record_script(env: Any) -> list[Episode]:
 
 
 def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
-    """Repeat the episodes forever through the Gymnasium API; yield each step's reward."""
+    """Repeat the episodes forever through the Gymnasium API; yield the rewards."""
     while True:
         for seed, actions in script:
             env.reset(seed=seed)

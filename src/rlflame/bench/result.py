@@ -25,7 +25,7 @@ from rlflame.storage.safetensors_file import write_atomically
 
 @dataclass
 class Side:
-    """One of the alternatives that a benchmark compares: a fleet, or a number of learners."""
+    """An alternative in a benchmark's comparison: a fleet, or a number of learners."""
 
     name: str
     #: Values that distinguish this side from the other sides.

@@ -99,7 +99,7 @@ def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[
 
 
 def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProcesses:
-    """Start processes that each collect rounds with their own seed, like a sweep over seeds."""
+    """Start processes that collect rounds with their own seeds, like a sweep."""
     learning = case.recipe.learning
     seeds = [learning.model_copy(update={"seed": learning.seed + n}) for n in range(workers)]
     recipes = [case.recipe.model_copy(update={"learning": learning}) for learning in seeds]
@@ -112,7 +112,7 @@ def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProc
 
 
 def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the total counts and the total rate of processes that worked at the same time."""
+    """Return the total counts and rate of processes that worked at the same time."""
     names = ("steps", "episodes", "episode_steps")
     totals = {name: sum(count[name] for count in counts) for name in names}
     return {"steps_per_s": sum_rates(counts), **totals}
@@ -195,7 +195,7 @@ class RolloutsBenchmark(Benchmark):
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
-    """Return the measurements of one number of workers, with its rate as a share of each limit."""
+    """Return the measurements of a number of workers, with its share of each limit."""
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: side.list_values(way) for way in WAYS if way in side.repetitions[0]}
     shares = {

@@ -1,4 +1,4 @@
-"""Runs a benchmark, saves partial results, and reports them even if the benchmark fails."""
+"""Runs a benchmark, saves partial results, and reports them after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlflame.training.trainer import StopInterrupt, StopRequest
 
 
 class BenchSession:
-    """The resources of a benchmark: fleets of one runtime, a status line and the stop request."""
+    """The resources of a benchmark: fleets of a runtime, status line, stop request."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BenchSession:
                 yield side
 
     def take_retried(self) -> int:
-        """Return the number of tasks sent to a second worker since the last call, on all fleets."""
+        """Return the tasks sent to a second worker since the last call, on all fleets."""
         return sum(self._events.take().values())
 
     def _show_event(self, event: FleetEvent) -> None:
@@ -69,7 +69,7 @@ class BenchSession:
 
 @dataclass
 class Benchmark:
-    """Measures cases on several fleets, open at the same time, for each number of workers.
+    """Measures cases on several open fleets, for each number of workers.
 
     Sides keep their repetitions even if the benchmark fails.
     """

@@ -171,13 +171,13 @@ def _count_turns(case: Case, cell: Side) -> int:
 
 
 def _compute_task_s(case: Case) -> float:
-    """Return the duration in seconds of a task whose episodes sleep one after another."""
+    """Return the seconds of a task whose episodes sleep one after another."""
     assert case.episode_ms is not None
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 
 
 def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
-    """Return the local fleet with workers and the remote fleet, if both were measured."""
+    """Return the local and the remote fleet, with workers, if both were measured."""
     local = [name for name in fleets if has_workers(name) and not is_remote(name)]
     remote = [name for name in fleets if is_remote(name)]
     return (local[0], remote[0]) if local and remote else None
@@ -254,7 +254,7 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
 
 
 def _choose_row(rows: Sequence[Row]) -> str:
-    """Name the row with the fewest workers that is not significantly slower than the fastest."""
+    """Name the row with the fewest workers that is about as fast as the fastest."""
     fastest = min(rows, key=lambda row: float(row["seconds"].value))
     equal = [row for row in rows if row["seconds"].low <= fastest["seconds"].high]
     choice = min(equal, key=lambda row: int(row["workers"]))

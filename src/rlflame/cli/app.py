@@ -143,7 +143,7 @@ app.add_typer(trust_group, name="trust")
 
 
 def main(head_start: PrestartPool | None = None) -> None:
-    """Run the command line; `head_start` holds workers that started before the imports."""
+    """Run the command line; `head_start` holds workers started before the imports."""
     try:
         _prepare_streams()
         code = app(prog_name="rlflame", standalone_mode=False, obj=head_start)

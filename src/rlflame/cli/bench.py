@@ -237,7 +237,7 @@ def _list_counts() -> str:
 
 
 def parse_fleets(compare: str | None) -> list[str]:
-    """Return the fleets to compare: by default local, and Flame if a cluster is configured."""
+    """Return the fleets to compare: by default local, and a configured Flame."""
     if compare is None:
         from rlflame.fleet.flame.cluster_config import find_configuration
 

@@ -120,7 +120,7 @@ Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names o
 
 
 def add(modules: Modules) -> None:
-    """Trust modules. If a file names a trusted module, rlflame imports it, which runs its code."""
+    """Trust modules. If a file names one, rlflame imports it, which runs its code."""
     from rlflame.config import module_trust
 
     module_trust.add_trusted(modules)

@@ -1,4 +1,4 @@
-"""Options that commands share, the options of `train` and `resume`, and the layout of help."""
+"""Options that commands share, options of `train` and `resume`, and help layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _names, _last = ", ".join(ALGORITHM_NAMES[:-1]), ALGORITHM_NAMES[-1]
 ALGO_HELP = f"Algorithm: {_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
 
-CheckpointFile = Annotated[Path, typer.Argument(metavar="CKPT", help="Checkpoint or policy file.")]
+CheckpointFile = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="Checkpoint, policy file or run folder.")
+]
 ExistingRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder, checkpoint or sweep folder.")
 ]

@@ -1,1 +1,1 @@
-"""Settings: the recipe determines the result, and the runtime affects only the speed."""
+"""Settings: the recipe determines the result, and the runtime only the speed."""

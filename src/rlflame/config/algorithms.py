@@ -198,7 +198,7 @@ class SacSettings(AlgorithmSection):
         return self.critic_norm == "batch"
 
     def check_action_size(self, action_size: int) -> None:
-        """Refuse an entropy that no policy reaches: the coefficient would grow without bound."""
+        """Refuse an entropy beyond every policy: the coefficient would grow forever."""
         target, highest = self.target_entropy, action_size * math.log(2.0)
         if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The options of a command, and its rank among the processes that torchrun starts.
+"""The options of a command, and its rank among the processes of torchrun.
 
 Imports nothing slow, because --help imports this module.
 """
@@ -23,7 +23,7 @@ DEFAULT_ALGORITHM = "ppo"
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFlags:
-    """Options that decide where and how a command runs; an absent one is None or False."""
+    """Options of where and how a command runs; an absent one is None or False."""
 
     sets: Sequence[str] | None = None
     workers: int | None = None
@@ -70,7 +70,7 @@ class LearnerRank(NamedTuple):
 
 
 def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
-    """Return the rank of this process; None unless torchrun started it together with others."""
+    """Return the rank of this process under torchrun; None if it is alone."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in environment for name in names):
         return None

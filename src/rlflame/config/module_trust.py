@@ -1,4 +1,4 @@
-"""Decides which user code may be imported: modules that files name, and `--env-file`.
+"""Decides which user code may be imported: named modules, and `--env-file`.
 
 A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`); importing it runs code.
 Therefore the user must name the module in the command, or have trusted it before.
@@ -51,7 +51,7 @@ def list_allowed_modules() -> list[str]:
 
 
 def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that an environment names; raise for one that is not allowed."""
+    """Return the modules that an environment names; raise for a forbidden one."""
     modules = find_named_modules(id, kwargs)
     for module in modules:
         _check_name(module)
@@ -67,7 +67,7 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the options that let a later command import the modules of this environment."""
+    """Return options with which a later command imports this environment's modules."""
     modules = (m for m in find_named_modules(id, kwargs) if m not in read_trusted_modules())
     return [word for module in modules for word in ("--allow-module", module)]
 

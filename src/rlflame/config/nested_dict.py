@@ -40,7 +40,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 def flatten(
     data: Mapping[str, Any], prefix: str = "", leaves: Collection[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each value with its dotted name; empty tables and tables in `leaves` are values."""
+    """Yield values with dotted names; empty tables and `leaves` are values."""
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and name not in leaves:

@@ -1,4 +1,4 @@
-"""The recipe, which determines the result, and the config of a run: a recipe and a runtime.
+"""The recipe, which determines the result, and a config: recipe and runtime.
 
 The descriptions of the fields appear in help texts, error messages and the docs' settings table.
 """
@@ -248,7 +248,7 @@ class EvaluationSettings(SettingsModel):
 
 
 class Recipe(SettingsModel):
-    """Settings that determine the result: equal recipes give bit-for-bit identical weights."""
+    """Settings that determine the result: equal recipes give identical weights."""
 
     stop_at_steps: Positive | None = Field(None, description="Train for this many steps.")
     stop_at_iterations: Positive | None = Field(None, description="Train for this many iterations.")
@@ -270,7 +270,7 @@ class Recipe(SettingsModel):
 
     @property
     def budget_warning(self) -> str | None:
-        """A warning if the budget exceeds the horizon at which the learning rate reaches 0."""
+        """A warning if the budget exceeds the horizon of the learning rate."""
         learning = self.learning
         if None not in (self.stop_at_steps, self.stop_at_iterations):
             return None  # the run stops at whichever comes first

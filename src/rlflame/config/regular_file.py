@@ -41,7 +41,7 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Read a file of at most `limit` bytes as UTF-8, with every line end as a newline."""
+    """Read a UTF-8 file of at most `limit` bytes, with newlines as line ends."""
     with open_to_read(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -52,7 +52,7 @@ def read_text(path: Path, limit: int) -> str:
 def read_lines(
     path: Path, *, newline: str | None = None, encoding: str = "utf-8", limit: int = LINE_BYTES
 ) -> Iterator[str]:
-    """Yield the lines of a file of any size with their line ends; `newline` as for `open`."""
+    """Yield the lines of a file with their line ends; `newline` as for `open`."""
     with io.TextIOWrapper(open_to_read(path), encoding, newline=newline) as file:
         lines = iter(lambda: file.readline(limit + 1), "")
         for number, line in enumerate(lines, 1):

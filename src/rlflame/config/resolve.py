@@ -79,7 +79,7 @@ def list_presets() -> list[str]:
 
 
 def choose_preset(id: str, algorithm: str) -> str:
-    """Return the preset of the environment, else of its family, else the algorithm's default."""
+    """Return the preset of the environment, of its family or of the algorithm."""
     alias = _ALIAS_BY_ID.get(id)
     names = [alias, ALIASES[alias].family] if alias else []
     candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
@@ -95,7 +95,7 @@ def read_preset(name: str) -> dict[str, Any]:
 def resolve(
     flags: TrainFlags, has_continuous_actions: Callable[[RunConfig], bool]
 ) -> tuple[RunConfig, str]:
-    """Return the config for the options of `train`, and the name of the preset it is based on.
+    """Return the config for the options of `train`, and the name of its preset.
 
     Loads the environment file that the user typed. The `continuous` section of a preset applies
     only to environments with continuous actions.
@@ -105,6 +105,8 @@ def resolve(
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
+    if flags.env_file and not get_nested(user_layer, "learning.environment.id"):
+        raise ConfigError("--env-file needs --env with an id from the file.", "--env MyEnv-v0")
     preset_layer = read_preset(flags.preset) if flags.preset else {}
     environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
     set_nested(user_layer, "learning.environment.id", environment)
@@ -128,7 +130,7 @@ def resolve_runtime(
     reason: str = "and an evaluation uses the recipe of its policy.",
     hint: str = "set only settings that begin with runtime.",
 ) -> RuntimeSettings:
-    """Return the runtime for the options, which override the runtime in a run's saved config.
+    """Return the runtime for the options, which override the run's saved config.
 
     Loads only the environment file that the user typed.
     """
@@ -224,8 +226,8 @@ def _format_out(path: Path | None) -> str | None:
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the path absolute, relative to the file that names it. Links are resolved, because a
-    script imports modules from the folder of the real file."""
+    """Make the path absolute, relative to the file that names it."""
+    # Resolve links, because a script imports modules from the folder of the real file.
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
         set_nested(layer, "runtime.env_file", str((folder / path).resolve()))
@@ -247,7 +249,7 @@ def _check_code(
 def _check_packages(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Refuse extra packages that only a file names: installing a package runs its code."""
+    """Refuse packages that only a file names: installing a package runs its code."""
     packages = get_nested(file_layer, _PACKAGES)
     if packages and get_nested(typed_layer, _PACKAGES) is None:
         text = toml_io.format_value(packages)
@@ -286,14 +288,14 @@ def _choose_environment_and_algorithm(
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
-    """Return the config of the layers, strongest last, with its environment file's digest."""
+    """Return the config of layers, strongest last, with its env file's digest."""
     config = validate_config(functools.reduce(merge_layers, layers))
     recipe = module_trust.pin_env_file(config.recipe, config.runtime.env_file)
     return config.model_copy(update={"learning": recipe.learning})
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
-    """Refuse a target without evaluations, or with evaluations that can reach it by chance."""
+    """Refuse a target without evaluations, or one that chance can reach."""
     every_steps, episodes = evaluation.every_steps, evaluation.episodes
     if evaluation.until_return is not None and (every_steps is None or episodes == 1):
         raise ConfigError(
@@ -304,7 +306,7 @@ def _check_until_return(evaluation: EvaluationSettings) -> None:
 
 
 def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
-    """Apply the options that change several settings, or scale settings of the preset."""
+    """Apply the options that change or scale several settings of the preset."""
     algorithm, traits = config.learning.algorithm, config.learning.traits
     is_used = (flags.iterations, flags.episodes_per_iter) != (None, None)
     if not traits.counts_iterations and is_used:
@@ -320,7 +322,7 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
 
 
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a layer of settings over another; a stop in it replaces both stops of the base."""
+    """Merge a layer of settings over another; its stop replaces both base stops."""
     budgets = ("stop_at_steps", "stop_at_iterations")
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}
@@ -328,7 +330,7 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """Return a copy with `episodes` episodes per iteration; envs_per_slot does not increase."""
+    """Return a copy with `episodes` per iteration and at most as many envs_per_slot."""
     if episodes < 1:
         raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
     widest = min(config.learning.rollout.envs_per_slot, episodes)
@@ -339,7 +341,7 @@ def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
 
 
 def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
-    """Return the config with the batch and the learning rates multiplied by the learners.
+    """Return the config with batch and learning rates times the learners.
 
     With a replay, N times the samples per update come with 1/N of the updates.
     """

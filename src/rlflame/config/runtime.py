@@ -1,4 +1,4 @@
-"""The runtime: where a run executes, how progress is shown, and which files are kept.
+"""The runtime: where a run executes, how it shows progress, what it keeps.
 
 These settings affect the speed and must never change the weights.
 """
@@ -13,7 +13,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class SettingsModel(BaseModel):
-    """Base class for every section of a config: frozen, and unknown fields are errors."""
+    """Base class of a config's sections: frozen; unknown fields are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
@@ -22,7 +22,7 @@ class SettingsModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_number(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse booleans for numbers, and integers that a checkpoint's 64 bits cannot hold."""
+        """Refuse booleans for numbers, and integers over a checkpoint's 64 bits."""
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, int) and abs(part) >= 2**63:
                 raise ValueError(f"a number of {part.bit_length()} bits is too large (maximum 63)")

@@ -80,7 +80,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a TOML value, or return the text itself, so that plain words need no quotes."""
+    """Parse a TOML value, or return the text itself, so words need no quotes."""
     try:
         _check_keys(text)
         table = tomllib.loads(f"x = {text}")
@@ -101,7 +101,7 @@ def to_toml(config: BaseModel) -> str:
 
 
 def _replace_none(value: Any) -> Any:
-    """Replace the word `none` with None, and remove the backslash of the literal text."""
+    """Replace the word `none` with None; unescape the literal text."""
     if isinstance(value, Mapping):
         return {key: _replace_none(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Validates configs, with errors that name the setting, and finds settings by name."""
+"""Validates configs, with errors that name the setting, and finds settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOULD = "Input should "
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
-    """Return the config; raise a ConfigError with the setting, its meaning and its value."""
+    """Return the config, or raise a ConfigError with the setting and its value."""
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
@@ -59,7 +59,7 @@ def make_error(error: ValidationError) -> ConfigError:
 
 
 def make_unknown_error(name: str) -> ConfigError:
-    """Return the error for a name that is mistyped or from another version of rlflame."""
+    """Return the error for a name that is mistyped or of another version."""
     message = f"There is no setting {name!r} in this version of rlflame."
     return ConfigError(message, _suggest_settings(name))
 
@@ -126,13 +126,13 @@ def _find_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _find_setting(location: Sequence[int | str]) -> str:
-    """Return the setting of an error; pydantic's path may continue to a part or a choice."""
+    """Return the setting of an error; pydantic's path may contain further parts."""
     path = ".".join(map(str, location))
     return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
 
 
 def _suggest_settings(key: str) -> str:
-    """Return a hint with the settings most similar to the key, by full path or last name."""
+    """Return a hint with the most similar settings, by full path or last name."""
 
     def measure_likeness(path: str) -> float:
         names = (path, path.rpartition(".")[2])

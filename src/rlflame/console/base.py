@@ -1,4 +1,4 @@
-"""The interface between runs and displays: events, results and a display that shows nothing.
+"""The interface between runs and displays: events, results, an empty display.
 
 A sweep of several seeds uses the same interface as a run of one seed.
 """

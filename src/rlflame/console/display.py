@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Display(RunView):
-    """The common part of the displays; each shows events and blocks of lines in its own way."""
+    """The common part of the displays; each shows events and blocks in its way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)

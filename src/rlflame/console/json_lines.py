@@ -13,7 +13,7 @@ from rlflame.console.output import as_json_text, print_note, print_report
 
 
 class JsonDisplay(Display):
-    """A display for programs; docs/reference/json.md lists the stable events and names."""
+    """A display for programs; docs/reference/json.md lists its stable events."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:
 
 
 class EscapingConsole(Console):
-    """A console that escapes control characters in text, but not those that Rich adds.
+    """A console that escapes control characters in text, but not those of Rich.
 
     Rich marks cursor movements as control segments and adds colours when it writes segments. A
     control character in the text of any other segment therefore comes from a value.

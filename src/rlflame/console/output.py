@@ -44,7 +44,7 @@ def escape_standard_streams() -> None:
 
 
 def print_result(text: str) -> None:
-    """Print one line of the result; a newline in it comes from a value and is escaped."""
+    """Print a line of the result; a newline in it is a value's, and is escaped."""
     print_result_lines(escape_line(text))
 
 
@@ -114,7 +114,7 @@ def shorten_tracebacks(text: str) -> str:
 
 
 def make_display_stream() -> IO[str]:
-    """Return standard output for a display that moves the cursor and escapes text itself.
+    """Return standard output for a display that escapes text itself.
 
     A lost terminal is not an error.
     """
@@ -167,7 +167,7 @@ def mute(stream: IO[str]) -> None:
 
 
 def discard_unwritten_results() -> None:
-    """Drop output that could not be written, so that Python does not try again at exit."""
+    """Drop output that could not be written, or Python writes it again at exit."""
     if sys.stdout is not None:
         with _mute_when_gone(sys.stdout):
             sys.stdout.flush()
@@ -196,7 +196,7 @@ _MIN_TEXT_COLUMNS = 28
 def format_pairs(
     pairs: Sequence[tuple[str, str]], columns: int | None = None, word_columns: int = 0
 ) -> list[str]:
-    """Return names and texts side by side, or one below the other in a narrow terminal."""
+    """Return names and texts side by side, or stacked in a narrow terminal."""
     columns = columns or find_terminal_columns()
     pairs = [(escape_line(word), escape_line(text)) for word, text in pairs]
     width = max(word_columns, *(len(word) for word, _ in pairs))
@@ -229,7 +229,7 @@ def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
 
 
 def find_terminal_columns() -> int | None:
-    """Return the width of the terminal of standard output; None if it is not a terminal."""
+    """Return the width of standard output's terminal; None without a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns

@@ -82,7 +82,7 @@ class RecipeSummary:
         )
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
-        """Return the recipe as pairs of a name and a text; `seeds` is the text of `--seeds`."""
+        """Return the recipe as pairs of name and text; `seeds` is from `--seeds`."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
         actions = format_count(env.action_size, f"{env.action_kind} action")

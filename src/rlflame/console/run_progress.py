@@ -130,7 +130,7 @@ class RunProgress:
         self.row.returns.extend(returns)
 
     def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """Add an event of `rlflame train --json`; `seed` may be omitted if there is only one."""
+        """Add an event of `rlflame train --json`; a single `seed` may be omitted."""
         row, name = self.row if seed is None else self.rows[seed], event["event"]
         row.events[name] = event
         if name == "start":

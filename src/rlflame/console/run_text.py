@@ -25,7 +25,7 @@ Pairs = list[tuple[str, str]]
 
 
 def format_headline(start: RunStart) -> str:
-    """Format the first line: the version, and the machine or cluster if rlflame chose it."""
+    """Format the first line: the version, and the place that rlflame chose."""
     place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
     if start.candidates:
         place = " on this machine and on Flame in turn, and then on the faster of them"

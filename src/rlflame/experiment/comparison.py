@@ -117,7 +117,7 @@ def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) 
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
-    """Read and verify all replay files of a checkpoint; return None if it has no replay."""
+    """Read and verify all replay files of a checkpoint; None without a replay."""
     snapshot = checkpoint.snapshot
     if snapshot is None or f"{BUFFER_PREFIX}tail.rewards" not in snapshot.learner:
         return None
@@ -147,7 +147,7 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 
 
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
-    """Return the first recipe field, counter or tensor that differs; None if all are equal.
+    """Return the first recipe field, counter or tensor that differs, or None.
 
     Digests cannot decide this: they cover the recipe's text, to which newer versions add settings.
     """

@@ -1,4 +1,4 @@
-"""Makes the components of a run: environment, policy, algorithm, checkpoint and trainer."""
+"""Makes a run's components: environment, policy, algorithm, checkpoint, trainer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         return ConfigError(
             f"There is no environment {name!r}. {cause.rstrip('?')}.",
-            "rlflame envs lists them; for your own environment: --env-file FILE.py",
+            "rlflame envs lists them; yours: --env-file FILE.py, which must register the id",
         )
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
         if error.__cause__ is not None:
@@ -95,7 +95,7 @@ def _get_first_line(error: BaseException) -> str:
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """Return the shape of a recipe's policy; raise ConfigError if the environment does not fit."""
+    """Return the shape of a recipe's policy; raise ConfigError if it does not fit."""
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
@@ -157,7 +157,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer at the checkpoint's position; by default, only this process learns."""
+    """Make a trainer at a checkpoint's position; by default, it learns alone."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(

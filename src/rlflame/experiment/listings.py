@@ -58,7 +58,7 @@ class RunOverview:
 
 
 def list_runs(folder: Path) -> list[RunOverview]:
-    """List the run folders in a folder, newest last, or the folder itself if it is a run."""
+    """List the run folders in a folder, newest last, or the folder itself."""
     if is_run(folder):
         return [read_run_overview(folder)]
     if is_sweep(folder):
@@ -117,7 +117,7 @@ def read_run_overview(folder: Path) -> RunOverview:
 
 
 def _read_age(folder: Path) -> tuple[float, str]:
-    """Return the time of the last change to a run or a sweep's seeds, and the folder name."""
+    """Return the time of a run's or its seeds' last change, and the folder name."""
     times = [0.0]
     for path in (folder, *list_seed_runs(folder)):
         for name in ("metrics.jsonl", "config.toml"):
@@ -161,7 +161,7 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """List all aliases with the installed environment's sizes and the suitable presets."""
+    """List all aliases with the installed environments' sizes and presets."""
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []

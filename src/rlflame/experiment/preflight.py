@@ -121,7 +121,7 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
 def _load_start_policy(
     learning: LearningSettings, env: EnvSpec, file: Path
 ) -> tuple[LearningSettings, PolicyArrays]:
-    """Load the start policy from a file; return the settings that name it, and the policy."""
+    """Load the start policy; return the settings that name it, and the policy."""
     from rlflame.experiment.components import make_policy_spec
     from rlflame.fleet.base import make_policy_id
     from rlflame.rollout.policy import compute_array_shapes
@@ -147,7 +147,7 @@ def _load_start_policy(
 
 
 def check_memory(recipe: Recipe, env: EnvSpec) -> None:
-    """Raise ConfigError if the networks, the replay or a batch do not fit into memory."""
+    """Raise ConfigError if networks, replay or a batch do not fit into memory."""
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.components import make_policy_spec
     from rlflame.rollout.policy import compute_array_shapes

@@ -1,4 +1,4 @@
-"""Reads the saved config of a run or sweep and resolves the runtime to resume it with.
+"""Reads the saved config of a run or sweep, and resolves its new runtime.
 
 Does not import numpy, which must load after the saved number of threads is known.
 """
@@ -18,7 +18,7 @@ from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, lis
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:
-    """Return the config of a run folder, a checkpoint's run or a sweep; empty if missing."""
+    """Return the config of a run, checkpoint or sweep; empty if missing."""
     file = _find_config(target)
     if not file.is_file() and list_seed_runs(file.parent):
         raise ConfigError(f"{file.parent} holds seeds but no {SWEEP_FILE}.", RESTORE_HINT)

@@ -22,7 +22,7 @@ from rlflame.training.trainer import BUFFER_PREFIX, restore_components
 
 
 def find_run(target: Path) -> Path:
-    """Return the run folder: the target itself, or the folder of the checkpoint's run."""
+    """Return the run folder: the target, or the folder of the checkpoint's run."""
     return target if target.is_dir() else replay_segments.find_run_folder(target)
 
 
@@ -92,7 +92,7 @@ def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
 
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
-    """Return the command that doubles the steps of an ended run, or starts a new run from it."""
+    """Return the command that doubles an ended run's steps, or starts a new run."""
     if source.progress.reached:
         return format_train_command(source, policy)
     if _is_annealed(source):
@@ -167,7 +167,7 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
 
 
 def check_state(source: Checkpoint, target: Path) -> None:
-    """Check that the saved state is complete and fits the recipe, before anything is written."""
+    """Check that saved state is complete and fits the recipe, before any writing."""
     if source.snapshot is None:
         return
     learning = source.recipe.learning.model_copy(update={"threads": 1})

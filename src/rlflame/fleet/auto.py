@@ -1,4 +1,4 @@
-"""A fleet that alternates between two fleets until it knows which is faster, then keeps that one.
+"""A fleet that alternates between two fleets, then keeps the faster one.
 
 Whole training iterations are timed, from the submission to the last fragment: this is how long a
 run waits. Fragments, and so the run, do not depend on the fleet that computes them. The first
@@ -43,7 +43,7 @@ _TIE_FACTOR = 1.05
 def generate_turns(
     is_ready: Callable[[], bool], is_complete: Callable[[], bool], rates: Rates
 ) -> Iterator[tuple[FleetSide, bool]]:
-    """Yield for each iteration the side that runs it, and whether it is timed into `rates`.
+    """Yield each iteration's side, and whether it is timed into `rates`.
 
     The home side runs until the away side `is_ready`. After that, the choice takes at most
     16 iterations. `is_complete`: whether all workers of the away side have answered.
@@ -66,14 +66,14 @@ def generate_turns(
 
 
 def compute_factor(rates: Rates) -> float:
-    """Return the ratio of the away side's median speed to the home side's; 1 if unknown."""
+    """Return the ratio of away to home median speed; 1 if unknown."""
     if not all(rates.values()):
         return 1.0
     return median(rates["away"]) / median(rates["home"])
 
 
 class AutoFleet(ContextManagerMixin):
-    """Starts with `local` ("home"), and changes to `remote` ("away") if that is faster."""
+    """Starts with `local` ("home"); changes to a faster `remote` ("away")."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class AutoFleet(ContextManagerMixin):
 
     @property
     def candidates(self) -> tuple[tuple[str, int], ...]:
-        """Names and capacities of the fleets that may still be chosen; none after the choice."""
+        """Names and capacities of fleets that may be chosen; none after the choice."""
         if self._has_decided:
             return ()
         return tuple((fleet.name, fleet.capacity) for fleet in self._fleets.values())
@@ -181,7 +181,7 @@ class AutoFleet(ContextManagerMixin):
         return side, is_timed
 
     def _release_loser(self) -> None:
-        """Close the slower fleet in a thread, because a cluster closes slowly. Needs the lock."""
+        """Close the slower fleet in a thread: clusters close slowly. Needs the lock."""
         loser: FleetSide = "home" if self._side == "away" else "away"
         if self._has_decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
@@ -206,7 +206,7 @@ class AutoFleet(ContextManagerMixin):
 
 @dataclass(eq=False)
 class _Lap:
-    """A submission that reports its end once, with the steps of all its fragments or zero."""
+    """A submission that reports its end once, with all fragments' steps or zero."""
 
     submission: Submission
     on_finish: Callable[[int], None] | None

@@ -1,4 +1,4 @@
-"""The interface of a fleet, which runs rollout tasks. All fleets return the same fragments.
+"""The interface of a fleet, which runs rollout tasks with identical fragments.
 
 `Fleet.submit` returns a `Submission`; iterating it yields each task's fragment once, in the order
 in which the tasks finish. Policies are stored by content and released after use.
@@ -55,7 +55,7 @@ def ignore_event(event: FleetEvent) -> None:
 
 
 class EventCounter:
-    """An observer that counts events of some kinds and passes all events to another observer."""
+    """An observer that counts some events and passes all to another observer."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class TrafficCounter:
 
 
 class Submission(Protocol):
-    """A group of submitted tasks. Iterating raises the error of a task that failed for good."""
+    """A group of submitted tasks. Iterating raises the error of a failed task."""
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
@@ -133,7 +133,7 @@ class Submission(Protocol):
 
 
 class Fleet(Protocol):
-    """Runs tasks. `close()` may be called twice, and removes all that the fleet created."""
+    """Runs tasks. `close()` may be called twice, and removes all it created."""
 
     @property
     def name(self) -> str: ...
@@ -144,10 +144,10 @@ class Fleet(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the fleet has started or failed to start, so that tasks do not wait for it."""
+        """Whether the fleet has started or failed, so that tasks do not wait."""
 
     def put(self, policy: PolicyArrays) -> str:
-        """Store weights until they are released once; return an ID derived from the content."""
+        """Store weights until they are released once; return a content-derived ID."""
 
     def release(self, policy_id: str) -> None: ...
 
@@ -209,7 +209,7 @@ def make_environment_failure(
 
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
-    """Return the fragment if it can be the answer to the task. Workers are not trusted."""
+    """Return the fragment if it can answer the task; workers are not trusted."""
     if not isinstance(fragment, Fragment) or not _is_answer(task, fragment):
         raise FleetError(
             f"A worker's answer for slot {task.slot} of iteration {task.iteration} is not a "

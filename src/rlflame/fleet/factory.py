@@ -44,7 +44,7 @@ def make_fleet(
     *,
     is_training: bool = False,
 ) -> Fleet:
-    """Create the fleet of a runtime, with at most one worker for each concurrent task.
+    """Create a runtime's fleet, with at most one worker per concurrent task.
 
     If `auto` finds a cluster, training times the cluster and this machine and chooses one.
     """
@@ -73,7 +73,7 @@ def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
 
 
 def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
-    """Return the fleet's name; `auto` becomes a configured remote fleet, or else `local`."""
+    """Return the fleet's name; `auto`: a configured remote fleet, or `local`."""
     if runtime.fleet != "auto":
         return runtime.fleet
     names = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())

@@ -36,7 +36,7 @@ _TAIL_CHARS = 4000
 
 
 class InlineFleet(ContextManagerMixin):
-    """Runs tasks without parallelism or isolation: the reference for the other fleets."""
+    """Runs tasks without parallelism or isolation: the reference for all fleets."""
 
     name = "inline"
     capacity = 1
@@ -107,7 +107,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """A stream that captures this thread's output. Output of other threads passes through."""
+    """A stream that captures this thread's output; others' output passes through."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

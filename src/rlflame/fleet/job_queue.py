@@ -1,4 +1,4 @@
-"""Jobs: their assignment to workers, their outcomes, and the fragments of a submission.
+"""Jobs: their assignment to workers, their outcomes, and their fragments.
 
 Threads that share a `JobQueue` hold a lock during every call.
 """
@@ -62,8 +62,7 @@ class JobQueue:
         self._waiting.extend(jobs)
 
     def take(self, worker: object) -> FleetJob:
-        """Take the best job for a worker: a slot that it ran last, else a slot that no worker has,
-        else the last one."""
+        """Take a worker's best job: its own slot, else a free slot, else the last one."""
         own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
         free_jobs = (job for job in self._waiting if self._find_owner(job) is None)
         job = next(own_jobs, None) or next(free_jobs, None) or self._waiting[-1]
@@ -140,7 +139,7 @@ class JobQueue:
         self._news.append((events, job, outcome))
 
     def deliver_news(self, lock: AbstractContextManager[Any], observer: Observer) -> None:
-        """Deliver events and outcomes without the lock, because an observer may call the fleet."""
+        """Deliver events and outcomes without the lock: an observer may call the fleet."""
         while True:
             with lock:
                 if not self._news:
@@ -155,7 +154,7 @@ class JobQueue:
 
 
 class JobSubmission:
-    """A group of submitted tasks: yields the fragment of each slot once, as they finish.
+    """A group of submitted tasks: yields each slot's fragment once, when finished.
 
     `on_finish` is called once.
     """

@@ -146,8 +146,8 @@ class LocalFleet(ContextManagerMixin):
         return JobSubmission(self.cancel, jobs, answers)
 
     def _add(self, jobs: Iterable[FleetJob]) -> None:
-        """Send each job to an idle worker before the iterator creates the next one. After Ctrl-C in
-        here, the caller must cancel the jobs."""
+        """Send each job to an idle worker before the iterator creates the next one."""
+        # After Ctrl-C in here, the caller must cancel the jobs.
         for job in jobs:
             with self._lock:
                 was_empty = not self._jobs

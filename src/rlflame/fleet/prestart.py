@@ -28,7 +28,7 @@ class PrestartPool:
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
-        """Create a pool for the arguments of `train`; only rank 0 of torchrun has a fleet."""
+        """Create a pool for the arguments of `train`; in torchrun, only for rank 0."""
         is_first_learner = os.environ.get("RANK", "0") == "0"
         # With `module:Id`, a worker needs the folder of the module.
         is_excluded = any(

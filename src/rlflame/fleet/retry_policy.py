@@ -1,4 +1,4 @@
-"""Decides whether a failed attempt or a worker's answer ends a job or leads to a retry."""
+"""Decides whether a failed attempt or an answer ends a job or is retried."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def classify_answer(
 def decode_result(
     task: RolloutTask, payload: Any, read_output: Callable[[], str]
 ) -> Fragment | RlflameError:
-    """Return the fragment in a worker's answer, or an error if it reports one or is invalid."""
+    """Return the fragment in a worker's answer, or an error for a bad answer."""
     try:
         result = wire.decode(payload)
         if isinstance(result, RolloutFailure):
@@ -77,7 +77,7 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """Count a hang; return the error of the second one. One may be due to sleep or swapping."""
+    """Count a hang, which sleep may cause; return the error of the second one."""
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
         return None

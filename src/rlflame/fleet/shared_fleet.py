@@ -119,7 +119,7 @@ class _RemoteSubmission:
 
 
 class FleetServer:
-    """Runs the requests of one seed on the fleet; `close()` cancels and releases all of them.
+    """Runs one seed's requests on the fleet; `close()` cancels all of them.
 
     One thread handles the seed's requests in order, and another one each submission, so that the
     sweep never waits for a fleet. Answers are sent over the seed's `channel`. If its pipe is full,

@@ -1,4 +1,4 @@
-"""The worker processes of a local fleet, their jobs, and the handling of deaths and hangs.
+"""The worker processes of a local fleet, their jobs, deaths and hangs.
 
 A worker that dies is replaced and its job given to another one, which returns the same fragment. A
 worker whose environment does not answer is killed.
@@ -46,13 +46,13 @@ class WorkerHandle:
 
     @property
     def idle(self) -> bool:
-        """Whether it can take a job. An ended process cannot: the job did not cause its end."""
+        """Whether it can take a job. The job is not blamed for an ended process."""
         ready = self.hello is not None and self.job is None and not self.is_mid_send
         return ready and not self.process.has_exited
 
     @contextlib.contextmanager
     def guard_send(self) -> Iterator[None]:
-        """Mark messages that belong together; after an interruption, `is_mid_send` stays set."""
+        """Mark messages that belong together; `is_mid_send` stays set if interrupted."""
         self.is_mid_send = True
         yield
         self.is_mid_send = False
@@ -82,7 +82,7 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """The workers and the queue of their jobs. The fleet holds its lock around every call."""
+    """The workers and their job queue. The fleet locks around every call."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class WorkerPool:
         return worker
 
     def dispatch(self) -> None:
-        """Hand queued jobs to idle workers; a slot goes back to the worker that last ran it."""
+        """Hand queued jobs to idle workers; a slot returns to its last worker."""
         for worker in self.workers:
             if self._jobs and worker.idle:
                 with worker.guard_send():
@@ -170,7 +170,7 @@ class WorkerPool:
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
-        """Start another worker and requeue the job; without a cause, the exit code is used."""
+        """Start another worker and requeue the job; the default cause is the exit code."""
         code = worker.process.terminate(grace_s=0.0 if cause else _EXIT_GRACE_S)
         attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
         cause = cause or describe_exit(code)

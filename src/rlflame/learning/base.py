@@ -1,4 +1,4 @@
-"""Interfaces of algorithms and buffers, the data that they exchange, and their saved state.
+"""Interfaces of algorithms and buffers, their data, and their saved state.
 
 `get_state()` holds the complete state of an Algorithm. The Buffer makes learning on- or off-policy:
 it decides which batches the algorithm learns from after each iteration's fragments.
@@ -121,7 +121,7 @@ class MetricMeans:
 
 
 class Algorithm(Protocol[LearnsFrom]):
-    """Weights and the rule that updates them. `progress` runs from 0 to 1 over the horizon."""
+    """Weights and their update rule. `progress` runs from 0 to 1 over the horizon."""
 
     def get_policy(self) -> PolicyArrays:
         """Return copies of the arrays that workers need: the actor and any normaliser."""
@@ -137,7 +137,7 @@ class Buffer(Protocol[Yields]):
     """Turns fragments into the batches that an algorithm learns from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        """Add one iteration's fragments, in slot order, and the weights of the acting policy."""
+        """Add an iteration's fragments, in slot order, and the acting policy's weights."""
 
     def take_batches(self) -> Iterator[Yields]: ...
 
@@ -151,13 +151,13 @@ class Buffer(Protocol[Yields]):
 
 
 class GradientProvider(Protocol[MinibatchT]):
-    """Computes gradients of one algorithm's loss: by hand in numpy, or with torch autograd.
+    """Computes a loss's gradients: by hand in numpy, or with torch autograd.
 
     Both work on the same flat float32 vector and must agree up to rounding.
     """
 
     def compute_gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
-        """Return d(sum of sample losses / count)/d(parameters), and sums over the samples.
+        """Return d(sum of sample losses / count)/d(parameters), and sums of samples.
 
         `count` is the size of the whole minibatch. `minibatch` may be one shard of it: the
         gradients and sums of the shards add up. The gradient is valid until the next call.
@@ -172,7 +172,7 @@ class Counter:
 
 
 class StateParts:
-    """Named arrays and counters that make up a saved state; `load_state` fills them in place.
+    """Named arrays and counters of a saved state; `load_state` fills them in place.
 
     A part that the recipe does not use is None. Integer arrays are counts.
     """
@@ -202,7 +202,7 @@ class StateParts:
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
-    """Copy a saved array into `target`. Raise if the dtype or shape differs; never broadcast."""
+    """Copy a saved array into `target`; raise for another dtype or shape."""
     values = state.get(name)
     if values is None or values.shape != target.shape or values.dtype != target.dtype:
         description = "missing" if values is None else f"{values.dtype} {values.shape}"

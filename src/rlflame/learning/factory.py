@@ -37,7 +37,7 @@ def make_algorithm(
     start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
 ) -> ShardedAlgorithm:
-    """Make the algorithm of a recipe before its first update, with the weights of `start_policy`.
+    """Make the algorithm of a recipe before its first update, from `start_policy`.
 
     `shards` belong to a group of learners; by default this learner computes all of them.
     """
@@ -72,7 +72,7 @@ def count_blas_threads(learning: LearningSettings) -> int:
 
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:
-    """Return the device of a learner's gradients; set variables that CUDA reads at first use."""
+    """Return the device of a learner's gradients; set the variables of CUDA."""
     if learning.device == "cpu":
         return "cpu"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -176,7 +176,7 @@ def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> N
 
 
 def make_normaliser_state(start_policy: PolicyArrays) -> dict[str, Array]:
-    """Make normaliser statistics from a policy's mean and scale, with a count of a thousand.
+    """Make normaliser statistics, with count 1000, of a policy's mean and scale.
 
     A policy file has no count. A thousand samples keep the old statistics long enough for the
     weights to adapt, and let new observations change them within a few iterations.

@@ -84,7 +84,7 @@ class Adam:
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
-    """Scale the gradient in place to at most `max_norm`; return its original norm, even NaN."""
+    """Scale the gradient in place to at most `max_norm`; return its first norm."""
     norm = math.sqrt(compute_square_norm(gradient))
     clip(gradient, norm, max_norm)
     return norm
@@ -96,13 +96,13 @@ def compute_square_norm(gradient: Float32) -> float:
 
 
 def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient or a part of it in place if `norm`, that of the whole, is too large."""
+    """Scale a gradient or a part in place if `norm`, of the whole, is too large."""
     if max_norm is not None and math.isfinite(norm) and norm > max_norm:
         np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
 
 
 class GradientGuard:
-    """Keeps NaN and infinity out of the weights; raises after `limit` refusals in a row."""
+    """Keeps NaN and infinity out of the weights; raises after `limit` refusals."""
 
     limit = 5
 

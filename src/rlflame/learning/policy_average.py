@@ -1,4 +1,4 @@
-"""An average of policy versions, which can be scored and saved in place of the newest policy.
+"""An average of policy versions, used in place of the newest policy.
 
 Late in training, a policy often oscillates around a good one, and single versions score below their
 average.
@@ -21,7 +21,7 @@ _STATISTICS = "normaliser."
 
 
 class PolicyAverage:
-    """An average of the weights of about this many versions; without a number, the newest policy.
+    """An average over about this many versions; without a number, the newest.
 
     Each version reduces the weight of earlier ones by 1 / number, and by 20 / (versions so far)
     early in training, when old versions are much worse. An iteration that changes no weight makes

@@ -1,4 +1,4 @@
-"""Gradients by torch's autograd: networks of a flat vector, and the losses of PPO and REINFORCE.
+"""Gradients by torch's autograd: networks, and losses of PPO and REINFORCE.
 
 Imported only when a recipe asks for torch, because importing torch takes seconds. On the CPU, the
 leaf tensors share the memory of the vector. On a GPU they are copies: weights are copied before a
@@ -34,7 +34,7 @@ def read_gpu_name() -> str:
 
 
 def select_device(kind: str, rank: int) -> str:
-    """Return the device of the learner with this rank; several GPUs are assigned in turn."""
+    """Return the device of the learner of this rank; GPUs are assigned in turn."""
     if kind != "cuda":
         return kind
     if not is_cuda_available():

@@ -72,7 +72,7 @@ def read_render_info(spec: EnvSpec) -> RenderInfo:
 def make_render_spec(
     spec: EnvSpec, info: RenderInfo, width: int | None, height: int | None
 ) -> EnvSpec:
-    """Return the spec with MuJoCo's image size and with a camera that follows the body.
+    """Return the spec with MuJoCo's image size and a camera on the body.
 
     Arguments that the recipe sets stay as they are.
     """
@@ -153,7 +153,7 @@ class EpisodePlayer:
     def render_episode(
         self, side: int, episode: int, steps: Collection[int], cap: int | None = None
     ) -> tuple[PlayedEpisode, list[StepImage]]:
-        """Play one episode of a policy, with images after these steps; step 0 is the reset."""
+        """Play an episode of a policy, with images after these steps (0: the reset)."""
         self._camera.steps, self._camera.images = steps, []
         (played_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
         return played_episode, self._camera.images

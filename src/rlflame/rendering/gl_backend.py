@@ -47,7 +47,7 @@ def make_backend_variables(backend: str) -> dict[str, str]:
 
 
 def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> Finding:
-    """Try all renderers at once for the cluster check; each process may crash or hang."""
+    """Try all renderers for the cluster check; each process may crash or hang."""
     from rlflame.fleet.flame.check.findings import Finding
 
     processes: dict[str, WorkerProcess] = {}
@@ -85,7 +85,7 @@ def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
 
 
 def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the renderers in order: the user's choice, the one that worked last, the others."""
+    """Return the renderers: the user's choice, the last working one, the others."""
     try:
         latest = find_memory(environment).read_text("utf-8")
     except (OSError, ValueError):

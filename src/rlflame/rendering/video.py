@@ -82,7 +82,7 @@ class Video:
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the job; `report_progress` receives the number of recorded and of all episodes."""
+        """Draw the job; `report_progress` receives the recorded and all episodes."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
@@ -178,7 +178,7 @@ def add_caption(picture: Array, lines: Sequence[str]) -> Image.Image:
 
 
 def join_images(images: Sequence[Image.Image], axis: int) -> Image.Image:
-    """Join images with gaps: from left to right along axis 0, from top to bottom along axis 1."""
+    """Join images with gaps, from left to right (axis 0) or top to bottom (axis 1)."""
     size = [max(image.size[side] for image in images) for side in (0, 1)]
     size[axis] = sum(image.size[axis] + _GAP for image in images) - _GAP
     result = Image.new("RGB", (size[0], size[1]), _PAPER)

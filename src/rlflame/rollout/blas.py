@@ -33,7 +33,7 @@ _SUFFIXES = ("64_", "_64", "")
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    """Return the OpenBLAS inside numpy's wheel, or None if numpy was built in another way."""
+    """Return the OpenBLAS inside numpy's wheel; None if numpy has another one."""
     import ctypes
 
     import numpy as np
@@ -58,7 +58,7 @@ def _find_symbol(name: str) -> ctypes._NamedFuncPointer | None:
 
 @cache
 def read_core_name() -> str:
-    """Return the CPU type that the BLAS is tuned for, such as `Haswell` or `SkylakeX`."""
+    """Return the CPU type that the BLAS is tuned for, such as `Haswell`."""
     import ctypes
 
     function = _find_symbol("get_corename")
@@ -92,7 +92,7 @@ def limit_to_one_thread() -> Iterator[None]:
 
 
 def make_thread_variables(count: int) -> dict[str, str]:
-    """Return variables that limit the threads of a process that has not imported numpy yet."""
+    """Return variables that limit threads in a process before numpy's import."""
     return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 
@@ -102,7 +102,7 @@ def limit_threads(count: int) -> None:
 
 
 def make_child_environment(threads: int = 1, core: str | None = None) -> dict[str, str]:
-    """Return variables that give a child process the same kernels, on `threads` threads.
+    """Return variables that give a child the same kernels, on `threads` threads.
 
     With a `core`, the kernels of another machine, if this one can run them.
     """
@@ -130,7 +130,7 @@ def can_run(core: str) -> bool:
 
 
 def read_cpu_field(name: str) -> str:
-    """Return a field of Linux's description of the CPU; on other systems the CPU type."""
+    """Return a field of Linux's CPU description; on other systems the CPU type."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:

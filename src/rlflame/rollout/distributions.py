@@ -25,7 +25,7 @@ NoiseBlock = tuple[Float32, ...]
 
 
 def repeat_row(row: Array, width: int) -> Float32:
-    """Repeat an array for every row: adding arrays of one shape is faster than broadcasting."""
+    """Repeat an array for every row, because adding equal shapes is faster."""
     return np.tile(np.asarray(row, np.float32), (width, 1))
 
 
@@ -40,7 +40,7 @@ def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
 def draw_noise(
     spec: PolicySpec, acting: ActionMode, generator: np.random.Generator, steps: int
 ) -> Float32:
-    """Draw `[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform otherwise."""
+    """Draw `[steps, noise_size]` for a row: normal for a Gaussian, else uniform."""
     shape = (steps, compute_noise_size(spec, acting))
     if acting == "sample" and spec.action_kind == "continuous":
         return generator.standard_normal(shape, dtype=np.float32)
@@ -65,7 +65,7 @@ class Distribution:
         return (noise,)
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        """Sample an action per row with the noise of this step; return actions and log-densities.
+        """Sample actions with the noise of this step; return them and log-densities.
 
         `out` may be overwritten. The next pass may overwrite the result.
         """
@@ -200,7 +200,7 @@ class SquashedGaussian(_SquashedDistribution):
 
 
 class _StateDependentNoise(Distribution):
-    """Generalised state-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
+    """State-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
 
     The noise is a matrix `[latent, action]` per row. Over all matrices, the offset of each action
     is normal with variance latent^2 @ std^2. While a matrix is held, equal states have equal
@@ -264,10 +264,10 @@ def find_distribution(spec: PolicySpec) -> type[Distribution]:
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:
-    """Return log(1 - tanh(x)^2) as 2 (log 2 - |x| - log1p(e^-2|x|)), exact also where tanh(x)
-    rounds to one.
+    """Return log(1 - tanh(x)^2), exact also where tanh(x) rounds to one.
 
-    The slope is even in x, so the form whose exponential cannot overflow serves both signs.
+    The form is 2 (log 2 - |x| - log1p(e^-2|x|)). The slope is even in x, so the form whose
+    exponential cannot overflow serves both signs.
     """
     size = np.abs(raw)
     tail: Float32 = np.exp(size * np.float32(-2.0))

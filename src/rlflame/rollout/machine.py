@@ -1,4 +1,4 @@
-"""Describes this machine: host, CPU, and the versions that the bits of a run depend on.
+"""Describes this machine: host, CPU, and the versions that bits depend on.
 
 Imports only the standard library, because executors describe themselves before packages are
 installed. The functions about bits import numpy.
@@ -72,7 +72,7 @@ def read_versions() -> dict[str, str]:
 
 
 def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """Return the differences between two machines that can change bits, as `name: one -> other`."""
+    """Return bit-changing differences of two machines, as `name: one -> other`."""
     gradient_fields = [name for name in _GRADIENT_FIELDS if name in a and name in b]
     return [
         f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
@@ -82,12 +82,12 @@ def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> 
 
 
 def count_usable_cores() -> int:
-    """Return the cores that this process may use; in a container, its share of the host."""
+    """Return the cores that this process may use, by its container's share."""
     return max(1, math.ceil(compute_usable_share()))
 
 
 def compute_usable_share() -> float:
-    """Return the CPU seconds per second that this process may use, possibly a fraction."""
+    """Return the CPU seconds per second for this process, maybe a fraction."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -96,7 +96,7 @@ def compute_usable_share() -> float:
 
 
 def _read_quota(root: Path) -> float:
-    """Return the CPU seconds per second that a container allows; infinite without a limit."""
+    """Return a container's CPU seconds per second; infinite without a limit."""
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text().split()

@@ -17,7 +17,7 @@ from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
 def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a perceptron: weights `[in, out]`, each followed by its biases."""
+    """Return a perceptron's shapes: weights `[in, out]`, each before its biases."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
@@ -53,7 +53,7 @@ def normalise(
 
 
 class Policy:
-    """A version of the weights with its buffers; callers fill the rows of `observations` in place.
+    """A version of the weights and its buffers; callers fill `observations`.
 
     For several slots, the buffers hold several widths. Each slot has its own products. Operations
     that do not mix rows run over all rows at once.
@@ -82,7 +82,7 @@ class Policy:
         self.distribution = find_distribution(spec)(replace(spec, width=height), arrays, latent)
 
     def set_active_slots(self, slots: Collection[int]) -> None:
-        """Set the slots whose outputs count from now on; the outputs of others are undefined."""
+        """Set the slots whose outputs count; other outputs are undefined."""
         self._active_slices = [self._slot_slices[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:
@@ -119,7 +119,7 @@ class Policy:
         return actions.copy(), log_probs
 
     def mode(self, observations: Float32) -> Array:
-        """Return the deterministic action of each row: the mean, or the most likely choice."""
+        """Return each row's deterministic action: the mean, or the likeliest choice."""
         return self.distribution.mode(self.forward(observations))
 
     def to_environment(self, actions: Array) -> Array:

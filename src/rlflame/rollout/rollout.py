@@ -85,8 +85,8 @@ class ActionSampler:
             task_rows[:, row] = draw_noise(task.policy, task.acting, generator, self._steps)
 
     def _draw_episode_parts(self) -> None:
-        """Draw numbers for a part of an episode, from a stream keyed by the part, so that a task
-        that begins inside a part uses the numbers of the previous task."""
+        """Draw numbers for a part of an episode, from a stream keyed by the part."""
+        # A task that begins inside a part uses the numbers of the previous task.
         task, interval = self._task, self._task.policy.exploration_interval
         for i in range(task.rows):
             position = self._vector_env.get_position(i)
@@ -102,7 +102,7 @@ class ActionSampler:
 
 
 class FragmentRecorder:
-    """Arrays `[T, N, ...]` that are filled step by step; only rewards and ends if not recorded."""
+    """Arrays `[T, N, ...]` filled step by step; only rewards and ends if unrecorded."""
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task
@@ -217,7 +217,7 @@ class Rollout:
         return self._recorder.make_fragment(steps, task_rows, tuple(states))
 
     def _restore_rows(self, task_rows: Float32) -> None:
-        """Restore the state of every row at the start of the task, and write its observation."""
+        """Restore every row's state at the task's start, and write its observation."""
         task, vector_env = self._task, self._vector_env
         if task.unit == "episodes":
             for row, observation in enumerate(task_rows):
@@ -233,7 +233,7 @@ class Rollout:
             self._check_finite(row, observation)
 
     def _run_loop(self, rows: Float32, task_rows: Float32) -> int:
-        """Step until the steps are taken or all episodes have ended; return the number of steps."""
+        """Step until all steps are taken or all episodes end; return the count."""
         task, vector_env, recorder = self._task, self._vector_env, self._recorder
         fixed_length = task.unit == "steps"
         flat = task_rows.reshape(-1)

@@ -17,7 +17,7 @@ def remove_current_folder() -> None:
 
 
 def make_child_path() -> str:
-    """Return the PYTHONPATH of a child process: this process's path without the current folder."""
+    """Return a child's PYTHONPATH: its own path without the current folder."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     entries = [*_list_entries_without_current_folder(), os.path.dirname(package)]
     return os.pathsep.join(dict.fromkeys(entries))
@@ -34,8 +34,8 @@ def _list_entries_without_current_folder() -> list[str]:
 
 
 def _find_installed_folders() -> list[str]:
-    """Return the folders of the standard library and of installed packages, which stay even if the
-    user is in one. Their names prove nothing: any folder may be called `site-packages`."""
+    """Return the folders of the standard library and of installed packages."""
+    # They stay even if the user is in one. Any folder may be called `site-packages`.
     library = os.path.dirname(os.__file__)
     site = sys.modules.get(
         "site"

@@ -1,4 +1,4 @@
-"""Keyed random streams: every random number comes from a generator that is keyed by its purpose.
+"""Keyed random streams: every generator is keyed by its purpose.
 
 No generator outlives its use, so there is no random state to save, send or restore.
 """
@@ -14,7 +14,7 @@ _MAX_WORD = 2**32 - 1
 
 
 class Role(IntEnum):
-    """The purposes of streams. The numbers are part of every recipe: never renumber them."""
+    """The purposes of streams. The numbers are part of recipes: never change them."""
 
     RESET = 1  # slot, row, episode
     ACTION = 2  # slot, row, iteration
@@ -30,7 +30,7 @@ class Role(IntEnum):
 
 
 def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
-    """Return the generator of one purpose. It is counter-based, so streams never overlap."""
+    """Return a purpose's generator, counter-based: streams never overlap."""
     return np.random.Generator(np.random.Philox(_make_sequence(seed, role, key)))
 
 
@@ -45,8 +45,8 @@ def make_reset_stream(seed: int) -> np.random.Generator:
 
 
 def _make_sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
-    """Return `SeedSequence(seed, spawn_key=(role, *key))`. Numbers of one word are joined here as
-    numpy joins them, in half the time."""
+    """Return `SeedSequence(seed, spawn_key=(role, *key))`."""
+    # Numbers of one word are joined here as numpy joins them, in half the time.
     if seed <= _MAX_WORD and max(key, default=0) <= _MAX_WORD:
         return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))
     return np.random.SeedSequence(seed, spawn_key=(int(role), *key))

@@ -53,7 +53,7 @@ class EnvSpec:
 
 
 def compute_output_size(actions: int, squash: bool, exploration: Exploration) -> int:
-    """Return the network's output size; a squashed policy without gsde also outputs deviations."""
+    """Return the network's output size; squashed without gsde adds deviations."""
     return 2 * actions if squash and exploration == "independent" else actions
 
 
@@ -96,7 +96,7 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class EnvState:
-    """The state of an environment between two steps, as a value that any process can restore.
+    """An environment's state between two steps, as a value for any process.
 
     `kind` is the way to restore it: `fresh` starts the episode; `replay` resets with the seed and
     repeats `actions`; `mujoco` sets `physics`, the integration state before the last step, and
@@ -138,8 +138,7 @@ def make_fresh_state(
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """The work of one slot, or of several slots that step together, in an iteration; or a group of
-    evaluation episodes."""
+    """The work of slots that step together, or a group of evaluation episodes."""
 
     run: str
     seed: int
@@ -176,8 +175,8 @@ class RolloutTask:
 
     @property
     def row_slice(self) -> slice:
-        """Return the rows of its columns in the policy's input. A slot has the policy's width;
-        several slots have the whole width each, or one row each."""
+        """Return the rows of its columns in the policy's input."""
+        # A slot has the policy's width; several slots have the whole width each, or one row each.
         if self.extra_slots and self.rows < self.policy.width:
             return slice(self.first_row, None, self.policy.width)
         return slice(self.first_row, self.first_row + self.columns)
@@ -241,7 +240,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFailure:
-    """A task that cannot succeed because of its environment, with the environment's message."""
+    """A task that cannot succeed, with its environment's message."""
 
     iteration: int
     slot: int

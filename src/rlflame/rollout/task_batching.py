@@ -68,8 +68,8 @@ def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
 
 
 def _can_merge(task: RolloutTask) -> bool:
-    """Return whether a task may be merged: its random numbers must not depend on other slots. Whole
-    episodes of heavy environments are not merged, because each row is an instance."""
+    """Return whether a task may be merged: its numbers must not depend on slots."""
+    # Whole episodes of heavy environments are not merged: each row is an instance.
     policy = task.policy
     return (
         task.purpose == "train"

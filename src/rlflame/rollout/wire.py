@@ -1,4 +1,4 @@
-"""The encoding of the values in `task`: a JSON header and one buffer. Nothing is unpickled.
+"""The encoding of `task`'s values: a JSON header and a buffer, no pickle.
 
 Layout: 6 bytes of magic, the CRC-32 of the rest, 8 bytes of little-endian header length, the
 header, padding to 64, then the arrays, each aligned to 64. The header contains the type, its plain
@@ -63,7 +63,7 @@ class WireError(ValueError):
     over="ignore", invalid="ignore"
 )  # values that are not finite raise an error with a message
 def encode(value: Any) -> bytes:
-    """Encode a dataclass from the module `task`, a dict of arrays, or JSON that contains them."""
+    """Encode a dataclass of `task`, a dict of arrays, or JSON that contains them."""
     arrays: list[np.ndarray[Any, Any]] = []
     body = _pack(value, arrays)
     offset = 0
@@ -196,7 +196,7 @@ def _pack_table(items: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> A
 
 
 def _pack_column(column: list[Any], arrays: list[np.ndarray[Any, Any]]) -> Any:
-    """Encode a list as `_pack` does, or as one array if the items are arrays of one shape."""
+    """Encode a list as `_pack` does, or as one array if the shapes are equal."""
     first = column[0]
     if type(first) is np.ndarray and first.ndim:
         dtype, shape = first.dtype, first.shape
@@ -258,7 +258,7 @@ def _find_type(name: Any) -> type:
 
 
 def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]:
-    """Return the columns in the order of the type's fields, after a check of every item."""
+    """Check every item and return the columns in the order of the type's fields."""
     checks = make_field_checks(kind)
     if columns.keys() != checks.keys():
         raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
@@ -278,7 +278,7 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
 
 @cache
 def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
-    """Return for each field a test of a decoded item, and a type whose items all pass it."""
+    """Return for each field a test of a decoded item, and a type that all pass."""
     hints = typing.get_type_hints(kind)
     return {
         name: (_make_check(hint), hint if hint in (bool, int, float, str) else None)

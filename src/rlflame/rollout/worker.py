@@ -1,4 +1,4 @@
-"""RolloutWorker: runs a task and returns its Fragment, with the same bits wherever it runs.
+"""RolloutWorker: runs a task and returns its Fragment, equal everywhere.
 
 Reads no clock, no global random state and no worker identity. Its caches (policies by content,
 environments by state) only save time.

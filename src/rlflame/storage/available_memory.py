@@ -56,7 +56,7 @@ def _read_cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """Yield the free memory of a group and its parents; a container may not see the group."""
+    """Yield the free memory of a group and its parents, if visible."""
     limit, usage, cache = names
     directory = base / path.lstrip("/")
     for folder in (directory, *directory.parents):

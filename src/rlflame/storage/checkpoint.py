@@ -41,7 +41,7 @@ _SegmentIds = tuple[tuple[Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a file: a policy and its recipe; in a full checkpoint also the run state."""
+    """A file's content: policy, recipe and, in a full checkpoint, the run state."""
 
     recipe: Recipe
     env: EnvSpec
@@ -149,7 +149,7 @@ def _hash_state(tensors: Mapping[str, Array], progress: Progress) -> str:
 
 
 def _hash_recipe(state_digest: str, recipe: str) -> str:
-    """Hash the saved recipe text, so that fields of later versions keep old files valid."""
+    """Hash the recipe's saved text, so later fields keep old files valid."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
@@ -222,7 +222,7 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Check the sizes that memory is allocated for, which a crafted file could set freely.
+    """Check sizes that memory is allocated for, which a crafted file could set.
 
     The recipe alone determines how the environment is made. A missing time limit stays missing: the
     environment's registration sets it wherever the policy runs.
@@ -260,7 +260,7 @@ def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
 
 
 def _has_valid_actions(env: EnvSpec) -> bool:
-    """Return whether the recorded size, bounds and shape of the actions are consistent."""
+    """Return whether the recorded action size, bounds and shape are consistent."""
     shape, bounds = env.action_shape, {len(env.action_low), len(env.action_high)}
     if env.action_kind == "discrete":
         return bounds == {0} and not shape and abs(env.action_start) + env.action_size < MAX_COUNT

@@ -66,7 +66,7 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
 
 
 def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
-    """Return the largest difference between the actions of the ONNX model and the policy."""
+    """Return the largest difference between actions of the ONNX model and the policy."""
     policy = Policy(source.policy_spec, source.policy)
     return measure_largest_difference(
         data, source.env, policy, sample_observations(source, OBSERVATION_COUNT)

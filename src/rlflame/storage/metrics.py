@@ -107,7 +107,7 @@ class LineFile:
 
 
 def _find_end_offset(path: Path, lines: int, header: str) -> int:
-    """Return the byte length of the header and `lines` lines; raise if some are missing."""
+    """Return the bytes of the header and `lines` lines; raise if some are missing."""
     remaining, end = lines + header.count("\n"), 0
     if path.exists():
         with regular_file.open_to_read(path) as file:
@@ -168,7 +168,7 @@ class PhaseTimer:
 
 
 def read_children_cpu_s() -> float | None:
-    """Return the CPU seconds of all child processes; None if the system does not report them."""
+    """Return the CPU seconds of all child processes; None if not reported."""
     if not (_TASKS / str(os.getpid()) / "children").exists():
         return None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -58,7 +58,7 @@ def _read_segment(path: Path, number: int, digest: str) -> State:
 
 
 class SegmentFiles:
-    """The segments of one run folder; `verified_segments` are known to be intact on disk."""
+    """A run folder's segments; `verified_segments` are known to be intact."""
 
     def __init__(self, run: Path, verified_segments: Iterable[Segment]) -> None:
         self._folder = run / "replay"
@@ -67,7 +67,7 @@ class SegmentFiles:
         }
 
     def write_missing(self, segments: Iterable[Segment]) -> None:
-        """Write the missing segments; call this before saving the checkpoint that names them."""
+        """Write the missing segments, before the checkpoint that names them."""
         for segment in segments:
             number, digest = segment.number, segment.digest
             name = format_segment_name(number, digest)

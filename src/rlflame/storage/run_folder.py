@@ -98,13 +98,13 @@ class RunFolder:
             )
 
     def check_all(self) -> None:
-        """Run `check`, and refuse symbolic links that a write would follow out of the folder."""
+        """Run `check`, and refuse links that a write would follow out of the folder."""
         self.check()
         refuse_links(self.path)
 
     @classmethod
     def create(cls, target: Path) -> RunFolder:
-        """Create and lock a folder, or an empty one; append a number if the name is taken."""
+        """Create and lock a folder, or an empty one; number it if the name is taken."""
         if target.name in ("", ".."):
             target = target.resolve()
         path, number = target, 1
@@ -121,7 +121,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open and lock an existing folder, and remove temporary files from a killed process."""
+        """Open and lock a folder, and remove a killed process's temporary files."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (
@@ -282,10 +282,9 @@ def format_resume_hint(folder: Path) -> str:
 
 
 def load_policy_file(path: Path) -> Checkpoint:
-    """Load the policy from a file; the error for a folder suggests a file in it."""
-    if path.is_dir():
-        for policy_file in sorted(path.glob("*.safetensors")):  # best.safetensors comes first
-            raise CheckpointError(f"{path} is a folder.", f"name a file in it: {policy_file}")
+    """Load the policy from a file, or the best policy of a run folder."""
+    if path.is_dir():  # best.safetensors comes before latest.safetensors
+        path = next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
     return checkpoint.load(path)
 
 
@@ -311,8 +310,8 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 
 
 def _acquire_lock(path: Path, hint: str) -> int:
-    """Lock a folder until this process ends; return the lock's descriptor. `hint` belongs to the
-    error for a folder that cannot be written."""
+    """Lock a folder until this process ends; return the lock's descriptor."""
+    # `hint` belongs to the error for a folder that cannot be written.
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

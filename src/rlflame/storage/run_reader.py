@@ -112,7 +112,7 @@ class _LearningHead(BaseModel):
 
 @dataclass(frozen=True)
 class RunData:
-    """The content of a run folder. Only whole lines count; a trainer may be writing the next."""
+    """A run folder's content. Only whole lines count; a trainer may be writing."""
 
     folder: Path
     config: dict[str, Any]
@@ -173,7 +173,7 @@ class RunData:
         return table[:, 0], table[:, 1]
 
     def read_episodes(self) -> tuple[Float64, Float64]:
-        """Read the return and length of all training episodes, in the order of collection."""
+        """Read the return and length of all training episodes, as collected."""
         path = self.folder / "episodes.csv"
         rows: list[tuple[float, float]] = []
         try:
@@ -308,7 +308,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
-    """Read the whole lines of a JSONL file, each with its steps; empty if it is missing.
+    """Read a JSONL file's whole lines, each with its steps; empty if missing.
 
     `strict=False` is for a file that is never truncated, where a crash may have left half a line.
     """
@@ -326,7 +326,7 @@ def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
 
 
 def parse_line(content: str | bytes) -> Line:
-    """Parse the numbers of a line, which must include its steps; else raise ValueError."""
+    """Parse a line's numbers, which must include its steps, or raise ValueError."""
     return _Record.model_validate_json(content).model_dump(exclude_none=True)
 
 

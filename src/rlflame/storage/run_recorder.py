@@ -247,8 +247,8 @@ class FileRecorder:
             checkpoint.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
-        """Keep a checkpoint of this step as `*.replaced`, `*.replaced-2`, ... if the run continues
-        with a different state. The segments that it names are then kept, too."""
+        """Keep a step's checkpoint as `*.replaced`, `*.replaced-2`, ... if states differ."""
+        # The segments that it names are then kept, too.
         path = get_step_path(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
             existing = checkpoint.load(path)
@@ -302,7 +302,7 @@ class FileRecorder:
 
 
 def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
-    """Return an iteration's episodes with their slots, sorted by slot, row and episode.
+    """Return an iteration's episodes with slots, by slot, row and episode.
 
     Fragments list episodes in the order of their ends, short ones first, which would bias a moving
     average over the last episodes towards long ones.
@@ -360,8 +360,8 @@ class MachineLog:
         self._write()
 
     def record_work(self, shared_batches: int) -> None:
-        """Record the workers and the batches that several learners shared, after training:
-        earlier, workers may not have joined yet."""
+        """Record the workers and the batches that several learners shared."""
+        # Called after training: earlier, workers may not have joined yet.
         self._entry["shared_batches"] = shared_batches
         # The fleet may have been chosen only during the run.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity

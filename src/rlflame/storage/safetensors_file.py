@@ -1,4 +1,4 @@
-"""Reads and writes rlflame's .safetensors files: JSON strings, tensors and a checksum.
+"""Reads and writes .safetensors files: JSON strings, tensors, a checksum.
 
 Files are written atomically and verified when read. Nothing in them is unpickled or executed.
 """
@@ -135,7 +135,7 @@ def _find_not_finite(tensors: Mapping[str, Array]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read a checkpoint's strings unverified; empty if it is missing or no checkpoint."""
+    """Read a checkpoint's strings unverified; empty if missing or none."""
     absent_errors = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
     with contextlib.suppress(*absent_errors, ValueError, RecursionError, CheckpointError):
         with regular_file.open_to_read(path) as file:
@@ -233,7 +233,7 @@ def _sort_metadata(data: bytes) -> bytes:
 
 
 def _format_seal(checksum: str) -> bytes:
-    """Format the checksum entry of the header. It is unique, as quotes in texts are escaped."""
+    """Format the header's checksum, unique because quotes in texts are escaped."""
     return f'"checksum":"{checksum}"'.encode()
 
 
@@ -276,7 +276,7 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
 
 
 def _check_skeleton(head: bytes) -> None:
-    """Limit the cost of parsing the JSON: long strings are cheap, many values are not."""
+    """Limit the cost of parsing JSON: many values are expensive."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
     has_many_strings = plain.count(b'"') > 2 * _MAX_STRINGS
     if has_many_strings or sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
@@ -293,7 +293,7 @@ def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def check_json(text: str, fields: Collection[str] | None = None) -> Any:
-    """Parse JSON; raise ValueError for duplicate or unknown keys and integers over 64 bits."""
+    """Parse JSON; raise ValueError for bad keys and integers over 64 bits."""
     value = json.loads(text, object_pairs_hook=_make_distinct_dict, parse_int=_parse_integer)
     if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
         raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")

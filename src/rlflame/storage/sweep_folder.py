@@ -1,4 +1,4 @@
-"""The folder layout, seed lists and results of a sweep (several seeds of one recipe).
+"""The folders, seed lists and results of a sweep (several seeds of a recipe).
 
 job.toml       the recipe, the runtime and the seeds
 seed-0/ ...    one run folder per seed, as a single run would write it

@@ -1,4 +1,4 @@
-"""Runs episodes of a fixed policy on any fleet, and computes statistics of their returns.
+"""Runs episodes of a policy on any fleet, with statistics of their returns.
 
 Episode k has its own seed and its own row of the forward pass, so its result does not depend on the
 number of workers or episodes.
@@ -42,7 +42,7 @@ def make_evaluation_plan(settings: EvaluationSettings, *, final: bool) -> Evalua
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """The returns of some episodes and their statistics; `--json` prints this stable form."""
+    """Returns of episodes and their statistics, in the stable form of `--json`."""
 
     episodes: int
     seed: int
@@ -130,7 +130,7 @@ def evaluate(
 
 
 def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
-    """Return the first episode and the number of episodes of each task; no task is empty.
+    """Return each task's first episode and number of episodes; none is empty.
 
     The bits of a row do not depend on its task, so the number of workers may decide the division.
     """

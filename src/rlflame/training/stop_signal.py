@@ -1,4 +1,4 @@
-"""Signals as stop requests: the run ends at the next safe moment and says how to continue."""
+"""Signals as stop requests: the run ends safely and says how to continue."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _find_main_thread() -> int:
 
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Turn signals that ask to end into KeyboardInterrupt, so that nothing stays on a cluster."""
+    """Turn signals into KeyboardInterrupt, so that nothing stays on a cluster."""
     signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -153,7 +153,7 @@ def exit_on_signal() -> Iterator[None]:
 
 
 class SignalStop:
-    """Handles SIGINT, SIGTERM and SIGHUP while it is open; a second signal ends the process.
+    """Handles SIGINT, SIGTERM and SIGHUP; a second signal ends the process.
 
     A closing terminal may send SIGHUP twice and late. A SIGHUP therefore never counts as the second
     signal, and after the first one it is ignored until the process ends.

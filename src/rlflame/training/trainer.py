@@ -127,7 +127,7 @@ class StopInterrupt(KeyboardInterrupt):
 
 
 class _PendingRollouts:
-    """The rollouts of an iteration that is being collected, and the weights that act in it."""
+    """The rollouts of an iteration in progress, and their acting weights."""
 
     def __init__(self, fleet: Fleet, policy: PolicyArrays, tasks: list[RolloutTask]) -> None:
         self.behaviour = policy
@@ -155,7 +155,7 @@ def restore_components(
     buffer: Buffer[Any],
     average: PolicyAverage,
 ) -> None:
-    """Restore all components from the snapshot; raise an error if it belongs to another recipe."""
+    """Restore all components from the snapshot; raise for another recipe."""
     has_behaviour = bool(staleness and snapshot.progress.iteration)
     if has_behaviour != (snapshot.behaviour is not None):
         raise CheckpointError(
@@ -202,7 +202,7 @@ class Trainer(Generic[BatchT]):
         self._average = PolicyAverage(plan.recipe.learning.policy_average, algorithm.get_policy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from the snapshot; raise CheckpointError if it belongs to another recipe."""
+        """Continue from the snapshot; raise CheckpointError for another recipe."""
         staleness = self._plan.rollout.staleness
         restore_components(snapshot, staleness, self._algorithm, self._buffer, self._average)
         self.progress = snapshot.progress

@@ -15,7 +15,7 @@ from rlflame.storage import run_reader
 
 @pytest.fixture
 def two_environments(tmp_path, monkeypatch):
-    """Runs of PPO and REINFORCE in one environment, and of PPO in another with larger returns."""
+    """Runs of PPO and REINFORCE in one environment, and of PPO in another one."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs"
     for seed in range(3):
@@ -76,7 +76,7 @@ def test_a_name_that_a_panel_has_twice_is_two_lines():
 
 
 def test_labelled_runs_keep_one_style_in_every_panel(two_environments):
-    """A seed that occurs twice gives two lines. The other seed has one style in both panels."""
+    """A seed with two runs gives two lines. The other seed keeps its style."""
     found = [run_reader.read_run(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
     hopper, cartpole = matplotlib_backend.make_figure(curves.make_figure([found[0], *found])).axes
     colours = {line.get_label(): line.get_color() for line in hopper.lines}

@@ -1,4 +1,4 @@
-"""Charts as text for terminals of any width: no line is too long, and nothing is lost."""
+"""Charts as text for terminals of any width: no long lines, and no lost text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learners that torchrun starts: identical results, and the outcome if one dies, hangs or fails."""
+"""Learners of torchrun: identical results, and errors if one dies or hangs."""
 
 from __future__ import annotations
 

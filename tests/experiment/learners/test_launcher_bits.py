@@ -1,4 +1,4 @@
-"""Three algorithms, several numbers of learners and fleets: equal digests in each row.
+"""Three algorithms, several numbers of learners and fleets: equal digests.
 
 The learners are processes that communicate with torch.distributed. Rollouts come from local worker
 processes or from Flame (the stub, or the cluster that FLAME_ENDPOINT names). The expected digest of
@@ -40,7 +40,7 @@ def fleets():
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The expected results of each cell in a row: the digest and all recorded numbers."""
+    """The expected results of a row: the digest and all recorded numbers."""
     folder = tmp_path_factory.mktemp("alone")
     runs = {name: run(recipe(row, 3)) for name, row in ROWS.items()}
     cells = {name: (ran.state_digest(folder), ran.recorded.metrics) for name, ran in runs.items()}

@@ -1,4 +1,4 @@
-"""Learner processes on one machine: identical results, even if other learners are lost."""
+"""Learner processes on one machine: identical results, even if some are lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def running_learners(pid: int) -> list[int]:
 
 
 def has_joined(pid: int) -> bool:
-    """Whether a learner uses the group's memory. Before that, it may not know its parent."""
+    """Whether a learner uses the group's memory and therefore knows its parent."""
     maps = Path(f"/proc/{pid}/maps")
     return not maps.exists() or "rlflame-learners" in maps.read_text()
 
@@ -141,7 +141,7 @@ def test_a_group_continues_from_a_loaded_state(sharded, make_group):
 def test_a_learner_that_is_lost_at_any_exchange_costs_no_bit(
     number, exchange, sharded, make_group, monkeypatch
 ):
-    """The rest of the group continues, and later results are also identical to one learner's."""
+    """The other learners continue, and later results are identical to one learner's."""
     made = make_group(sharded.learning, 4, learner_deadline_s=1.0)
     pid, group = made.pids[1], made.group._group
     gather, calls = group.gather, []

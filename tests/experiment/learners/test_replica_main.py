@@ -1,4 +1,4 @@
-"""One, two or four learners give identical results, for all algorithms and shards of any size."""
+"""One, two or four learners give identical results for all algorithms and shards."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_number_of_shards_is_of_the_recipe(tmp_path):
 
 
 def test_a_run_may_go_on_with_another_number_of_learners(tmp_path):
-    """Two iterations with two learners, one with four and one with one, with all saved state."""
+    """Two iterations with two learners, one with four and one with one."""
     whole = run(recipe(SAC, 4)).state_digest(tmp_path)
     end = crews.resumed_by(recipe(SAC, 4), [(2, 2), (4, 1), (1, 1)])
     assert end.state_digest(tmp_path) == whole
@@ -103,7 +103,7 @@ def resolved(*words):
 
 
 def test_a_recipe_of_several_learners_is_scaled_as_theirs_is():
-    """World size 4 with a batch of 4096 at a rate of 0.001. All other fields are unchanged."""
+    """World size 4, a batch of 4096, a rate of 0.001; other fields are unchanged."""
     words = ("--env", "cartpole", "--learners", "4", "--set", "ppo.minibatch_size=4096")
     words = (*words, "--set", "ppo.learning_rate=0.001", "--set", "rollout.steps=2048")
     exact, theirs = resolved(*words), resolved(*words, "--scale-batch", "--scale-lr")
@@ -121,7 +121,7 @@ def test_a_recipe_of_several_learners_is_scaled_as_theirs_is():
 
 
 def test_no_minibatch_is_scaled_beyond_what_is_collected():
-    """An iteration has 4 environments with 32 steps; the scaled minibatch is 8 times 32 samples."""
+    """An iteration has 4 environments with 32 steps; the scaled minibatch has 256."""
     words = ("train", "--env", "cartpole", "--learners", "8", "--scale-batch", "--dry-run")
     shape = ("rollout.num_slots=2", "rollout.envs_per_slot=2", "ppo.minibatch_size=32")
     words = (*words, *(word for setting in shape for word in ("--set", setting)))

@@ -1,4 +1,4 @@
-"""Common faults of distributed learners, which compute per learner what belongs to the minibatch.
+"""Common faults of distributed learners, which mix up learner and minibatch.
 
 The expected values come from one learner with one shard. Without a fault, several learners differ
 from it only by rounding, because the order of the sums differs. Each test inserts a fault, and
@@ -98,7 +98,7 @@ def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere
 
 
 def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
-    """Compare the estimate of each shard with that of the whole minibatch, at the same updates."""
+    """Compare the estimate of each shard with that of the whole minibatch."""
     own: dict[int, list[float]] = {number: [] for number in range(4)}
     whole = Units.compute_gradient
 
@@ -123,7 +123,7 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
 
 
 def test_no_two_environments_are_alike_however_many_learners_there_are():
-    """If each learner collects its own rollouts, an easy mistake is to collect the same ones."""
+    """If each learner collects its own rollouts, they could easily be the same."""
     found = learned_by(2, recipe(PPO, 2))
     columns = [
         fragment.observations[:, row]
@@ -139,7 +139,7 @@ def test_no_two_environments_are_alike_however_many_learners_there_are():
 
 
 def test_every_learner_makes_the_same_number_of_steps():
-    """With unequal numbers of minibatches, one learner would wait forever for a gradient."""
+    """With unequal numbers of minibatches, one learner would wait forever."""
 
     def work(seat):
         if seat.rank:

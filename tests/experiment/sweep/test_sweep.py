@@ -270,7 +270,7 @@ STEPS = 320
 
 @pytest.fixture
 def held(tmp_path):
-    """Options of a recipe in which seed 1 waits in the middle, and the file for which it waits."""
+    """Options of a recipe whose seed 1 waits in the middle, and the awaited file."""
     marker = tmp_path / "go"
     wait_in = make_reset_seed(1, Role.RESET, 0, 0, 5)
     words = [*TINY, "--env", "fakes:Fake-v0", "--steps", str(STEPS)]
@@ -565,7 +565,7 @@ def test_a_full_disk_advises_to_resume_the_job_and_not_its_seed(tmp_path):
 
 
 def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
-    """If the job file was edited, the remaining seeds would have another recipe than the others."""
+    """After a change of the job file, the remaining seeds would have another recipe."""
     out = tmp_path / "job"
     assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0-1", "--out", out).code == 0
     shutil.rmtree(out / "seed-1")

@@ -1,4 +1,4 @@
-"""Seeds that share a cluster: one application and one session, and identical results.
+"""Seeds on one cluster: one application, one session, and identical results.
 
 The cluster is the stub, or the one that FLAME_ENDPOINT names.
 """
@@ -70,7 +70,7 @@ def held(tmp_path: Path) -> tuple[tuple[str, ...], Path]:
 
 
 def test_a_seed_that_is_killed_gives_back_what_it_had(tmp_path: Path, stub: FlameStub) -> None:
-    """The other seeds continue on the same executors, and all objects of the seed are deleted."""
+    """The other seeds keep the executors, and all objects of the seed are deleted."""
     words, marker = held(tmp_path)
     out = tmp_path / "job"
     running = process(

@@ -1,4 +1,4 @@
-"""A cluster that cannot be used at the start of a run: the error, its place, and the hint."""
+"""An unusable cluster at the start of a run: the error, its place, and the hint."""
 
 from __future__ import annotations
 

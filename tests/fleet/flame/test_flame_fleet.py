@@ -1,4 +1,4 @@
-"""Failures of a cluster: lost executors, services, objects and messages, and long waits.
+"""Cluster failures: lost executors, services, objects and messages, long waits.
 
 These tests use the stub, which fails on demand. test_base_contract has the tests that also run on
 real clusters.
@@ -120,7 +120,7 @@ def test_what_is_shipped_is_small_and_knows_no_torch() -> None:
 
 
 def test_a_task_too_large_for_the_session_manager_goes_through_the_cache(bench: Bench) -> None:
-    """For example, an environment that is restored by repeating the actions of a long episode."""
+    """For example, an environment that repeats the actions of a long episode."""
     (task,) = slots(1)
     heavy = dataclasses.replace(task, run="x" * (5 << 20))
     with bench.fleet(1) as fleet:
@@ -308,7 +308,7 @@ def test_a_missing_template_is_named(bench: Bench) -> None:
 
 
 def test_a_waiting_run_names_the_sessions_that_hold_the_executors() -> None:
-    """Of five executors, one session has two, another one has one, and two belong to no session."""
+    """Of five executors, sessions have two, one and none; two have no session."""
 
     class Held:
         def call(self, method: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The service of a Flame worker, without a Flame: a child process, and answers on its behalf."""
+"""The service of a Flame worker, without a Flame: a child process answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_machine_without_room_for_a_child_costs_a_retry_and_no_run(
 
 
 def test_a_group_has_one_look_at_its_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that stops moving in one task must still count as stopped in the next task."""
+    """A lease that stops moving in one task is also stopped in the next task."""
     looked: list[service._LeaseReader] = []
     monkeypatch.setattr(service._LeaseReader, "is_due", lambda self, now: True)
     monkeypatch.setattr(service._LeaseReader, "is_over", lambda self: bool(looked.append(self)))

@@ -1,4 +1,4 @@
-"""A malicious worker or client of the cache: pickles, addresses and keys of other sessions.
+"""A malicious worker or client of the cache: pickles, addresses, foreign keys.
 
 The driver must not unpickle data from the cluster, must not connect to an address that a worker
 names, and must not read or delete objects of another session.
@@ -123,7 +123,7 @@ def test_a_pickled_first_answer_is_not_unpickled(bench: Bench, payload: bytes, t
 def test_cluster_check_does_not_unpickle_answers(
     bench: Bench, payload: bytes, trace: Path, honest: int
 ) -> None:
-    """Answers to the greetings (the first and later ones) and to small tasks are all covered."""
+    """Answers to the greetings (first and later ones) and to small tasks."""
     forge, seen = forge_pickle(bench.stub, payload), []
 
     def forge_late(prefix: str, output: bytes) -> bytes:
@@ -217,7 +217,7 @@ def test_bytes_come_back_from_the_cache_as_they_were(bench: Bench, content: byte
 
 
 def test_damaged_objects_are_refused(bench: Bench) -> None:
-    """Each byte is damaged in turn. The reader returns only damage that Arrow cannot detect."""
+    """Damage each byte in turn. The reader returns only what Arrow cannot detect."""
     from flamepy.core.cache import _serialize_object_data
 
     flames.settle(bench.stub.environment())

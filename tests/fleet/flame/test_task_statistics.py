@@ -53,7 +53,7 @@ def test_a_group_is_soon_over() -> None:
 
 
 def test_executors_that_begin_together_do_not_end_together() -> None:
-    """Of 320 tasks of 0.15 s, the 20 executors first get one to four each, then four each."""
+    """Of 320 tasks of 0.15 s, 20 executors first get one to four each, then four."""
     pace = told(20, train=0.15)
     left, groups = 320, []
     while len(groups) < 40:
@@ -65,7 +65,7 @@ def test_executors_that_begin_together_do_not_end_together() -> None:
 
 
 def test_a_change_of_pace_is_soon_believed() -> None:
-    """After hundreds of short tasks, one round of 40 long tasks changes the group size."""
+    """After hundreds of short tasks, a round of 40 long tasks changes the group size."""
     pace = TaskStatistics(20)
     for _ in range(320):
         pace.add("train", 0.1)

@@ -1,4 +1,4 @@
-"""The replay buffer, compared with a list of all transitions and with arithmetic by hand."""
+"""The replay buffer, compared with a list of transitions and arithmetic by hand."""
 
 from __future__ import annotations
 

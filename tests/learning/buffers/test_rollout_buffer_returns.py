@@ -94,7 +94,7 @@ def test_where_time_limits_cut_the_mean_goes_on(seed):
 
 
 def brute_force(rewards, values, following, terminated, truncated, discount, lam):
-    """GAE as the average of all k-step advantages with weights (1 - lambda) lambda^(k - 1)."""
+    """GAE as the average of k-step advantages, weighted (1 - lambda) lambda^(k - 1)."""
     steps, columns = rewards.shape
     result = np.zeros((steps, columns))
     for c in range(columns):

@@ -1,4 +1,4 @@
-"""The flat vector and the initialisation of networks, compared with torch and linear algebra."""
+"""The flat vector and the initialisation of networks, compared with torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_orthogonal_initialisation_keeps_lengths(fan_in, fan_out, seed):
 
 
 def test_orthogonal_matrices_are_spread_over_all_directions():
-    """Without the sign correction of QR, all entries of the diagonal would have the same sign."""
+    """Without QR's sign correction, the diagonal's entries would have one sign."""
     signs = []
     for seed in range(40):
         vector = FlatVector(make_network_shapes("n", (6, 6)))
@@ -86,7 +86,7 @@ def test_uniform_initialisation_is_that_of_torchs_linear_layer():
 
 
 def test_initialisation_is_keyed():
-    """Each layer of each network has its own random stream, keyed by the seed and its place."""
+    """Each layer of each network has its own random stream, keyed by seed and place."""
 
     def built(seed=0, hidden=(8, 8), critic=True):
         spec = policy_spec("continuous", observations=8, actions=8, hidden=hidden)

@@ -1,4 +1,4 @@
-"""State-dependent exploration: the matrix in use, the noise for a state, and its density."""
+"""State-dependent exploration: the matrix, the noise for a state, its density."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def fragment(task: RolloutTask) -> Fragment:
 
 
 def left(task: RolloutTask, found: Fragment) -> tuple[Float64, Float64]:
-    """The units of each step, and the distance of its action from the mean: `[T, N, ...]`."""
+    """The units of each step, and its action's distance from the mean: `[T, N, ...]`."""
     arrays = rollouts.weights(task.policy)
     apart = found.actions - means(task.policy, arrays, found.observations)
     return latent(task.policy, arrays, found.observations), apart
@@ -226,7 +226,7 @@ def test_a_matrix_has_a_name_of_its_own(change: dict[str, Any]) -> None:
 
 
 def test_rows_and_episodes_are_left_by_unrelated_noise_of_the_promised_size() -> None:
-    """The noise of two rows, two episodes and two actions, over many episodes of one step."""
+    """The noise of two rows, episodes and actions, over many one-step episodes."""
     env = rollouts.fake(length=1, continuous=True)
     shape = gsde(env, exploration_interval=None)
     task = rollouts.task(env, rows=4, steps=500, policy=shape)
@@ -243,7 +243,7 @@ def test_rows_and_episodes_are_left_by_unrelated_noise_of_the_promised_size() ->
 
 
 def test_equal_units_within_an_interval_are_left_in_the_same_direction() -> None:
-    """The network ignores its input, so the noise is constant for ten steps and then changes."""
+    """The network ignores its input: the noise is constant for ten steps."""
     shape = gsde()
     arrays = dict(rollouts.weights(shape))
     arrays["actor.0.weight"] = np.zeros_like(arrays["actor.0.weight"])
@@ -274,7 +274,7 @@ def test_a_sampled_evaluation_s_episode_has_its_return_whatever_runs_beside_it()
 
 
 def test_samples_of_independent_rows_have_the_gradient_that_matrices_have_on_average() -> None:
-    """The learner draws the noise of each row from its distribution and never draws a matrix.
+    """The learner draws each row's noise from its distribution, never a matrix.
 
     This test compares both ways for one state and 200,000 samples. The expected gradient of a
     function of the action and its log-density must be the same.

@@ -1,4 +1,4 @@
-"""The gradients of the networks, compared with torch's autograd and with finite differences."""
+"""The networks' gradients, compared with autograd and finite differences."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def reinforce_minibatch(rng, spec, rows, entropy_weight):
 
 
 def assert_close(found, expected, tolerance=1e-5):
-    """Compare with a tolerance relative to the largest entry, because rounding is absolute."""
+    """Compare relative to the largest entry, because rounding is absolute."""
     scale = np.abs(expected).max() + 1e-12
     assert np.abs(found - expected).max() <= tolerance * scale
 
@@ -151,7 +151,7 @@ def test_only_gains_beyond_the_clip_have_no_gradient(provider, ratio, advantage,
 
 
 def plain_loss(vector, data, batch, discrete):
-    """PPO's loss sample by sample with `math`, for a tanh network with one hidden layer."""
+    """PPO's loss sample by sample with `math`, for tanh and one hidden layer."""
     view = dict(zip(vector.shapes, np.split(data, split_points(vector)), strict=True))
 
     def net(prefix, x):
@@ -329,7 +329,7 @@ def test_shards_add_up(provider):
 
 
 def test_buffers_leave_no_trace():
-    """Calls with other sizes do not change the results, which are identical to a new provider's."""
+    """Calls with other sizes leave results identical to a new provider's."""
     rng = np.random.default_rng(7)
     spec = policy_spec("continuous", activation="relu")
     network, vector = random_network(rng, spec)
@@ -357,7 +357,7 @@ def test_values_of_a_long_batch_are_those_of_its_pieces():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_becomes_float64_on_the_hot_path(kind):
-    """Inspect each local variable of each function between the minibatch and the weights."""
+    """Inspect the local variables of all functions from minibatch to weights."""
     rng = np.random.default_rng(9)
     spec = policy_spec(kind)
     network, vector = random_network(rng, spec)

@@ -68,7 +68,7 @@ def test_any_number_of_learners_adds_in_the_same_order(learners):
 
 
 def test_unequal_shards_are_weighted_by_their_true_numbers_of_samples():
-    """Seven samples in three shards: the mean of the samples, and not the mean of the means."""
+    """Seven samples in three shards: the mean of samples, not the mean of means."""
     samples = np.array([1, 2, 3, 4, 5, 6, 70], np.float32)
 
     def part(shard):
@@ -83,7 +83,7 @@ def test_unequal_shards_are_weighted_by_their_true_numbers_of_samples():
 
 
 def test_the_whole_is_clipped_and_not_its_parts():
-    """Two large gradients nearly cancel each other. Clipped separately, they would not."""
+    """Two large gradients nearly cancel out. Clipped separately, they would not."""
     halves = np.array([[30.0, 40.0], [-30.0, -39.0]], np.float32)
 
     def work(seat):

@@ -18,7 +18,7 @@ from rlflame.learning.parallel.shared_memory_group import (
 
 
 def fork_learners(size: int, work, **options) -> tuple[SharedMemoryGroup, list[int]]:
-    """The group of this process with rank 0, and the other processes, which call `work`."""
+    """The group of this process with rank 0, and processes that call `work`."""
     descriptors = GroupDescriptors.create(size)
     pids = []
     for rank in range(1, size):

@@ -1,4 +1,4 @@
-"""The group over torch.distributed: the device of its exchanges, and its state after failures."""
+"""The group over torch.distributed: its device, and its state after failures."""
 
 from __future__ import annotations
 

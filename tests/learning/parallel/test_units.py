@@ -1,4 +1,4 @@
-"""The division of gradients into networks and shards, and the order of their sums."""
+"""The division of gradients into networks and shards, and the summing order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = np.array([1.0, 1e8, -1e8, 1.0], np.float32)
 
 
 def compute_part(shard, networks):
-    """The gradient of a shard, which depends on its number. Other networks have garbage."""
+    """The gradient of a shard, set by its number. Other networks have garbage."""
     gradient = np.full(5, np.nan, np.float32)
     sums = {}
     for name in networks:

@@ -1,4 +1,4 @@
-"""Whole PPO updates, compared with a plain implementation in torch, and their errors."""
+"""Whole PPO updates, compared with a plain torch implementation, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def learner(ppo, spec, *, provider=Recording, seed=7, **options):
 
 
 def clip_all(gradient, parameters, most):
-    """Clip by the norm of the whole gradient, computed from the parts of both networks."""
+    """Clip by the norm of the whole gradient, computed from both networks."""
     squares = [compute_square_norm(gradient[part]) for part in find_spans(parameters).values()]
     clip(gradient, compute_norm(squares), most)
 

@@ -1,4 +1,4 @@
-"""Whole iterations of PPO on real environments, each part compared with a second computation.
+"""Whole PPO iterations on real environments, each part computed twice.
 
 Plain Gymnasium environments repeat the steps, torch repeats the log-densities, and a plain
 implementation repeats the learning.
@@ -110,7 +110,7 @@ def test_log_densities_are_torchs(done):
 
 
 def test_actions_follow_the_distribution(done):
-    """The test fails if actions are always the likeliest ones, or densities those of others."""
+    """Fails if actions are always the likeliest ones, or have other densities."""
     log_probs = np.concatenate([f.log_probs.ravel() for i in done.recorded.fragments for f in i])
     policy = done.recorded.snapshots[0].policy
     if "actor.log_std" in policy:

@@ -25,7 +25,7 @@ PROVIDERS = (NumpyReinforce, TorchReinforce)
 
 
 class Recording(NumpyReinforce):
-    """Records the gradients and their divisors, and damages the gradients that `spoil` names."""
+    """Records gradients and their divisors, and damages those that `spoil` names."""
 
     def __init__(self, parameters, network, spoil=lambda call: False):
         super().__init__(parameters, network)
@@ -137,7 +137,7 @@ def test_the_classic_recipe_is_the_textbook_example(environment, hidden, rate):
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_bandits_gradient_is_its_softmax_gradient(provider):
-    """Arms with probabilities 1/2, 1/4, 1/4, pulled in these shares: -pi_k (r_k - mean reward)."""
+    """Arms with probabilities 1/2, 1/4, 1/4: -pi_k (r_k - mean reward)."""
     spec = policy_spec("discrete", observations=2, actions=3, hidden=())
     network, parameters = random_network(np.random.default_rng(0), spec, critic=False)
     parameters["actor.0.weight"][:] = 0.0
@@ -193,7 +193,7 @@ def test_an_episode_of_one_step_stays_finite(how, lengths):
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("chunk", [7, 4096])
 def test_an_update_is_one_step_along_autograds_gradient(monkeypatch, provider, average, chunk):
-    """This includes batches that are processed in pieces, and normalised observations."""
+    """This includes batches in pieces and normalised observations."""
     monkeypatch.setattr(reinforce, "CHUNK_ROWS", chunk)
     spec = policy_spec("continuous", normalise=True)
     settings = ReinforceSettings(
@@ -238,7 +238,7 @@ def test_an_update_is_one_step_along_autograds_gradient(monkeypatch, provider, a
 
 
 def test_what_stands_in_idle_places_does_not_matter():
-    """By contract, idle steps contain zeros. Their observations and actions are never used."""
+    """Idle steps contain zeros. Their observations and actions are never used."""
     spec = policy_spec("discrete", normalise=True)
     states = []
     for garbage in (0.0, math.nan):

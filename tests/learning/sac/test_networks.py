@@ -1,4 +1,4 @@
-"""The values of an action from two critics, compared with sums written out in float64."""
+"""The action values of two critics, compared with float64 sums."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_with_none_dropped_and_one_each_both_count() -> None:
 
 
 def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
-    """Each term alone: |fraction - (target is lower)| times the slope of the Huber loss."""
+    """Each term: |fraction - (target is lower)| times the slope of the Huber loss."""
     (have, _), (wanted, _) = values(5, 4), values(7, 4, seed=1)
     slope, off = TruncatedQuantiles(5, 0).compute_error(have, wanted, count=10)
     expected = np.zeros((5, 4))
@@ -57,7 +57,7 @@ def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
 
 
 def test_who_follows_the_slope_comes_to_the_quantiles() -> None:
-    """The distribution is wide, so that the quadratic part of the Huber loss has little effect."""
+    """In a wide distribution, the quadratic part of the Huber loss has little effect."""
     returns = 1000.0 * np.random.default_rng(3).standard_normal((4_000, 1)).astype(np.float32)
     worth, found = TruncatedQuantiles(5, 0), np.zeros((5, 1), np.float32)
     for rate in (2_000.0, 200.0, 20.0):

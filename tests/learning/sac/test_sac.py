@@ -1,4 +1,4 @@
-"""SAC's gradients compared with autograd, updates compared with plain torch, and edge cases."""
+"""SAC's gradients and updates, compared with torch, and edge cases."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_so_are_those_of_quantiles(
 
 @pytest.mark.parametrize("shift", [-4.0, 5.0])
 def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
-    """The values are far beyond the bound of a network's own output, a log deviation of 2."""
+    """The values are far beyond the network's own bound, a log deviation of 2."""
     nets, batch = networks(exploration="gsde"), minibatch()
     nets.actor["actor.log_std"][:] += np.float32(shift)
     ours, theirs = NumpySac(nets, ThreadPair(1)), TorchSac(nets)
@@ -633,7 +633,7 @@ def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> No
 @pytest.mark.parametrize("provider", [0, 1])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad: float) -> None:
-    """The bad value is a high quantile of one target critic, which all rows would drop."""
+    """The bad value is a high quantile of a target critic, which all rows drop."""
     nets = networks(quantiles=6, drop_count=2)
     nets.targets["critic1.2.bias"][5] = bad
     sac = Sac(SacSettings(), nets, [providers(nets)[provider]], ThreadPair(1), seed=7)

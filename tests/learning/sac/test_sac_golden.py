@@ -1,4 +1,4 @@
-"""One update of SAC in numpy alone: written-out losses, and slopes by finite differences.
+"""One update of SAC in numpy alone, with slopes by finite differences.
 
 No derivative comes from a formula or from autograd. Each weight is moved a little to both sides.
 """
@@ -60,13 +60,13 @@ def slope(loss: Callable[[Any], float], at: Any) -> Any:
 
 
 def adam(at: Any, gradient: Any, rate: float) -> Any:
-    """Adam's first step: with the bias correction, both moments are those of the gradient."""
+    """Adam's first step: with bias correction, both moments are the gradient's."""
     first, second = 0.1 * gradient, 0.001 * gradient**2
     return at - rate * (first / 0.1) / (np.sqrt(second / 0.001) + 1e-8)
 
 
 def agrees(found: Any, expected: Any, before: Any, gradient: Any) -> None:
-    """Compare steps where the gradient is not tiny. Elsewhere, float32 may give another sign."""
+    """Compare steps with a gradient that is not tiny, since float32 may flip signs."""
     steep = np.abs(gradient) > 1e-3 * np.abs(gradient).max()
     assert steep.mean() > 0.3
     np.testing.assert_allclose((found - before)[steep], (expected - before)[steep], rtol=2e-3)

@@ -1,4 +1,4 @@
-"""Environment states: an episode continues bit-for-bit identically from any step elsewhere.
+"""Environment states: an episode continues identically from any step elsewhere.
 
 The expected values come from `gymnasium.make`, with a new environment for each episode that is
 stepped without interruption.
@@ -97,7 +97,7 @@ def walk(
 
 
 def telling(moments: list[Moment]) -> list[int]:
-    """Steps at which to interrupt: 1, some others, and before, at and after each kind of end."""
+    """Steps at which to interrupt: 1, some others, and around each kind of end."""
     chosen = {1, 7, STEPS // 2, STEPS - 1}
     for kind in (2, 3):
         ends = [t + 1 for t, moment in enumerate(moments) if moment[kind]]
@@ -427,7 +427,7 @@ else:
 
 @pytest.mark.parametrize("whose", ["ours", "plain"])
 def test_what_mujoco_says_of_a_model_reaches_nobody(whose: str, tmp_path: Path) -> None:
-    """Loading this model prints a warning about an old attribute. `plain` checks that it does."""
+    """Loading this model prints a warning about an old attribute, as `plain` checks."""
     result = subprocess.run(
         [sys.executable, "-c", MADE, whose],
         cwd=tmp_path,

@@ -12,7 +12,7 @@ from rlflame.rollout.envs.make import defer_imports
 
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
-    """Make a module from a text. An import statement finds it, and its first use loads it."""
+    """Make a module from a text. Import statements find it; its first use loads it."""
 
     def put(text: str) -> ModuleType:
         (tmp_path / "patient.py").write_text(text)

@@ -1,4 +1,4 @@
-"""rlflame's MuJoCo loop is identical to Gymnasium's, or Gymnasium steps the environment.
+"""rlflame's MuJoCo loop is identical to Gymnasium's, or is not used.
 
 The expected values come from `gymnasium.make`, or from a run in which Gymnasium steps.
 """
@@ -83,7 +83,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
 
 
 class Ours:
-    """Rows of rlflame's loop and Gymnasium's environments, stepped with the same actions."""
+    """rlflame's loop and Gymnasium's environments, stepped with equal actions."""
 
     def __init__(self, env: EnvSpec, count: int = 3) -> None:
         self.env = env
@@ -152,7 +152,7 @@ def test_every_argument_has_gymnasiums_bits(name: str) -> None:
 
 
 def test_every_argument_of_gymnasiums_was_tried() -> None:
-    """All arguments except those for rendering and the model, which rlflame's loop refuses."""
+    """All arguments except rendering and the model, which rlflame's loop refuses."""
     drawn = {"self", "kwargs", "default_camera_config", "xml_file"}
     for name in WRITTEN:
         world = gymnasium.make(name).unwrapped
@@ -269,7 +269,7 @@ def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch
 def test_an_older_mujoco_steps_bodies_one_by_one_to_the_same_bits(
     name: str, monkeypatch: Any
 ) -> None:
-    """Without `mujoco.batch`, states can be exchanged with the batch version in both directions."""
+    """Without `mujoco.batch`, states are exchanged with the batch version both ways."""
     env = read_env_spec(name, {}, 60)
     task = rollouts.task(env, rows=5, first_row=2, steps=30)
     together = RolloutWorker()

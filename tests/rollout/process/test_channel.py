@@ -1,4 +1,4 @@
-"""Two ends of a channel in one process: order, sizes, closing, and invalid messages."""
+"""Two ends of a channel in one process: order, sizes, closing, bad messages."""
 
 from __future__ import annotations
 

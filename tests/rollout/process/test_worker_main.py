@@ -25,7 +25,7 @@ PATIENCE_S = 20.0
 
 
 class Conversation:
-    """The parent's side of the protocol: one byte (kind), eight bytes (size), and a payload."""
+    """The parent's side of the protocol: kind (1 byte), size (8 bytes), payload."""
 
     greeting: Any = None
 
@@ -251,7 +251,7 @@ def test_its_environments_have_no_standard_input_to_read_tasks_from(lasting: Con
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the children of a process")
 def test_an_environment_may_wait_for_all_of_its_programs():
-    """A program that waits for the end of the worker does not belong to the environment."""
+    """A program that waits for the end of the worker is not the environment's."""
     code = """
 import os, subprocess, threading
 from rlflame.rollout.process.parent_channel import kill_group_with_process

@@ -1,4 +1,4 @@
-"""Event files, read by TensorBoard itself: tags, numbers, and curves of resumed runs."""
+"""Event files, read by TensorBoard: tags, numbers, and curves of resumed runs."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _separate_bounds(values: Float64) -> tuple[float, float]:
 
 
 def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about `count` numbers in [low, high], spaced by 1, 2 or 5 times a power of 10."""
+    """Return about `count` numbers in [low, high], spaced by 1, 2 or 5 times 10^k."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** np.floor(np.log10(rough))
     step = next(n * power for n in (1.0, 2.0, 5.0, 10.0) if n * power >= rough * 0.999)

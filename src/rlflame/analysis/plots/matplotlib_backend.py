@@ -1,4 +1,4 @@
-"""Draws charts as image files and as inline SVG with matplotlib, an optional dependency."""
+"""Draws charts as image files and inline SVG with matplotlib, which is optional."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _is_wide(part: Chart | Bars) -> bool:
 
 
 def _escape_texts(figure: Figure) -> None:
-    """Escape control characters: fonts lack them, and an SVG with them is not valid XML."""
+    """Escape control characters, which fonts lack and XML does not allow."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -162,7 +162,7 @@ def _escape_texts(figure: Figure) -> None:
 
 
 def _escape_label(label: str) -> str:
-    """Prefix a label with a space if matplotlib would omit it from the legend (leading _)."""
+    """Prefix a label with a space if matplotlib would omit it (a leading _)."""
     return f" {label}" if label.startswith("_") else label
 
 

@@ -91,7 +91,7 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
 
 
 def _parse_row(row: Mapping[str, str], unit: str, side: str) -> tuple[str, tuple[int, str], float]:
-    """Return the case, (workers, fleet) and seconds; raise an error if a cell is invalid."""
+    """Return the case, (workers, fleet) and seconds; raise for an invalid cell."""
     if None in row or None in row.values():
         raise ValueError("wrong number of cells")
     count, seconds, steps = int(row[unit]), float(row["seconds"]), float(row.get("steps", "1"))

@@ -50,7 +50,7 @@ def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool 
 
 
 def _wrap(message: str, width: int, prefix: str = "", indent: str = "") -> str:
-    """Wrap a message to `width` columns; lines after the first are indented by `indent`."""
+    """Wrap a message to `width` columns; `indent` is for lines after the first."""
     room = max(1, width - len(prefix))
     lines = textwrap.wrap(
         escape_line(message), room, subsequent_indent=indent, break_on_hyphens=False
@@ -136,7 +136,7 @@ def _draw_lines(
 def _list_dots(
     series: Series, bounds: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the column and row of each Braille dot of a line, or of its dots if it has no line."""
+    """Return the column and row of each Braille dot of a line, or of its own dots."""
     x_low, x_high, low, high = bounds
     x, y = series.dots if series.dots and not len(series.x) else (series.x, series.y)
     across = _scale(x, x_low, x_high, 2 * shape[1] - 1)

@@ -74,7 +74,7 @@ class UnsupportedClaimError(RlflameError):
 
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
-    """Build a report of benchmark results (.json files) or of runs; `margin` is a fraction."""
+    """Build a report of benchmark results (.json) or of runs; `margin` is a share."""
     tables = [path for path in (*current, *baseline) if path.suffix == ".json"]
     if not tables:
         return _build_run_report(current, baseline, margin)

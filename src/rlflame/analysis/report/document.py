@@ -1,4 +1,4 @@
-"""Defines documents of text, tables and charts, and renders them as Markdown or HTML."""
+"""Defines documents of text, tables and charts, and renders Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ svg,pre{max-width:40em;overflow-x:auto}
 
 @dataclass(frozen=True)
 class Table:
-    """A table of formatted cells. The first `words` columns hold text, the others numbers."""
+    """A table of formatted cells: `words` columns of text, then numbers."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -116,7 +116,7 @@ def _render_markdown_block(block: Block, ascii_only: bool) -> list[str]:
 
 
 def _render_markdown_table(table: Table) -> list[str]:
-    """Return the lines of a table whose columns are padded, so that the source is readable too."""
+    """Return the lines of a table with padded columns, so the source is readable."""
     # Cells are escaped before the widths are measured.
     rows = [
         [escape_controls(_escape_markup(cell)).replace("|", "\\|") for cell in row]

@@ -98,7 +98,7 @@ def _stop_without_parent() -> None:
 
 
 def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
-    """Kill learners on this machine: torchrun would wait forever for a suspended process."""
+    """Kill local learners: torchrun would wait forever for a suspended process."""
     from rlflame.experiment.learners.liveness import LearnerProcess
 
     for learner in learners:

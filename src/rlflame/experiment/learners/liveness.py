@@ -108,7 +108,7 @@ class LearnerProcess(NamedTuple):
 
 
 class LivenessMonitor:
-    """Sends or answers liveness queries; `exchanges` returns this learner's exchange count."""
+    """Sends or answers liveness queries; `exchanges` counts this learner's own."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class LivenessMonitor:
             self._store.set(f"well/{self._rank}", str(exchanges))
 
     def find_late_ranks(self, timeout_s: float) -> Sequence[int]:
-        """Return the ranks that did not answer in time; if all did, those furthest behind."""
+        """Return the ranks that did not answer in time, or those furthest behind."""
         answers: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         try:

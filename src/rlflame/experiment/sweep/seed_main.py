@@ -86,7 +86,7 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
 def _open_fleet(
     order: Mapping[str, Any], config: RunConfig, counts: EventCounter, channel: ParentChannel
 ) -> Fleet:
-    """Open the fleet in the order: the sweep's fleet, local workers, or an inline fleet."""
+    """Open the sweep's fleet; if there is none, local workers or an inline fleet."""
     if order["fleet"] is not None:
         client = FleetClient(channel, **order["fleet"])
         channel.start_listening(client.receive)

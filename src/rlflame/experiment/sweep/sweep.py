@@ -1,4 +1,4 @@
-"""A sweep on disk: its recipe, the status of each seed, and the summary of the results."""
+"""A sweep on disk: its recipe, the status of each seed, and the summary."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
 
 
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
-    """Return the status of a seed; remove its folder if it died before its first checkpoint.
+    """Return a seed's status; remove a folder without a first checkpoint.
 
     A damaged checkpoint is not an error here, because the process of the seed reports it.
     """

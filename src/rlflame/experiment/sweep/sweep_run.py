@@ -129,7 +129,7 @@ def split_resources(
 
 
 def _await_processes(folder: Path, sweep: Sweep) -> None:
-    """Wait for the seed processes of a killed sweep, which notice its end a moment later."""
+    """Wait for a killed sweep's seed processes, which notice its end late."""
     deadline = time.monotonic() + _WAIT_S
     for seed in sweep.seeds:
         path = get_seed_folder(folder, seed)

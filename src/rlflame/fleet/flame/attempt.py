@@ -1,4 +1,4 @@
-"""Attempts at jobs: each is one task on the cluster, from its creation to its answers.
+"""Attempts at jobs: each is one task on the cluster, from start to answers.
 
 Every wait is bounded: if a watch falls silent, the task is polled, and calls to a session manager
 that does not answer are retried for up to `reconnect_s`.
@@ -39,7 +39,7 @@ _ABANDONED_INTERVAL_S = 10.0
 
 
 class ClusterUnreachableError(FleetError):
-    """The session, the session manager or the cache is gone, so no attempt can be made."""
+    """The session, its manager or the cache is gone: no attempt can be made."""
 
 
 class AttemptTimeout(FleetError):
@@ -195,7 +195,7 @@ class AttemptRunner:
                 self.leftover_tasks.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
-        """Check whether the task runs: a watch that is opened late misses earlier changes."""
+        """Check whether the task runs, since a late watch misses earlier changes."""
         with contextlib.suppress(Exception):
             session = self.starter.wait().session
             self._handle_status(attempt, self.client.get_task_status(session, attempt.task))

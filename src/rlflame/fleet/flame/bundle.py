@@ -1,4 +1,4 @@
-"""Builds the data sent to a cluster: source code, calls, and a package of dependencies.
+"""Builds the data sent to a cluster: code, calls, and dependencies.
 
 Source code is sent by value, so a prepared executor installs nothing. The package that other
 executors install contains only dependencies, pinned to the versions of this machine. Flame
@@ -88,13 +88,13 @@ class Loader:
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
-        """Return the bytes as an Arrow array, without importing `object_cache` and thus numpy."""
+        """Return the bytes as an Arrow array, without importing numpy."""
         import pyarrow as pa
 
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """Run encoded tasks with the weights at `endpoint` and `key`; return encoded answers."""
+        """Run encoded tasks with the weights at `endpoint`; return encoded answers."""
         if self._service is None:
             from rlflame.fleet.flame.service import Service
 
@@ -111,7 +111,7 @@ def make_loader_text() -> str:
 
 
 def make_archive(env_file: str | None = None) -> bytes:
-    """Return a reproducible zip of a worker's modules and the user's environment file."""
+    """Return a reproducible zip of a worker's modules and the environment file."""
     package = Path(rlflame.__file__).absolute().parent
     paths = [*(package / file for file in _FILES), *(package / "rollout").rglob("*.py")]
     files = {path.relative_to(package.parent).as_posix(): _read(path) for path in paths}
@@ -156,7 +156,7 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
 
 
 def add_supervisor(arguments: list[str]) -> list[str]:
-    """Return the template's arguments with rlflame's supervisor in place of flamepy's service."""
+    """Return the template's arguments with rlflame's supervisor as the service."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
         return [*arguments[:-2], "-c", inspect.getsource(import_module(_SUPERVISOR))]
     return arguments  # a custom template keeps its command line
@@ -172,7 +172,7 @@ def _read(path: str | Path) -> bytes:
 
 
 def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
-    """Return the requirements that a worker installs: environments' packages and `extra`."""
+    """Return a worker's requirements: environments' packages and `extra`."""
     requirements = []
     for package, requirement in PIN_REQUIREMENTS.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -181,7 +181,7 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
 
 
 def make_package(name: str, requirements: Sequence[str]) -> bytes:
-    """Return a source package that only has dependencies and builds without a download."""
+    """Return a package of dependencies alone, which builds without a download."""
     files = {
         "pyproject.toml": f"""[build-system]
 requires = []

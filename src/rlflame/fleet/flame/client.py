@@ -56,7 +56,7 @@ class TaskStatus:
 
 
 class FlameClient:
-    """A connection to the cluster. Every call returns or raises a FleetError in bounded time."""
+    """A connection to the cluster. Every call ends in bounded time."""
 
     def __init__(self) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -111,7 +111,7 @@ class FlameClient:
             ) from error
 
     def connect(self) -> float:
-        """Connect to the session manager; returns the time of its first answer in seconds."""
+        """Connect to the session manager; return seconds until its first answer."""
         import flamepy
 
         self.check_port(MANAGER, self.endpoint)
@@ -162,7 +162,7 @@ class FlameClient:
         url: str | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        """Register a copy of the template, which installs the package at `url` if there is one."""
+        """Register a copy of the template, which installs the package at `url`."""
         from flamepy.core.types import ApplicationAttributes
 
         template = runtime.flame.template or self.template
@@ -205,7 +205,7 @@ class FlameClient:
         return self.call("open_session", session_id, attributes)
 
     def create_task(self, session: Any, payload: bytes) -> str:
-        """Create a task. Only gRPC's deadline applies: the main thread uses `send_request`."""
+        """Create a task. Only gRPC's deadline applies, unlike in `send_request`."""
         self.meter.count_sent(len(payload))
         try:
             return str(session.create_task(payload).id)
@@ -271,7 +271,7 @@ def parse_bytes(text: str) -> int:
 def remove_run(
     client: FlameClient, run: str, timeout_s: float, stop_lease: Callable[[], None] = lambda: None
 ) -> str:
-    """Close a run's sessions, delete its objects and applications; return the last error or "".
+    """Remove a run from the cluster; return the last error or "".
 
     Objects are deleted after the sessions that write them, and before the applications by which
     cluster-check finds the run. An error restarts the sequence: a session with running tasks

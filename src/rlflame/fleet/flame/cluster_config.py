@@ -63,7 +63,7 @@ def get_config_path() -> str:
 
 
 def find_source(server: FlameServer, endpoint: str) -> str:
-    """Return where the server's address comes from: variable, file or flamepy's default."""
+    """Return the source of the address: variable, file or flamepy's default."""
     if server.variable in os.environ:
         return server.variable
     with contextlib.suppress(OSError, UnicodeError):
@@ -100,7 +100,7 @@ def make_unconfigured_error(
 
 
 def make_unreadable_error(error: Exception) -> ConfigError:
-    """Return the error for a broken file, which flamepy reads even if the variables are set."""
+    """Return the error for a broken file, which flamepy reads in any case."""
     path = get_config_path()
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         cause = "it is empty, or does not have the structure of Flame's configuration"

@@ -100,7 +100,7 @@ class FlameFleet(ContextManagerMixin):
         return JobSubmission(self._scheduler.board.cancel, jobs, answers, finish)
 
     def read_traffic(self) -> Traffic:
-        """Return the traffic between this process and the cluster, without weight downloads."""
+        """Return this process's traffic with the cluster, without weight downloads."""
         return self._client.meter.read()
 
     def probe(self) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ class FlameFleet(ContextManagerMixin):
 
 
 def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
-    """Return how many executors can run at a time, limited by the settings and the nodes."""
+    """Return how many executors can run at a time, by settings and nodes."""
     room = 0
     for node in client.call("list_nodes"):
         if node.status.state == 1:

@@ -1,4 +1,4 @@
-"""Objects in the cluster's cache: bytes, written as Arrow arrays and read without pickle.
+"""Objects in the cluster's cache: bytes in Arrow arrays, without pickle.
 
 flamepy's `get_object` unpickles a download unless it is marked as an array, so any client that can
 write to the cache could run code in every reader. flamepy keeps one connection to the cache per
@@ -109,7 +109,7 @@ def delete(prefix: str) -> None:
 
 
 def parse_reference(output: bytes, session: Any) -> Reference:
-    """Parse a worker's reference to a task's result, which must belong to the session.
+    """Parse a reference to a task's result, which must belong to the session.
 
     The worker may be hostile: its answer must not choose the address that the driver calls, or
     other objects for the driver to read and delete.
@@ -131,8 +131,7 @@ def parse_reference(output: bytes, session: Any) -> Reference:
 
 
 def read_object(endpoint: str, key: str) -> memoryview:
-    """Return the bytes of an object. Raises KeyError if the cache at `endpoint` does not have it,
-    FleetError if the object is not an array of bytes, and the errors of Arrow Flight."""
+    """Return an object's bytes; raise KeyError if missing, FleetError if not bytes."""
     import pyarrow as pa
     import pyarrow.flight as flight
     from flamepy.core import cache
@@ -171,7 +170,7 @@ def _parse_download(table: Any) -> memoryview:
 
 
 class Lease:
-    """An object in the cache that the driver renews every few seconds, until `close()`.
+    """An object in the cache that the driver renews until `close()`.
 
     A reader that sees no change for long enough knows that the run is dead. The clocks of the two
     machines need not agree.
@@ -213,7 +212,7 @@ def make_lease_key(run: str) -> str:
 
 
 def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
-    """Return the content of a lease, or None if there is none; raises FleetError if damaged."""
+    """Return the content of a lease, or None; raise FleetError if damaged."""
     try:
         content: dict[str, Any] = wire.decode(get(key, endpoint, 2.0 * LEASE_CALL_S))
         if {"beat", "closing", "host", "pid"} <= content.keys():
@@ -226,7 +225,7 @@ def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
 
 
 def write_lease(key: str, content: dict[str, Any]) -> str:
-    """Store a lease in the configured cache; returns the address where executors read it."""
+    """Store a lease in the cache; return the address for executors."""
     from flamepy.core import ObjectRef, cache, update_object
 
     endpoint = str(cache._get_cached_context().cache_endpoint)

@@ -1,4 +1,4 @@
-"""The policies of a fleet on a cluster: their uses, and their locations in the object cache."""
+"""The policies of a fleet on a cluster: their uses and their locations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PolicyStore:
         return policy_id
 
     def keep(self, policy_ids: Sequence[str]) -> None:
-        """Count one more use of each policy, so that a submission's weights are not released."""
+        """Count another use of each policy, so that its weights are not released."""
         with self._lock:
             for policy_id in policy_ids:
                 if policy_id not in self._contents:

@@ -1,4 +1,4 @@
-"""Schedules jobs: starts attempts, retries failures, duplicates stragglers, ends a failed run.
+"""Schedules jobs: attempts, retries, duplicates of stragglers, and failures.
 
 Each attempt has its own thread, so that its code reads from top to bottom. A monitor thread looks
 for silent and slow attempts. A lost attempt is replaced by another one, which by design yields the
@@ -276,7 +276,7 @@ class Scheduler:
         self._check_stall(attempts, now)
 
     def _check_stall(self, attempts: list[Attempt], now: float) -> None:
-        """Report that no task runs: executors may be lost, and new ones may fail to start."""
+        """Report that no task runs: executors may be lost, or new ones fail to start."""
         submissions = [attempt for attempt in attempts if attempt.task]
         if not submissions or any(attempt.running_at is not None for attempt in attempts):
             self._stall_checked_at = now

@@ -1,4 +1,4 @@
-"""Runs on a Flame worker: steps environments in a child process and sends its answers.
+"""Runs on a Flame worker: steps environments in a child, and answers for it.
 
 An environment that crashes, hangs or runs out of memory ends only the child, which becomes an
 answer. The worker itself must never die, because Flame would then fail every queued task.
@@ -242,7 +242,7 @@ def _fetch_policy(endpoint: str, key: str) -> bytes | None:
 
 
 def _limit_object_cache() -> None:
-    """Limit flamepy's object cache, which would keep the last thousand objects in memory."""
+    """Limit flamepy's object cache, which would keep the last thousand objects."""
     from flamepy.core import cache
 
     cache._CACHE_MAX_SIZE = 2

@@ -1,4 +1,4 @@
-"""Runs on an executor in place of `flamepy.runner.runpy`: the same service, restarted if it dies.
+"""Runs on an executor instead of `flamepy.runner.runpy`: restarts the service.
 
 Flame does not replace a worker process that died: its executor would fail all its tasks and could
 never be released. This parent process therefore forks the service again, and the new process
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def watch(record_path: str) -> None:
-    """Fork the service, and fork it again if it dies. Signals to the group reach both."""
+    """Fork the service, again if it dies. Signals to the group reach both."""
     deaths = 0
     while deaths < ATTEMPTS:
         started_at, supervisor = time.monotonic(), os.getpid()
@@ -63,7 +63,7 @@ def watch(record_path: str) -> None:
 
 
 def die_with(supervisor: int) -> None:
-    """Make this process end with its supervisor, without which nothing would restart it."""
+    """Make this process end with its supervisor, which would restart it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:

@@ -189,7 +189,7 @@ class SessionStarter:
             return  # the attempts retry until the session manager comes back
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
-        """Return why executors failed to start; raise SessionPausedError if Flame gave up."""
+        """Return the causes of failed starts; raise SessionPausedError if Flame gave up."""
         events = self.client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
@@ -247,7 +247,7 @@ class SessionStarter:
 def compare_packages(
     remote: Mapping[str, str], local: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the environments' packages that are missing, and those with another version."""
+    """Return the environments' packages that are missing or of another version."""
     names = [name for name in bundle.PIN_REQUIREMENTS if name in local]
     return (
         [name for name in names if name not in remote],

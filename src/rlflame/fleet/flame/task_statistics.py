@@ -1,4 +1,4 @@
-"""The durations of tasks on a cluster, which set the size of groups and detect stragglers."""
+"""The durations of tasks on a cluster: group sizes and straggler detection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TaskStatistics:
         return max(1, min(share, limit))
 
     def compute_slow_s(self, purpose: str, tasks: int) -> float | None:
-        """Return when a group of tasks is a straggler, in seconds; None if nothing is known."""
+        """Return the seconds after which a group is a straggler; None if unknown."""
         durations_s = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
         if not durations_s:
             return None

@@ -1,4 +1,4 @@
-"""The buffer of on-policy algorithms, and the returns and advantages of its steps.
+"""The buffer of on-policy algorithms, and its returns and advantages.
 
 Returns are pure functions over `[T, columns]` arrays that keep terminated and truncated apart.
 """
@@ -42,7 +42,7 @@ class RolloutBuffer:
 
 
 def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
-    """Join all columns into one batch, in the order of the fragments; idle steps are zero."""
+    """Join all columns into one batch, in fragment order; idle steps are zero."""
     steps = max(len(fragment.rewards) for fragment in fragments)
     lengths = np.concatenate([fragment.lengths for fragment in fragments])
     valid = np.arange(steps)[:, None] < lengths
@@ -91,7 +91,7 @@ def compute_discounted_returns(rewards: Float64, ends: Mask, discount: float) ->
 def compute_continued_returns(
     rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
 ) -> Float64:
-    """Compute the reward-to-go, where a truncated episode continues with the mean reward-to-go.
+    """Compute the reward-to-go, continued with its mean after a truncation.
 
     The mean V is taken over all steps and satisfies V = mean(G + w V), where G are the returns up
     to the truncation and w is the weight of the truncation at each step.
@@ -124,7 +124,7 @@ def compute_gae(
 
 
 def _accumulate(terms: Float64, decay: Float64) -> Float64:
-    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]`, backwards from the end."""
+    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]`, backwards."""
     result = terms.copy()
     for t in range(len(terms) - 2, -1, -1):
         result[t] += decay[t] * result[t + 1]

@@ -1,4 +1,4 @@
-"""A ring of the newest steps of a run in preallocated arrays, and the gathering of transitions.
+"""A ring of a run's newest steps in fixed arrays, and its transitions.
 
 A row holds one step of every column. Rows are numbered from zero and overwrite the oldest ones. The
 observation after a step is found one row further and is not stored twice. Where a time limit ended
@@ -61,7 +61,7 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Append rows in the shapes of `list_shapes`; `boundary_index` has (row, column) pairs."""
+        """Append rows as in `list_shapes`; `boundary_index` has (row, column) pairs."""
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
         self._observations[cells] = _flatten(steps["observations"])
@@ -151,7 +151,7 @@ class TransitionRing:
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
-        """Add the following rewards; update `ends`; return last positions and step counts."""
+        """Add the next rewards; update `ends`; return last positions and step counts."""
         last, reward_counts = positions.copy(), np.ones(len(positions), np.int64)
         running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):
@@ -173,7 +173,7 @@ class TransitionRing:
 
 
 def count_final_observation_bytes(observation_size: int) -> int:
-    """Return the most bytes of one hidden observation, including the copy during a change."""
+    """Return the most bytes of a hidden observation, with the copy of a change."""
     return 2 * (4 * observation_size + 8)
 
 

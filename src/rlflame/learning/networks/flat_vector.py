@@ -1,4 +1,4 @@
-"""Network weights as one flat float32 vector with named views, and their initialisation."""
+"""Network weights as one flat float32 vector with views, and their start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FlatVector:
         return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
 
     def find_span(self, prefix: str) -> slice:
-        """Return the slice of all views whose names begin with `prefix`; they must be adjacent."""
+        """Return the slice of views whose names begin with `prefix`, all adjacent."""
         names = [name for name in self.shapes if name.startswith(prefix)]
         start, size = self._starts[names[0]], sum(math.prod(self.shapes[n]) for n in names)
         if self._starts[names[-1]] + math.prod(self.shapes[names[-1]]) != start + size:
@@ -87,7 +87,7 @@ def init_network(
     last_gain: float,
     key: int,
 ) -> None:
-    """Initialise one network, with one random stream per layer; `key` separates the networks.
+    """Initialise a network with a random stream per layer; `key` separates networks.
 
     Weights are orthogonal and biases zero, or both are uniform within 1/sqrt(fan_in), the default
     of torch's linear layers.
@@ -116,7 +116,7 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
 
 
 def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec) -> Float32:
-    """Return the observations normalised with the policy's statistics, if `spec` asks for it."""
+    """Return the observations, normalised by the policy's statistics if specified."""
     if not spec.normalise:
         return raw
     mean, scale = policy["normaliser.mean"], policy["normaliser.scale"]

@@ -1,4 +1,4 @@
-"""Action distributions of learners: log-densities or samples, and their gradients.
+"""Learners' action distributions: log-densities or samples, and gradients.
 
 Arrays are laid out `[units, rows]`, as in `mlp.py`. Sampling heads take the noise as an input, so
 an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
@@ -107,7 +107,7 @@ class CategoricalHead:
 
 
 class SquashedGaussianHead:
-    """A tanh-squashed Gaussian: a = tanh(mean + std * noise), with log-densities per row.
+    """A squashed Gaussian: a = tanh(mean + std * noise), with log-densities.
 
     `backward` returns d(loss)/d(output) of the latest sample and, with gSDE, d(loss)/d(latent). It
     takes d(loss)/d(action) of each row and a d(loss)/d(log_prob) shared by all rows.
@@ -192,7 +192,7 @@ class GsdeVariance:
 
 
 class GsdeHead:
-    """gSDE log-densities of given actions, without a gradient from the variance to the network.
+    """gSDE log-densities of actions, without the variance's network gradient.
 
     With it, the network could make actions likelier by enlarging its units (Raffin et al., 2020).
     """

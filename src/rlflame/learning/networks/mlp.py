@@ -82,7 +82,7 @@ class MLP:
         return space.units[0]
 
     def forward(self, x: Float32) -> Float32:
-        """Return the outputs `[units, rows]` for the rows of `x`; the next pass overwrites them."""
+        """Return outputs `[units, rows]` for the rows of `x`, until the next pass."""
         np.copyto(self.prepare_inputs(len(x)), x.T)
         return self.run()
 
@@ -136,7 +136,7 @@ class MLP:
         np.dot(space.inputs[0], space.delta_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """Return d(loss)/d(input) for inputs from `first` on; weight gradients stay untouched."""
+        """Return d(loss)/d(input) from input `first` on, without weight gradients."""
         for layer in range(self._hidden, 0, -1):
             upstream = self._backward_layer(layer, upstream)
         return self._weights[0][first:] @ upstream
@@ -144,7 +144,7 @@ class MLP:
     def _backward_layer(
         self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
     ) -> Float32:
-        """Return d(loss)/d(input of the activation below `layer`) from the layer's `upstream`."""
+        """Return d(loss)/d(input of the activation below) from `layer`'s `upstream`."""
         space = self._workspace
         units, delta = space.units[layer], space.deltas[layer - 1]
         np.dot(self._weights[layer], upstream, out=delta)
@@ -172,7 +172,7 @@ def make_moment_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[i
 
 
 class BatchMoments:
-    """Moments of the latest batch, and running moments for passes that do not use its own."""
+    """Moments of the latest batch, and running moments for other passes."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.latest, self.running = FlatVector(shapes), FlatVector(shapes)
@@ -180,7 +180,7 @@ class BatchMoments:
             self.running[name][:] = 1.0 if name.endswith("variance") else 0.0
 
     def sum_latest(self) -> float:
-        """Return the sum of the latest moments, which is not finite if one of them is not."""
+        """Return the sum of the latest moments; not finite if one of them is not."""
         return float(self.latest.data.sum(dtype=np.float64))
 
     def update_running(self) -> None:
@@ -294,7 +294,7 @@ class BatchNormMLP(MLP):
         return self._apply_slope(layer, delta)
 
     def _apply_slope(self, layer: int, delta: Float32) -> Float32:
-        """Turn d(loss)/d(standardised inputs) into d(loss)/d(input of the activation below)."""
+        """Turn d(loss)/d(standardised inputs) into that of the activation's input."""
         space = self._workspace
         delta *= space.inverse[layer]
         delta *= space.slope[layer - 1] if self._tanh else space.active[layer - 1]

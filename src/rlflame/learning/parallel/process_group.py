@@ -1,4 +1,4 @@
-"""Groups of learners: the shards of a minibatch, and how all learners keep the same state.
+"""Groups of learners: a minibatch's shards, and equal state for all learners.
 
 A sum of float32 numbers depends on its order. The recipe therefore defines the shards, one learner
 computes a whole shard, and shards are added in order, so any number of learners ends in the same
@@ -32,13 +32,13 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def gather(self, values: Float32) -> Float32:
-        """Return the arrays of all learners by rank, of one shape; valid until the next call."""
+        """Return all learners' arrays by rank, of one shape; valid until the next call."""
 
     def use_device(self, device: str) -> None:
-        """Gather on `device`, where gradients are computed, from now on if that is possible."""
+        """Gather on `device`, where gradients are computed, from now on if possible."""
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value of rank 0, which `wire` can encode. Other ranks pass None and wait."""
+        """Return rank 0's value, which `wire` can encode; other ranks pass None."""
 
 
 class SingleProcessGroup:
@@ -122,7 +122,7 @@ class Shards:
     def compute_gradient(
         self, rows: int, compute_part: Callable[[Shard], tuple[Float32, Metrics]]
     ) -> tuple[Float32, Metrics]:
-        """Return the sum of the gradients and of the sums of all shards; valid until the next call.
+        """Return the summed gradients and sums of all shards, valid until the next call.
 
         `compute_part` divides by the size of the whole minibatch, so the sum is the mean over its
         samples, also with unequal shards. Clip the sum, not the parts.
@@ -225,7 +225,7 @@ def release_replicas(group: ProcessGroup) -> None:
 
 
 def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> None:
-    """Refuse machines of different kinds, on which equal arithmetic has different last bits."""
+    """Refuse machines of different kinds, whose arithmetic has other last bits."""
     arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in fingerprint.items()}
     for rank in find_deviating_ranks(group, arrays):
         raise LearningError(

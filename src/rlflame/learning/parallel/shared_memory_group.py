@@ -1,4 +1,4 @@
-"""A group of learner processes on one machine, which exchange arrays through shared memory.
+"""A group of learner processes that exchange arrays in shared memory.
 
 The memory has no name: the first learner creates it and the others inherit its descriptor, so
 nothing is left behind when all of them are killed. At a barrier, each learner writes one byte into
@@ -40,7 +40,7 @@ class LostLearner(LearnerFailure):
 
 
 class GroupDescriptors(NamedTuple):
-    """The open files of a group: its memory, and both ends of each learner's inbox by rank."""
+    """The open files of a group: its memory, and each rank's inbox by both ends."""
 
     memory: int
     inboxes: tuple[int, ...]
@@ -60,7 +60,7 @@ class GroupDescriptors(NamedTuple):
         return [self.memory, *self.inboxes, *self.outboxes]
 
     def close_foreign(self, rank: int) -> None:
-        """Close the ends that only other learners use, so that a write to a dead learner fails."""
+        """Close other learners' ends, so that a write to a dead learner fails."""
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(outbox if number == rank else inbox)
 
@@ -154,7 +154,7 @@ class SharedMemoryGroup:
         self._descriptors.close_own(self.rank)
 
     def _find_region(self, byte_count: int) -> _Region:
-        """The region for arrays of this size; all learners create regions in the same order."""
+        """The region for arrays of this size; learners create them in equal order."""
         capacity = max(_MIN_REGION, 1 << (byte_count - 1).bit_length())
         region = self._regions.get(capacity)
         if region is None:

@@ -21,7 +21,7 @@ def slice_half(size: int, lane: int) -> slice:
 
 
 class ThreadPair:
-    """Runs `work(0)` and `work(1)` and waits for both; raises the exception of either."""
+    """Runs `work(0)` and `work(1)`, waits for both, and raises either's exception."""
 
     def __init__(self, threads: int) -> None:
         self._second_thread = _SecondThread() if threads > 1 else None
@@ -41,7 +41,7 @@ class ThreadPair:
 
 
 class _SecondThread:
-    """The thread of lane 1, which runs one piece of work at a time and ends with the process."""
+    """The thread of lane 1, which runs a piece of work at a time until exit."""
 
     def __init__(self) -> None:
         # Locks have the lowest cost of all waits; the other side releases each.

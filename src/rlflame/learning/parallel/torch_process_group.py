@@ -27,7 +27,7 @@ _ENDLESS_S = 365.0 * 24 * 3600
 
 
 def select_backend(device: str, locations: Sequence[bytes]) -> str:
-    """Return the backend that exchanges gradients: nccl refuses two learners on one GPU."""
+    """Return the backend for gradients: nccl refuses two learners on one GPU."""
     is_shared = len(set(locations)) < len(locations)
     return "gloo" if device == "cpu" or is_shared else "nccl"
 
@@ -136,7 +136,7 @@ def format_timeout(seconds: float) -> str:
 
 
 def _reset_group_count() -> None:
-    """Make torch count its groups from the start: all learners must use the same group number."""
+    """Make torch count groups from the start: learners need equal group numbers."""
     if not distributed.is_initialized():
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""The (network, shard) units of a gradient, divided between the learners of a group.
+"""The (network, shard) units of a gradient, divided between learners.
 
 Units are numbered network by network, and each learner computes a contiguous range of them. The
 learner that computes the first shard of a network is its owner: it adds the shards in order,
@@ -23,7 +23,7 @@ PartialGradient = Callable[[Shard, Sequence[str]], tuple[Float32, Metrics]]
 
 
 class Units:
-    """Divides the gradient of several networks, which lie one behind the other in a vector."""
+    """Divides the gradient of networks that lie one behind the other in a vector."""
 
     def __init__(
         self, shards: Shards, spans: Mapping[str, slice], sums: Mapping[str, Sequence[str]]
@@ -63,8 +63,8 @@ class Units:
     def compute_gradient(
         self, rows: int, compute_part: PartialGradient
     ) -> tuple[Float32, list[float], Metrics]:
-        """The gradient, valid in the own spans until the next call; the squares of the norms of
-        all networks; the sums of all networks."""
+        """Return the gradient, the squares of all networks' norms, and their sums."""
+        # The gradient is valid in the own spans until the next call.
         shards = self._shards.split(rows)
         if len(shards) > 1:
             gradient, sums = self._add_shards(shards, compute_part)
@@ -127,7 +127,7 @@ class Units:
         return squares, all_sums
 
     def share_step(self, parameters: Float32) -> None:
-        """Take over the weights that their owners have stepped, where this learner needs them."""
+        """Take the weights that their owners stepped, where this learner needs them."""
         if self._is_spread:
             self.share_vector(parameters)
 
@@ -146,7 +146,7 @@ class Units:
     def compute_values(
         self, rows: int, chunk_rows: int, compute_chunk: Callable[[slice], Float32]
     ) -> Float32:
-        """A number for each row. Each learner computes some chunks, and none crosses a shard."""
+        """A number for each row; each learner computes chunks, each within a shard."""
         chunks = [
             slice(start, min(start + chunk_rows, shard.rows.stop))
             for shard in self._shards.split(rows)

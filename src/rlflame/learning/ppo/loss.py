@@ -127,7 +127,7 @@ class NumpyPpo:
         }
 
     def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> float:
-        """Write the gradient of the squared error; with a value clip, of the larger error."""
+        """Write the gradient of the squared error; with a value clip, the larger one."""
         values = self._critic.forward(batch.observations)[0]
         error = values - batch.returns
         slope = error

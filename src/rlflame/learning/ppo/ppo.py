@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al., 2017) with the clipped objective.
+"""Proximal policy optimisation (Schulman et al., 2017), clipped objective.
 
 Minimised over minibatches, with ratio r = pi(a|s) / behaviour(a|s) and advantage A:
 
@@ -138,7 +138,7 @@ class Ppo:
             samples.advantages = standardise(samples.advantages)
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
-        """Make one optimizer step per minibatch, up to the number of epochs or the KL limit."""
+        """Make an optimizer step per minibatch, up to the epochs or the KL limit."""
         settings, totals = self._settings, _Totals(self._settings)
         target, parameters = settings.target_kl, self._parameters.data
         kl_limit = None if target is None else KL_STOP_FACTOR * target
@@ -201,7 +201,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Scale each row to zero mean and unit standard deviation; single samples are unchanged."""
+    """Scale each row to zero mean and unit deviation, except single samples."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)
@@ -263,7 +263,7 @@ class _Totals:
 
 
 def compute_discount(settings: PpoSettings, progress: float) -> float:
-    """Return the discount at this progress; it moves from the first discount to the final one.
+    """Return the discount at this progress, between the first and the final one.
 
     The horizon 1 / (1 - discount) moves linearly, from `discount_moves_from` on.
     """

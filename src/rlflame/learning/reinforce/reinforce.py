@@ -1,4 +1,4 @@
-"""REINFORCE (Williams, 1992): raises the log-probability of actions that led to high returns.
+"""REINFORCE (Williams, 1992): raises the probability of successful actions.
 
 Makes one gradient step per batch of whole episodes, on the loss
 
@@ -137,7 +137,7 @@ class Reinforce:
     def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient of the whole batch; chunks of a shard are added in a fixed order."""
+        """Return the whole batch's gradient; a shard's chunks are added in order."""
         valid = batch.valid
         observations, actions = batch.observations[valid], batch.actions[valid]
         shares = weights[valid].astype(np.float32)
@@ -160,7 +160,7 @@ class Reinforce:
 
 
 def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
-    """Scale returns to zero mean and unit deviation, over each episode or over the whole batch."""
+    """Scale returns to zero mean and unit deviation, per episode or per batch."""
     result = returns.copy()
     if scope == "batch":
         samples = returns[batch.valid]

@@ -45,19 +45,19 @@ class SacMinibatch:
 
 
 class SacGradientProvider(Protocol):
-    """Computes the gradients of the losses in `sac.py`: by hand in numpy, or by torch's autograd.
+    """Computes the gradients of the losses in `sac.py`, in numpy or with torch.
 
     Call `sample_actions` first. A gradient is valid until the next call. `count` is the size of the
     whole minibatch, of which the batch may be one shard: gradients and sums of shards add up.
     """
 
     def sample_actions(self, batch: SacMinibatch) -> Float32:
-        """Sample actions for both observations; return the log-densities of the first ones."""
+        """Sample actions for both observations; return the first log-densities."""
 
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return both critics' gradient; `moments.latest` holds the moments of this batch."""
+        """Return both critics' gradient; `moments.latest` holds this batch's moments."""
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
@@ -168,7 +168,7 @@ class NumpySac:
         self._next_values[number] = values[:, rows:]
 
     def _backward_critic(self, number: int, slope: Float32) -> None:
-        """Write one critic's gradient. The values of the next observations have no gradient."""
+        """Write a critic's gradient, without one for values of the next observations."""
         if not self._targets:
             slope = np.concatenate((slope, np.zeros_like(slope)), axis=1)
         self._critics[number].backward(slope)

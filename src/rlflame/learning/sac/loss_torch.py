@@ -1,4 +1,4 @@
-"""The losses of SAC with gradients by torch's autograd, on the memory of the flat vectors.
+"""SAC's losses with gradients by torch's autograd, on flat vectors.
 
 Imported only when a recipe asks for this provider.
 """
@@ -22,7 +22,7 @@ from .networks import CRITICS, SacNetworks
 
 
 class _ClippedDoubleQ:
-    """The counterpart of `networks.ClippedDoubleQ`; values are `[critics, rows, outputs]`."""
+    """`networks.ClippedDoubleQ` for torch; values are `[critics, rows, outputs]`."""
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         return values.min(dim=0).values
@@ -47,7 +47,7 @@ class _TruncatedQuantiles:
         return pool[:, : len(values) * (self._outputs - self._drop_count)]
 
     def compute_loss(self, values: Tensor, target: Tensor) -> Tensor:
-        """Return the mean quantile Huber loss between all quantiles and all target values."""
+        """Return the mean quantile Huber loss of all quantiles and target values."""
         place = torch.arange(self._outputs, dtype=values.dtype, device=values.device)
         fractions = ((place + 0.5) / self._outputs)[:, None]
         difference = target[None, :, None, :] - values[..., None]
@@ -108,7 +108,7 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """Return the values of the taken and of the next actions, the latter without gradient."""
+        """Return the values of taken and next actions, the latter without gradient."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()
@@ -143,7 +143,7 @@ class TorchSac:
         return torch.tanh(raw), (density - slope).sum(dim=1)
 
     def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """Return the log deviations: outputs of the network, or noise of the latent (gsde)."""
+        """Return the log deviations: network outputs, or latent noise (gsde)."""
         parameter = self._actor.tensors.get("actor.log_std")
         if parameter is None:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)

@@ -1,4 +1,4 @@
-"""The networks of SAC, their initial weights, and the meaning of the critics' outputs.
+"""SAC's networks, their initial weights, and their critics' outputs.
 
 A critic outputs an expected return or quantiles of the return. Values of one critic are `[outputs,
 rows]`, of both critics `[critics, outputs, rows]`.
@@ -102,7 +102,7 @@ class ClippedDoubleQ:
 
 
 class TruncatedQuantiles:
-    """Quantiles of the return from each critic, without the highest ones of both together.
+    """Quantiles of the return from each critic, without the highest of both.
 
     The loss is the quantile Huber loss, and the value of an action is the mean of all quantiles
     (TQC; Kuznetsov et al., 2020). The reported error is that of a critic's mean.

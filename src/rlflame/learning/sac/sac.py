@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al., 2018) with two critics and a learned entropy coefficient.
+"""Soft actor-critic (Haarnoja et al., 2018), two critics, learned entropy.
 
 An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), minimises
 
@@ -167,14 +167,14 @@ class Sac:
         )
 
     def _adapt_entropy(self, log_prob: float, learning_rate: float) -> float:
-        """Raise the coefficient if the policy is less random than the target, else lower it."""
+        """Raise the coefficient if the policy is less random than the target."""
         deficit = log_prob + self._target_entropy
         loss = -float(self._log_weight[0]) * deficit
         self._entropy_adam.step(self._log_weight, np.array([-deficit], np.float32), learning_rate)
         return loss
 
     def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
-        """Make an Adam step on both critics, then update the targets or the running moments."""
+        """Step both critics with Adam, then update targets or running moments."""
         critics, targets = self._networks.critics.data, self._networks.targets.data
         moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)

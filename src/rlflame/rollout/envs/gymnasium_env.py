@@ -1,4 +1,4 @@
-"""The environments of a slot on the Gymnasium API: stepped, saved and restored exactly.
+"""A slot's environments on the Gymnasium API: stepped, saved and restored.
 
 The state of an environment is a value (EnvState), because a cluster does not assign a slot to one
 process.
@@ -93,7 +93,7 @@ class RestorableEnv:
             report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
-        """Make a step: write the observation into `out`; return reward, terminated, truncated."""
+        """Make a step, write into `out`, and return reward, terminated, truncated."""
         if not self._exact_mujoco:
             if self.elapsed >= len(self._action_history):
                 room = np.zeros_like(self._action_history)
@@ -124,7 +124,7 @@ class RestorableEnv:
         return reward, terminated, truncated
 
     def prepare_snapshot(self) -> None:
-        """Prepare a snapshot before a fragment's last step: MuJoCo needs the state before it."""
+        """Prepare a fragment's last step: MuJoCo's snapshot is of the state before it."""
         if self._exact_mujoco:
             self._saved_physics = self._read_physics()
 
@@ -269,8 +269,8 @@ class GymnasiumVectorEnv:
 
 
 def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:
-    """Return an environment's step function and step limit. Wrappers that only count and check are
-    bypassed, which saves a microsecond per step."""
+    """Return an environment's step function and step limit, without its wrappers."""
+    # Bypassing the wrappers that only count and check saves a microsecond per step.
     limit = math.inf
     for layer in iterate_wrappers(env):
         if type(layer) not in (TimeLimit, OrderEnforcing):

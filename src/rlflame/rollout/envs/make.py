@@ -1,4 +1,4 @@
-"""Makes environments through Gymnasium, reads their spaces, and reports their errors."""
+"""Makes environments with Gymnasium, reads spaces, and reports errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class _LazyModule(ModuleType):
-    """A module that is loaded at its first use, unlike importlib's at the second import."""
+    """A module that is loaded at its first use, not at the second import."""
 
     _loader: Any
 
@@ -53,7 +53,7 @@ class _LazyModule(ModuleType):
 
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
-    """Protect glfw, which runs `python -c` while it loads, from modules in the current folder."""
+    """Protect glfw, which runs `python -c`, from modules of the current folder."""
     previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -66,7 +66,7 @@ def _exclude_current_folder() -> Iterator[None]:
 
 
 def defer_imports(*names: str) -> None:
-    """Make these modules importable; each is loaded when an attribute is first accessed.
+    """Make modules importable; each is loaded at the first attribute access.
 
     MuJoCo and Gymnasium's MuJoCo environments import everything for windows and images at once.
     That takes as long as MuJoCo itself, and processes that only step never need it.
@@ -85,7 +85,7 @@ defer_imports("glfw", "imageio")
 
 
 def is_env_error(error: BaseException) -> bool:
-    """Return whether the environment raised this error; environments may call `sys.exit()`.
+    """Return whether the environment raised this; it may call `sys.exit()`.
 
     KeyboardInterrupt comes from the user, except in processes that ignore Ctrl-C, such as workers.
     """
@@ -117,7 +117,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 
 def _check_model_file(kwargs: Mapping[str, Any]) -> None:
-    """Refuse a pipe or a device as MuJoCo's model: opening one may block or read for ever."""
+    """Refuse a pipe or a device as MuJoCo's model: it may block for ever."""
     path = kwargs.get("xml_file")
     if isinstance(path, str) and path.startswith(
         ("/", ".", "~")
@@ -158,7 +158,7 @@ def _to_lists(value: Any) -> Any:
 
 
 def _silence_mujoco() -> None:
-    """Suppress MuJoCo's warnings, which would go to the terminal and to MUJOCO_LOG.TXT."""
+    """Suppress MuJoCo's warnings in the terminal and in MUJOCO_LOG.TXT."""
     mujoco = sys.modules.get("mujoco")
     if mujoco is not None and mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(lambda message: None)
@@ -167,7 +167,7 @@ def _silence_mujoco() -> None:
 def read_env_spec(
     id: str, kwargs: dict[str, Any], max_episode_steps: int | None, modules: tuple[str, ...] = ()
 ) -> EnvSpec:
-    """Read the spaces of an environment; raise UnsupportedSpace, or the errors of making it."""
+    """Read an environment's spaces; raise UnsupportedSpace, or its errors."""
     blank_spec = EnvSpec(
         id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules
     )

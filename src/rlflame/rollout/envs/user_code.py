@@ -1,4 +1,4 @@
-"""Imports the user's environment code: a file, or a module that an environment id names.
+"""Imports the user's environment code: a file, or a module that an id names.
 
 The file is loaded by its path, so neither its folder nor its name can shadow another module. Its
 folder is searched last. An id such as `my_env:Mine-v0` names the module `my_env`, and importing a

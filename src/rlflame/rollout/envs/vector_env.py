@@ -1,4 +1,4 @@
-"""The environments of one slot, stepped together: the interface, and the choice of implementation.
+"""A slot's environments, stepped together: interface and implementations.
 
 rlflame's MuJoCo loop and Gymnasium's instances have the same bits.
 """
@@ -74,7 +74,7 @@ class VectorEnv(Protocol):
 
 
 def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> EnvironmentFault:
-    """Make the fault of an environment at this position; the message follows its name."""
+    """Make an environment's fault at this position; `message` follows its name."""
     text = f"environment {spec.id} {message}"
     return EnvironmentFault(text, position.row, position.seed, position.elapsed)
 
@@ -96,7 +96,7 @@ def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
 
 
 def preload_env(id: str) -> None:
-    """Import what an environment of this id needs, if that is known without making it."""
+    """Import what an id's environment needs, if known without making it."""
     from . import gymnasium_env  # noqa: F401
 
     try:

@@ -64,7 +64,7 @@ def is_known_id(id: str) -> bool:
 def find_known_spec(
     id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None
 ) -> EnvSpec | None:
-    """Return the result of `envs.make.read_env_spec`, or None if the environment must be made."""
+    """Return `envs.make.read_env_spec`'s result; None if an env must be made."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
@@ -89,7 +89,7 @@ def find_known_spec(
 
 
 def find_unverified_version(id: str) -> str | None:
-    """Return Gymnasium's version if its source files were not compared with the MuJoCo loop."""
+    """Return Gymnasium's version if the MuJoCo loop was not compared with it."""
     if id not in _SPACES or importlib.util.find_spec("gymnasium") is None:
         return None
     if not _is_gymnasium_env(id) or all(map(is_verified, SOURCE_HASHES)):
@@ -124,8 +124,8 @@ def find_episode_limit(id: str) -> int | None:
 
 
 def _is_gymnasium_env(id: str) -> bool:
-    """Return whether the name still refers to Gymnasium's own environment: a user's file, or a
-    package that Gymnasium imports, may have registered another under it."""
+    """Return whether the name still refers to Gymnasium's own environment."""
+    # A user's file, or a package that Gymnasium imports, may have replaced it.
     if importlib.metadata.entry_points(group="gymnasium.envs"):
         return False
     gymnasium: Any = sys.modules.get("gymnasium")

@@ -1,4 +1,4 @@
-"""Gymnasium's v5 MuJoCo environments, implemented directly on MuJoCo for all rows of a slot.
+"""Gymnasium's v5 MuJoCo environments on MuJoCo, for all rows of a slot.
 
 The work between two calls of MuJoCo is done for all rows at once (`mujoco_task.py`, based on
 `simulation.py`). Resets repeat every random draw of Gymnasium. Results are bit-for-bit identical to
@@ -39,7 +39,7 @@ _EXACT_INTEGER = 2**53
 
 
 def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
-    """Make the rows of this environment; None if the bits might differ from Gymnasium's.
+    """Make this environment's rows; None if bits might differ from Gymnasium's.
 
     Raises the errors of making the environment.
     """
@@ -207,7 +207,7 @@ class MujocoVectorEnv:
 
 
 def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether the environment and its source files match the version that was tested."""
+    """Return whether the environment and its files match the tested version."""
     base_env: Any = env.unwrapped
     kind = type(base_env)
     modules = (*_COMMON_MODULES, kind.__module__)

@@ -52,7 +52,7 @@ class MujocoTask:
 
 
 class _Locomotion(MujocoTask):
-    """Rewards speed along a column of positions and a healthy state, and charges for controls."""
+    """Rewards speed along a position column and health; charges for controls."""
 
     _hidden_positions = 1
     #: Observation parts that settings add, and the fields that they are read from.
@@ -307,7 +307,7 @@ class InvertedDoublePendulum(MujocoTask):
 
 
 def _compute_lengths(vectors: Float64) -> Float64:
-    """Compute the length of each row as `numpy.linalg.norm` does: the root of the dot product."""
+    """Compute row lengths as `numpy.linalg.norm`: the root of the dot product."""
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 

@@ -1,4 +1,4 @@
-"""N simulations of one MuJoCo model, with controls as input and tables of observations as output.
+"""N simulations of one MuJoCo model: controls in, observation tables out.
 
 `mujoco.batch` steps all of them in one call if it exists and computes everything that is read.
 Otherwise each simulation is an `MjData`. The bits are the same.
@@ -59,7 +59,7 @@ class Simulation:
         self._ids: Array | None = None
 
     def track(self, *parts: DataSlice) -> Float64:
-        """Return a table `[N, columns]` of these parts, which each change of the state renews.
+        """Return a table `[N, columns]` of these parts, renewed at each state change.
 
         The table is a copy, so a task may write into it.
         """

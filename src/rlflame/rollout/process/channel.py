@@ -47,7 +47,7 @@ class MessageKind(IntEnum):
 
 
 class ProtocolError(Exception):
-    """Received bytes are not a message: other code in that process writes to its pipe."""
+    """Received bytes are not a message: other code writes to the pipe."""
 
 
 class Message(NamedTuple):
@@ -100,7 +100,7 @@ class Channel:
         return bool(self._unsent)
 
     def send(self, kind: MessageKind, value: Any = None) -> int:
-        """Queue a message and write as much as the pipe accepts; return the size of its payload."""
+        """Queue a message, write what the pipe accepts, and return its payload size."""
         from .. import wire
 
         payload = wire.encode(value)
@@ -221,7 +221,7 @@ class Channel:
 
 
 class WakePipe:
-    """Ends a `wait` in another thread. Any thread may wake it, also after it was closed."""
+    """Ends a `wait` in another thread; any thread may wake it, even when closed."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
@@ -279,7 +279,7 @@ def wait(
 
 
 def _enlarge_pipe(pipe: int) -> None:
-    """Make room for a whole fragment if the system allows it, so that neither end waits."""
+    """Make room for a whole fragment if possible, so that neither end waits."""
     import fcntl
 
     command = getattr(fcntl, "F_SETPIPE_SZ", None)

@@ -71,7 +71,7 @@ class ParentChannel(Channel):
 
 
 def exit_with_group() -> NoReturn:
-    """End this process and everything that it has started, because its parent is gone."""
+    """End this process and all that it started, because its parent is gone."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -86,7 +86,7 @@ def read_parent_pid() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process with its parent, even if it is stopped or holds the interpreter lock.
+    """End this process with its parent, even if stopped or holding the GIL.
 
     A process in that state does not see a pipe close, so the kernel must end it. It does so when
     the parent's *thread* ends that started this process: see `worker_process`. Only Linux has such

@@ -1,4 +1,4 @@
-"""A rollout worker process: receives policies and tasks, sends fragments and heartbeats.
+"""A rollout worker process: receives tasks, sends fragments and heartbeats.
 
 The output of environments goes to the process's standard output, which the parent keeps separate.
 """

@@ -1,4 +1,4 @@
-"""A child process from the view of its parent: its channel, its output and its exit code.
+"""A child process as seen by its parent: channel, output and exit code.
 
 Only `terminate` waits for the process.
 """
@@ -32,8 +32,7 @@ _EXIT_GRACE_S = 5.0
 
 
 class WorkerProcess:
-    """A child that runs `rlflame.rollout.process.worker_main` or another module with a
-    `ParentChannel`.
+    """A child that runs the worker's or another module with a `ParentChannel`.
 
     It leads a session, and inherits `inherited_fds` under the same numbers.
     """
@@ -137,8 +136,8 @@ class WorkerProcess:
 
 
 def _copy_output(pipe: int) -> None:
-    """Copy the output of a process to this process's sys.stderr, which escapes control characters;
-    an inherited descriptor would bypass it."""
+    """Copy a process's output to sys.stderr, which escapes control characters."""
+    # An inherited descriptor would bypass it.
     with open(pipe, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
         for line in lines:
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -167,7 +166,7 @@ _executor: ThreadPoolExecutor | None = None
 
 
 def run_in_lasting_thread(call: Callable[[], T]) -> T:
-    """Call a function that starts a process, in a thread that lasts as long as this process.
+    """Call a function that starts a process in a thread as lasting as this one.
 
     Linux sends the parent-death signal when the *thread* ends that started the child. A worker that
     a short-lived thread has started would be killed during its work.

@@ -355,7 +355,7 @@ def test_a_run_of_this_machine_whose_process_is_gone_is_given_less_time(time, bo
 
 
 def test_a_beat_outweighs_what_is_known_of_the_process(time, book, monkeypatch):
-    """Process ids mean nothing if drivers run in containers with this machine's host name."""
+    """Process ids mean nothing if drivers in containers share this host name."""
     monkeypatch.setattr(stale_runs, "check_process", lambda lease: "gone")
     book.fill(a=lease(1, host="here", pid=12))
     time.meanwhile = lambda now: book.leases["rlflame-a"].update(beat=1 + int(now - 1000) // 5)
@@ -675,7 +675,7 @@ def test_a_probe_that_could_not_be_removed_says_so():
 
 
 def test_what_executors_load_holds_no_bytecode():
-    """Executors may use other versions of Python, in which this bytecode would end the process."""
+    """Executors may use another Python, in which this bytecode ends the process."""
     names, strings = set(), []
     for code, argument, _ in pickletools.genops(bundle.make_context(b"zip", {"a": 1})):
         if isinstance(argument, str):
@@ -758,7 +758,7 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
 )
 @pytest.mark.parametrize("also", [False, True])
 def test_a_file_that_cannot_be_read_is_named(no_flame, monkeypatch, content, words, also):
-    """The file is read first, so it is an error even if the variables would be enough."""
+    """The file is read first, so it is an error even if the variables are enough."""
     path = no_flame / ".flame" / "flame.yaml"
     path.parent.mkdir()
     path.write_text(content)

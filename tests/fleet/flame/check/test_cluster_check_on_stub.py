@@ -396,7 +396,7 @@ def driver(stub):
 
 
 def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
-    """One run was killed, one is alive here, and one is alive elsewhere, as its lease shows."""
+    """One run was killed, one is alive here, and one elsewhere, as its lease shows."""
     stub.faults.no_executors = True
     dead = driver("rlflame-dead", "rlflame-dead-i")
     driver("rlflame-living")

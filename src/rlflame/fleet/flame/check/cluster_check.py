@@ -146,14 +146,14 @@ class ClusterCheck:
         return last
 
     def _record_silence(self) -> None:
-        """Take two snapshots of an unresponsive session; the pause reveals stuck executors."""
+        """Take two snapshots of a silent session; the pause reveals stuck executors."""
         self._take_snapshot()
         time.sleep(self.timeouts.still_s)
         self._take_snapshot()
         self._silent_snapshots = list(self._snapshots)
 
     def _check_executors(self) -> Finding:
-        """Take snapshots for at least `still_s`, and longer while an executor is undecided."""
+        """Take snapshots for at least `still_s`, longer for undecided executors."""
         started_s, timeouts = self._take_snapshot().at_s, self.timeouts
         while self._snapshots[-1].executors:
             _, is_undecided = cluster_snapshot.find_stuck(self._snapshots, timeouts)
@@ -189,7 +189,7 @@ def check_machine() -> Finding:
 
 
 def check_configuration() -> tuple[FlameClient | None, Finding]:
-    """Return an unconnected client, or None if the configuration is invalid, and the finding."""
+    """Return an unconnected client, or None if the config is invalid, and a finding."""
     source, name = find_configuration(), "configuration"
     if source is None:
         return None, Finding(name, "failed", _NO_CLUSTER_TEXT, (START, EXPORT))

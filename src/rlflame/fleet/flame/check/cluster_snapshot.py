@@ -93,7 +93,7 @@ class ClusterSnapshot:
 
 
 def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
-    """Query the cluster once; raises FleetError if the session manager does not answer."""
+    """Query the cluster once; raise FleetError if its manager does not answer."""
     nodes = []
     for node in client.call("list_nodes"):
         size, state = node.status.capacity, NODE_STATES[node.status.state]
@@ -229,7 +229,7 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
 
 
 def format_remedy(node: str) -> str:
-    """Return how to free a node. After a quick restart, it would keep its dead executors."""
+    """Return how to free a node; a quick restart keeps its dead executors."""
     text = f"stop the executor manager on {node}, wait 40 s (less is not enough), start it again"
     if re.fullmatch(r"executor-\d+", node):
         text += f"; here: docker compose -f compose/compose.yaml restart {node} (includes the wait)"
@@ -268,7 +268,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
 def _is_starved(
     session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> bool:
-    """Whether the session's tasks have waited for `still_s` with no executor in the cluster."""
+    """Whether a session's tasks waited for `still_s` with no executor at all."""
     since_s = snapshots[-1].at_s
     for snapshot in reversed(snapshots):
         session = snapshot.find_session(session_id)

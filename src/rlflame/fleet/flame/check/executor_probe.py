@@ -1,4 +1,4 @@
-"""The probe: asks executors to describe their machines, and compares them with this one."""
+"""The probe: asks executors for their machines, and compares them with this."""
 
 from __future__ import annotations
 
