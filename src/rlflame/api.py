@@ -63,7 +63,7 @@ class LoadedPolicy:
         self._rows = np.zeros((width, size), np.float32)
 
     def __call__(self, observation: Any) -> Any:
-        """Return the deterministic action for an observation, as the environment expects it."""
+        """Return the deterministic action in the form that the environment expects."""
         with np.errstate(over="ignore"):
             flat = np.asarray(observation, np.float32).ravel()
         if flat.shape != self._rows.shape[1:]:
@@ -119,7 +119,7 @@ def resume(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> RunResult:
-    """Continue a run bit-identically from its latest checkpoint, or from the file `target`.
+    """Continue a run bit-identically from its latest checkpoint or a checkpoint file.
 
     A finished run stays unchanged, and its previous result is returned.
     """

@@ -81,7 +81,7 @@ def _format_absence(error: CheckpointError) -> str:
 def make_chart(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
-    """Return a chart of one environment, with a line per group of runs that differ only in seed."""
+    """Return a chart of one environment, with one line per recipe."""
     metric = metric or choose_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
@@ -152,7 +152,7 @@ def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
 
 
 def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
-    """Return a series with a dot for every episode and their moving average as the line."""
+    """Return a dot for every episode, and their moving average as a line."""
     returns, lengths = run.read_episodes()
     if not len(returns):
         raise CheckpointError(f"{run.folder} has not finished an episode yet.", "try again later")
@@ -187,7 +187,7 @@ def _count_learners(run: RunData) -> int:
 
 
 def _read_cpu_s(run: RunData) -> tuple[Float64, Float64] | None:
-    """Return the CPU seconds of the driver and its workers; None if unknown, as on Flame."""
+    """Return the CPU seconds of driver and workers; None if unknown, as on Flame."""
     fleets = {machine.get("fleet") for machine in run.machines}
     if not fleets or any(map(is_remote, fleets)):
         return None
@@ -219,7 +219,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Return x values in the range that all curves share: their own, or an even grid if many."""
+    """Return x values that all curves cover: their own, or an even grid if many."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]

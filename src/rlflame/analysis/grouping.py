@@ -90,13 +90,13 @@ def _format_recipe(run: RunData) -> str:
 
 
 def _list_settings(run: RunData) -> dict[str, Any]:
-    """Return the settings of a recipe by full name, without the seed and unset settings."""
+    """Return a recipe's settings by full name, without the seed and unset settings."""
     settings = nested_dict.flatten(run.recipe)
     return {name: value for name, value in settings if name != _SEED and value not in _UNSET}
 
 
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
-    """Name a run by its algorithm, its environment if there are several, and its settings."""
+    """Name a run by algorithm, environment (if several) and differing settings."""
     algorithm, settings = run.algorithm.upper(), _list_settings(run)
     if len({other.environment for other in all_runs}) > 1:
         algorithm += f" {run.environment}"

@@ -108,7 +108,7 @@ def make_sleeping_cases(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
-    """Make a REINFORCE case for each length of sleeping episodes. Each episode is one task."""
+    """Make a REINFORCE case, one task per episode, for each length of sleep."""
     module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:
@@ -215,7 +215,7 @@ def warm_up(
     *,
     wait_for_all: bool = False,
 ) -> None:
-    """Run an untimed iteration; with `wait_for_all`, repeat it until all workers have answered."""
+    """Run an untimed iteration; with `wait_for_all`, repeat until all workers answer."""
     start_s, recipe = clock(), case.recipe.model_copy(update={"stop_at_iterations": 1})
     short = replace(case, recipe=recipe)
     run_case(short, fleet, stop, Stopwatch(clock))

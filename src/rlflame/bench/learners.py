@@ -1,4 +1,4 @@
-"""Times the same training, and the exchange of gradients, with different numbers of learners."""
+"""Times training and gradient exchange with different numbers of learners."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TimedProcessGroup:
 
 
 class LearnersBenchmark(Benchmark):
-    """Times the same training with each number of learners; `workers` holds these numbers."""
+    """Times the same training with each number of learners, listed in `workers`."""
 
     name = "learners"
 
@@ -135,7 +135,7 @@ def check_learners(learning: LearningSettings, learners: int) -> None:
 def run_with_learners(
     case: Case, fleet: Fleet, session: BenchSession, learners: int, watch: Stopwatch
 ) -> dict[str, Any]:
-    """Run a case with several learners; the watch times their exchanges as `exchange`."""
+    """Run a case with several learners; `watch` times their exchanges."""
     learning = case.recipe.learning
     spec = components.make_policy_spec(learning, case.env)
     group = LearnerGroup(
@@ -191,6 +191,6 @@ def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:
-    """Return the smallest number of shards, at least `fewest`, that all `counts` divide."""
+    """Return the smallest number of at least `fewest` shards that `counts` divide."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

@@ -20,7 +20,7 @@ _STAT = Path("/proc/stat")
 
 
 class LoadMonitor:
-    """Measures the load of other programs: the total, minus this process and its children."""
+    """Measures the load of programs other than this process and its children."""
 
     def __init__(self, fleets: Collection[str]) -> None:
         self._machine, self._at_work = describe_machine(), count_busy_processors()
@@ -28,7 +28,7 @@ class LoadMonitor:
         self._start = None if any(map(is_remote, fleets)) else _read_counters()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the machine and its load so far; exact only after all children have ended."""
+        """Describe the machine and its load; exact only after all children have ended."""
         load = _compute_load(self._start, _read_counters())
         others = max(0.0, load[0] - load[1]) if load else None
         busiest = max(value for value in (self._at_work, others, 0.0) if value is not None)
@@ -43,7 +43,7 @@ class LoadMonitor:
 
 
 def format_conditions(facts: dict[str, Any]) -> list[str]:
-    """Return sentences about the machine, its software and its load during a measurement."""
+    """Return sentences about the machine, its software and its load."""
     machine = facts["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     first, own_load = (
@@ -69,7 +69,7 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Return the seconds of wall time, of busy processors, and of this process and children."""
+    """Return seconds: wall time, all busy processors, this process with children."""
     try:
         # The fourth and the fifth value are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]

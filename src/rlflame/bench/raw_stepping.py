@@ -59,7 +59,7 @@ def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
 
 
 def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
-    """Repeat the episodes forever with `mj_step`, without Gymnasium; yield 0 for each step."""
+    """Repeat the episodes forever with `mj_step`, without Gymnasium; yield zeros."""
     import mujoco
 
     model, data, skip = env.model, env.data, env.frame_skip
@@ -168,7 +168,7 @@ def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
 
 
 def make_raw_step(order: dict[str, Any]) -> Step | None:
-    """Return the step function of an order, or None for `mj_step` if `env` does not use MuJoCo."""
+    """Return the step function of an order; None for `mj_step` without MuJoCo."""
     env: Any = make_env(order["env"])
     script, steps = record_script(env), iterate_gymnasium
     if order["way"] == "mj_step":

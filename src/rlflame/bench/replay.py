@@ -1,4 +1,4 @@
-"""Measures how fast a fleet fills a replay buffer, and how fast the buffer is sampled.
+"""Measures how fast a fleet fills a replay buffer and how fast it is sampled.
 
 Nothing is learned, because learning would hide the cost of moving transitions.
 """
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
-    """Fill an empty replay with the iterations of a case; sample a batch after each one."""
+    """Fill a replay with the iterations of a case; sample a batch after each one."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
     traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
     watch = Stopwatch(clock)

@@ -1,4 +1,4 @@
-"""Formats benchmark results as JSON, Markdown and CSV, and writes them to a folder."""
+"""Writes benchmark results to a folder as JSON, Markdown and CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures how fast a fleet collects steps with an untrained policy, compared to bare stepping.
+"""Measures how fast a fleet collects steps, compared to bare stepping.
 
 A round is one iteration of the case's recipe, with its slots, environments and fragments.
 """
@@ -43,7 +43,7 @@ _WARM_ROUNDS = 2
 
 
 class RolloutRounds(ContextManagerMixin):
-    """Runs iterations of rollouts without learning on an open fleet, from the first episode on."""
+    """Runs iterations of rollouts without learning, from the first episode on."""
 
     def __init__(
         self, case: Case, fleet: Fleet, stop: StopRequest, acting: Literal["sample", "uniform"]

@@ -144,7 +144,7 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
 
 
 class BenchRunner:
-    """Runs a benchmark, prints the result and writes it to the folder `out`, if given."""
+    """Runs a benchmark, prints the result and writes it to `out` if given."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write the result so far. A failure is only noted, because the end writes it again."""
+        """Write the result so far; a failure is noted and retried at the end."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
@@ -197,7 +197,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print the result and write it even if printing fails; return False without a result."""
+        """Print the result and write it even if printing fails; return False if none."""
         result = self._make_result(complete)
         if result is None:
             return False

@@ -1,4 +1,4 @@
-"""Times the same work on several fleets with different numbers of workers, in turn.
+"""Times the same work on several fleets with different numbers of workers.
 
 Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the time
 of learning. Least squares over the sides of a fleet estimate `o`, the overhead of a task, and `a`,
@@ -116,7 +116,7 @@ def _make_blocks(facts: dict[str, Any]) -> list[Block]:
 
 
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Return a row per side, relative to the fastest side of its case with the fewest workers.
+    """Return rows, each relative to its case's fastest side with the fewest workers.
 
     A fleet with more workers is never the base, because the speed-up would hide its overhead.
     """
@@ -184,7 +184,7 @@ def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
 
 
 def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Fit the overhead of a task and of an iteration for every fleet with enough sides.
+    """Fit the overhead of a task and of an iteration for fleets with enough sides.
 
     Each row has the fleet, `task_s`, `iteration_s`, and the number of fitted sides as `cells`. A
     fit needs three sides, with at least two different numbers of tasks per worker.
@@ -217,7 +217,7 @@ def _fit_line(points: Float64) -> dict[str, float]:
 
 
 def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> float | None:
-    """Return the episode length in seconds from which `other` is faster; None if never."""
+    """Return the episode length in seconds from which `other` is faster, or None."""
     few, many = (ceil(_EPISODES / count) for count in workers)
     if many >= few:
         return None
@@ -227,7 +227,7 @@ def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> flo
 
 
 def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> list[str]:
-    """Return sentences that name the best fleet for each case, and when Flame is faster."""
+    """Return sentences that name the best fleets and compare Flame with local."""
     if min(row["times"] for row in rows) < FEWEST_SEEDS:
         return [f"Advice needs more repetitions: --repeat {FEWEST_SEEDS} or more."]
     choices = [

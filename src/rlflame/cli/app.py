@@ -163,7 +163,7 @@ def main(head_start: PrestartPool | None = None) -> None:
 
 
 def _exit_process(code: int) -> None:
-    """End the process; skip Python's shutdown if gRPC or Arrow threads could crash it."""
+    """End the process; skip Python's shutdown if gRPC or Arrow could crash it."""
     if "grpc" in sys.modules or "pyarrow" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -184,7 +184,7 @@ def _print_usage_error(error: Any) -> int:
 
 
 def _prepare_streams() -> None:
-    """Make the streams escape control characters and characters that they cannot encode."""
+    """Make the streams escape control characters and unencodable characters."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -206,7 +206,7 @@ class PanelCommand(HelpCommand):
 
 
 def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options for these fields, or for all fields, of the `flags` parameter of a command."""
+    """Add options for these fields, or all fields, of a command's `flags` parameter."""
 
     def add_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)

@@ -116,7 +116,7 @@ class Display(RunView):
 
 
 class QuietDisplay(Display):
-    """Prints only the folder, at the end, for scripts; failed seeds go to standard error."""
+    """Prints only the folder for scripts; failed seeds go to standard error."""
 
     def show_note(self, text: str) -> None: ...
 
@@ -165,7 +165,7 @@ class StatusLine(NullView):
 
 
 def make_display(mode: str, *, sweep: bool = False) -> RunView:
-    """Make the display for a mode; `auto` is live on a capable terminal and plain otherwise.
+    """Make the display for a mode; `auto` is live on capable terminals, else plain.
 
     Each display is imported only when it is chosen.
     """

@@ -92,7 +92,7 @@ class LiveDisplay(Display):
         return lines + [f"  and {len(rows) - len(visible)} more"] * (len(visible) < len(rows))
 
     def _format_state(self) -> Pairs:
-        """Return the overall state; for a single seed, also its tasks and learning metrics."""
+        """Return the overall state; for a single seed, also tasks and learning metrics."""
         progress, row, fleet = self.progress, self.progress.row, self.progress.fleet
         position = f"step {progress.steps:,}"
         if not progress.is_sweep:

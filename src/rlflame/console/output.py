@@ -159,7 +159,7 @@ def _mute_when_gone(stream: IO[str]) -> Iterator[None]:
 
 
 def mute(stream: IO[str]) -> None:
-    """Redirect a stream without a reader to /dev/null, so that Python can flush it at exit."""
+    """Redirect a stream to /dev/null, so that Python can flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         null_fd = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_fd, stream.fileno())
@@ -181,7 +181,7 @@ def can_encode(text: str) -> bool:
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON that every parser accepts: NaN and infinity are null, dataclasses objects.
+    """Return JSON that every parser accepts: NaN and infinity become null.
 
     The text is ASCII. json does not escape DEL, so it is escaped here.
     """
@@ -212,7 +212,7 @@ def format_pairs(
 
 
 def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
-    """Wrap the text at the terminal width; without `indent`, indent all lines but the first."""
+    """Wrap text at the terminal width; continuation lines are always indented."""
     columns = columns or find_terminal_columns()
     text = escape_line(text)
     if columns is None or len(indent + text) <= columns:

@@ -115,7 +115,7 @@ class RecipeSummary:
         return [*lines, *self._format_replay()]
 
     def _format_replay(self) -> list[tuple[str, str]]:
-        """Return lines about the updates and the memory of the replay; empty without a replay."""
+        """Return lines about updates and replay memory; empty without a replay."""
         settings, replay = self.recipe.learning.replay, self.replay
         if settings is None or replay is None:
             return []

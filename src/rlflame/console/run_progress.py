@@ -59,7 +59,7 @@ class FleetProgress:
 
 @dataclass
 class SeedProgress:
-    """The progress of a seed. `state` is waiting, running, finished, stopped or failed."""
+    """A seed's progress; `state` is waiting, running, finished, stopped or failed."""
 
     state: str = "waiting"
     steps: int = 0
@@ -194,7 +194,7 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """The mean return of the latest iteration of whole episodes, or of recent episodes."""
+        """Mean return of the latest iteration of whole episodes, or of recent episodes."""
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

@@ -105,7 +105,7 @@ class FileContent:
 
 
 def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) -> FileContent:
-    """Read the latest checkpoint of a path; with `with_replay`, verify its replay files."""
+    """Read the latest checkpoint; with `with_replay`, verify its replay files."""
     checkpoint, replay, last_digest = run_folder.load_newest_checkpoint(path, note), None, None
     while with_replay and checkpoint.digest != last_digest:
         replay, last_digest = inspect_replay(path, checkpoint), checkpoint.digest
@@ -224,7 +224,7 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """Check the return against `min_return` and, with machine `differences`, the record."""
+    """Check the return and, with `differences` of machines, the recorded returns."""
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return
@@ -238,7 +238,7 @@ def check_evaluation(
 def _check_against_record(
     expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
 ) -> EvaluationCheck:
-    """Require bit-identical returns on an equal machine, and overlapping intervals on others."""
+    """Require bit-identical returns on an equal machine, else overlapping intervals."""
     if record.returns == expected.returns and record.lengths == expected.lengths:
         return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are bit-identical to the record."

@@ -34,7 +34,7 @@ from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trai
 
 
 def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
-    """Return the shapes of an environment; raise an error if rlflame does not support it."""
+    """Return an environment's shapes; raise an error if it is not supported."""
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
@@ -179,7 +179,7 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """Make the algorithm of a checkpoint before its first update; in a group, make the leader.
+    """Make the algorithm of a checkpoint before any update; in a group, its leader.
 
     `start` is the policy that provides the initial weights.
     """

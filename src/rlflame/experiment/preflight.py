@@ -99,7 +99,7 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
 
 
 def check_sweep(runtime: RuntimeSettings) -> None:
-    """Raise ConfigError for several learners, because the seeds already use all cores."""
+    """Raise ConfigError for several learners, because seeds already use all cores."""
     if runtime.learners not in (1, "auto") or read_rank() is not None:
         raise ConfigError(
             "--seeds trains several seeds at once, each with one learner.",

@@ -45,7 +45,7 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
 def load_source(
     target: Path, steps: int | None, *, fresh_replay: bool, show_note: Callable[[str], None]
 ) -> Checkpoint:
-    """Load the latest checkpoint of a run, or the file `target`, with `steps` as its end."""
+    """Load the latest checkpoint of a run, or a checkpoint file, with a new end."""
     source = load_newest_checkpoint(target, show_note)
     if not source.resumable:
         raise CheckpointError(
@@ -58,7 +58,7 @@ def load_source(
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """Return the checkpoint with a new end; raise ConfigError if training cannot reach it.
+    """Return a checkpoint with a new end; raise ConfigError if it is out of reach.
 
     `policy` is the file that the error suggests as the start of a new run.
     """
@@ -204,7 +204,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """Return commands that continue a run with an incomplete replay, the lossless one first."""
+    """Return commands that continue without the full replay, the lossless one first."""
     goal, steps = source.recipe.stop_at_steps, source.progress.steps
     end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
     fresh_command = format_command("resume", target, "--fresh-replay", *end)

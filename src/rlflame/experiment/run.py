@@ -89,7 +89,7 @@ def resume_run(
     steps: int | None,
     fresh_replay: bool = False,
 ) -> RunResult:
-    """Continue a run from its latest checkpoint, or from the checkpoint file `target`.
+    """Continue a run from its latest checkpoint, or from the file `target`.
 
     `fresh_replay` keeps the weights and empties the replay. From then on it is a different run with
     different digests.
@@ -227,7 +227,7 @@ class Run:
 
     @contextmanager
     def _open_learners(self, fleet: Fleet) -> Iterator[tuple[Algorithm[Any], LearnerGroup | None]]:
-        """Yield the algorithm of the run, and the group of learners on this machine or None."""
+        """Yield the algorithm of the run, and its group of local learners or None."""
         source, runtime, host = self.source, self.runtime, self.host
         learning, compare_every = source.recipe.learning, runtime.compare_learners_every
         hint = partial(format_resume_hint, self.folder.path)
@@ -285,7 +285,7 @@ def _make_result(
 def _score(
     trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: StopRequest
 ) -> bool:
-    """Add the final evaluation to the last checkpoint; return False if the user stops it."""
+    """Add the final evaluation to the last checkpoint; return False if stopped."""
     snapshot = trainer.take_snapshot()
     try:
         with recorder.time_phase("evaluate"), stop.allow_interrupt():

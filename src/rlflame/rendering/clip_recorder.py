@@ -1,4 +1,4 @@
-"""Records short video clips of the policy during training, without delaying the run.
+"""Records short video clips of the policy without delaying its training.
 
 The training loop only copies the weights. A thread waits for the rendering process.
 """
@@ -47,7 +47,7 @@ def render_job(job: RenderJob, is_stopped: Callable[[], bool]) -> RenderResult:
 
 
 class ClipRecorder:
-    """A recorder that also makes a clip of the policy every `every_steps` steps (0: never).
+    """A recorder that also makes a clip every `every_steps` steps (0: never).
 
     Only one clip is made at a time. If several policies wait, only the latest gets a clip.
     """
@@ -111,7 +111,7 @@ class ClipRecorder:
         return self._thread is not None
 
     def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for the current clip; cancel it if `hurry` is true or after CLOSE_TIMEOUT_S."""
+        """Wait for the current clip; cancel it on `hurry()` or after CLOSE_TIMEOUT_S."""
         if self.is_busy() and not hurry():
             self._note("The last video is being rendered; press Ctrl-C to skip it.")
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""Finds a MuJoCo renderer that works on this machine by trying each one in a child process.
+"""Finds a working MuJoCo renderer by trying each one in a child process.
 
 The renderer that worked last is stored in a cache folder and tried first the next time. This
 process never imports MuJoCo, and its environment variables do not change.
@@ -95,7 +95,7 @@ def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Store the renderer that works. If this fails, the next search takes a second longer."""
+    """Store the renderer; if this fails, the next search takes a second longer."""
     path = find_memory(environment)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file; by the rules of freedesktop.org, ignore a relative folder."""
+    """Return the cache file; like freedesktop.org, ignore a relative cache folder."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"

@@ -1,4 +1,4 @@
-"""Describes a rendering job and its result with plain values that processes can exchange."""
+"""Rendering jobs and results as plain values that processes can exchange."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RenderError(RlflameError):
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """The options of a rendering: the file type, the episodes, the image size and the rate."""
+    """The options of a rendering, such as episodes, image size and frame rate."""
 
     kind: RenderKind
     seed: int = 0

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def probe_renderer() -> None:
-    """Use MuJoCo's functions in a new context, because a library may load but fail to draw."""
+    """Use MuJoCo in a new context: a library may load but fail to draw."""
     import mujoco
 
     from rlflame.rollout.envs import make  # noqa: F401  defers what is loaded with MuJoCo

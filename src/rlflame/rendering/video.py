@@ -1,4 +1,4 @@
-"""Renders a job: selects and records episodes, joins images, and encodes GIF, MP4 or PNG."""
+"""Renders a job: records episodes, joins images, and encodes GIF, MP4 or PNG."""
 
 from __future__ import annotations
 

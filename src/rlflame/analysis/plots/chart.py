@@ -61,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of grouped bars. `heights[name, group]` is NaN where nothing was measured."""
+    """A chart of grouped bars. `heights[name, group]` is NaN if not measured."""
 
     title: str
     x_label: str
@@ -82,7 +82,7 @@ class Panels:
     title: str = ""
 
     def number_lines(self) -> list[list[int]]:
-        """Number the lines of each chart, so that equal labels have equal numbers in all panels.
+        """Number the lines of each chart; equal labels have equal numbers in all panels.
 
         If a label occurs twice in a panel, its lines have different numbers.
         """

@@ -205,7 +205,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
 
 
 def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
-    """Draw bars and the ideal of each group, and write the heights above if there is room."""
+    """Draw bars and the ideal of each group, and write heights if there is room."""
     places = np.arange(len(bars.groups))
     width, total = 0.8 / len(bars.names), across * bars.heights.size
     for number, name in enumerate(bars.names):

@@ -1,4 +1,4 @@
-"""Makes bar charts that show the speed-up from more workers, from a table of run times."""
+"""Makes bar charts of the speed-up from more workers, from a table of run times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 def _make_bars(
     title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """Return a row of bars for every fleet, including those without results for this case."""
+    """Return a row of bars for every fleet, even without results for this case."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])

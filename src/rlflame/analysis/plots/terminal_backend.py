@@ -36,7 +36,7 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Render a plot as text: `width` columns at most (12 or more), `height` lines per panel."""
+    """Render text of at most `width` columns (12 or more), `height` lines per panel."""
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
     for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):
@@ -113,7 +113,7 @@ def _draw_lines(
     shape: tuple[int, int],
     braille: bool,
 ) -> list[str]:
-    """Return the rows of the plot. Where lines cross, the letter of the last line is shown."""
+    """Return the rows of the plot; where lines cross, show the last line's letter."""
     bits, owner = np.zeros(shape, np.int64), np.full(shape, -1)
     for number, series in zip(numbers, chart.series, strict=True):
         across, down = _list_dots(series, bounds, shape)

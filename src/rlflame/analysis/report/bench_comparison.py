@@ -1,4 +1,4 @@
-"""Compares the medians of benchmark results (`.json` files), with changes in percent."""
+"""Compares medians of benchmark results (`.json` files), with changes in percent."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class BenchmarkResults(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of a quantity from a baseline, in percent. A positive change is better."""
+    """The change of a quantity from a baseline, in percent; positive is better."""
 
     current: Measurement
     baseline: Measurement
@@ -103,7 +103,7 @@ class Change:
 
 
 def read_results(path: Path) -> BenchmarkResults:
-    """Read a result file; raise CheckpointError if it does not contain benchmark results."""
+    """Read a result file; raise CheckpointError if it has no benchmark results."""
     try:
         text = regular_file.read_text(path, regular_file.RECORD_BYTES)
         results = BenchmarkResults.model_validate_json(text)

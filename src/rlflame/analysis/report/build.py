@@ -44,7 +44,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Report:
-    """A report as a document and as data for JSON, with the verdicts of its comparisons."""
+    """A report as a document and as JSON data, with the verdicts of its comparisons."""
 
     document: Document
     facts: Facts
@@ -129,7 +129,7 @@ def _build_bench_report(
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Return curves of each environment over steps and, if recorded, over wall-clock time."""
+    """Return curves of each environment over steps and, if recorded, wall-clock time."""
     charts = []
     for environment in dict.fromkeys(run.environment for run in runs):
         group = [run for run in runs if run.environment == environment]
@@ -179,7 +179,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
-    """Describe runs. Each names its machine and cluster by an index into the lists of all."""
+    """Describe runs, which refer to machines and clusters by index in their lists."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
     descriptions = []

@@ -57,7 +57,7 @@ def make_table(
 
 
 def format_value(value: Any, spec: str = "", times: int = FEWEST_SEEDS) -> str:
-    """Format a value. An Interval shows its bounds if `times` is at least FEWEST_SEEDS.
+    """Format a value; an Interval shows bounds if `times` is FEWEST_SEEDS or more.
 
     The format `ms` shows seconds as milliseconds. A format that ends in `x` shows a factor.
     """

@@ -1,4 +1,4 @@
-"""Makes the sections of a report on runs: returns, comparisons, speeds and machines."""
+"""Makes the sections of a report on runs, such as returns and machines."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _POLL_S = 0.2
 def start_learners(
     runtime: RuntimeSettings, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """Yield the group of learners that torchrun started, or of this process without torchrun.
+    """Yield the group of learners that torchrun started, or a group of one.
 
     `hint` returns the hint for the error that is raised when a learner is lost.
     """
@@ -111,7 +111,7 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 def _join_group(
     runtime: RuntimeSettings, learner_rank: LearnerRank, rendezvous: TcpRendezvous
 ) -> Iterator[ProcessGroup]:
-    """Join the group of all learners; after a failure, name the first learner that is late."""
+    """Join the group of all learners; failures name the first late learner."""
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import format_timeout

@@ -1,4 +1,4 @@
-"""Runs several learners on this machine: starts their processes and replaces lost ones.
+"""Runs several learners on this machine, and replaces lost processes.
 
 The other learners join at the first batch after they have loaded. If one of them dies, hangs or is
 late, this process restores the state before the batch, processes the batch itself, and starts the

@@ -1,4 +1,4 @@
-"""The process of a learner that repeats every call to the first learner of its machine.
+"""A learner process that repeats every call to its machine's first learner.
 
 The first learner starts this module. The process ends when the pipe from the first learner closes.
 """

@@ -144,7 +144,7 @@ class LivenessMonitor:
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Answer in advance that this learner ends; `healthy` if another learner failed first."""
+        """Answer in advance that this learner ends; `healthy` if another failed first."""
         self._answer(self._exchanges() if healthy else _END)
 
     def _answer(self, exchanges: int) -> None:

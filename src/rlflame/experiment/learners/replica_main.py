@@ -1,4 +1,4 @@
-"""The process of a learner under torchrun with rank > 0, which follows rank 0 until its end."""
+"""A learner process that torchrun started and that follows rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of one seed of a sweep, which trains a single run and reports to the sweep.
+"""The process of one seed, which trains a run and reports to the sweep.
 
 The process receives an order, then STOP and the answers of a shared fleet. It sends EVENT messages,
 requests to the shared fleet, and finally RESULT or FAILURE.
@@ -103,7 +103,7 @@ def _open_fleet(
 def _watch_env(
     read_position: Callable[[], TaskPosition | None], deadline_s: float, channel: ParentChannel
 ) -> None:
-    """Start a thread that ends the process if the environment hangs and blocks this thread."""
+    """Start a thread that ends the process if the environment hangs."""
 
     def poll() -> None:
         previous, start_s = read_position(), time.monotonic()
