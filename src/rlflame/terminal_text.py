@@ -1,8 +1,8 @@
 """Formats counts, sizes and durations, and escapes control characters.
 
-rlflame prints text from names, files, environments and workers. It may contain escape sequences
-that move the cursor, recolour or clear the screen, or characters that reorder a line. This module
-imports nothing from rlflame, so that every layer can use it.
+rlflame prints text from names, files, environments and workers. Such text may contain escape
+sequences that move the cursor, recolour or clear the screen, or characters that reorder a line.
+This module imports nothing from rlflame, so that every layer can use it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The data an algorithm learns from: the rollouts of one iteration, or a replay."""
+"""Buffers that provide batches: the rollouts of one iteration, or a replay."""

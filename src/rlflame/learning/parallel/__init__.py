@@ -1,1 +1,1 @@
-"""Gradients computed in parts: shards, threads and learner processes."""
+"""Divides gradient computations into shards, threads and learner processes."""

@@ -1,1 +1,1 @@
-"""Proximal policy optimization."""
+"""Proximal policy optimisation (PPO)."""

@@ -106,7 +106,7 @@ class TensorBoard:
         self._last_step = 0
         run = read_run(folder)
         measured_s = sum(_get_wall_s(line) for line in run.timing)
-        # As if the logs ended now, which preserves the time between their points.
+        # Pretend that the logs end now, which preserves the time between their points.
         start_time = clock() - measured_s
         name = f"events.out.tfevents.{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
         self._file, self._session = (
