@@ -99,7 +99,7 @@ def test_observations_are_flattened_and_actions_begin_where_the_space_does():
     action = policy(np.zeros((2, 3)))
     assert action in (5, 6, 7)
     assert policy(np.zeros(6)) == action
-    with pytest.raises(ValueError, match="4 numbers; the policy takes 6"):
+    with pytest.raises(ValueError, match="4 values; the policy needs 6"):
         policy(np.zeros(4))
 
 
@@ -122,7 +122,7 @@ def test_actions_have_the_shape_of_their_space(acts):
 @pytest.mark.parametrize("number", [math.nan, math.inf, 1e200])
 def test_an_observation_that_holds_no_number_gets_no_action(number):
     policy = api.load_policy(api.train(tiny()).folder / "best.safetensors")
-    with pytest.raises(ValueError, match="NaN, infinity or a number too large"):
+    with pytest.raises(ValueError, match="NaN, infinity or a value too large"):
         policy(np.array([0.0, number, 0.0, 0.0]))
     assert policy(np.zeros(4)) in (0, 1)
 

@@ -54,7 +54,7 @@ __all__ = [
 
 
 class LoadedPolicy:
-    """A policy from a file, callable with an observation to get an action."""
+    """A policy loaded from a file. Call it with an observation to get an action."""
 
     def __init__(self, source: Checkpoint) -> None:
         self.checkpoint = source
@@ -63,15 +63,15 @@ class LoadedPolicy:
         self._rows = np.zeros((width, size), np.float32)
 
     def __call__(self, observation: Any) -> Any:
-        """Return the deterministic action for one observation in environment shapes."""
+        """Return the deterministic action in the form that the environment expects."""
         with np.errstate(over="ignore"):
             flat = np.asarray(observation, np.float32).ravel()
         if flat.shape != self._rows.shape[1:]:
             raise ValueError(
-                f"The observation has {flat.size} numbers; the policy takes {self._rows.shape[1]}."
+                f"The observation has {flat.size} values; the policy needs {self._rows.shape[1]}."
             )
         if not np.isfinite(flat).all():
-            raise ValueError("The observation has NaN, infinity or a number too large for float32.")
+            raise ValueError("The observation has NaN, infinity or a value too large for float32.")
         self._rows[0] = flat
         action: Array = self._policy.to_environment(self._policy.mode(self._rows))[0]
         env = self.checkpoint.env
@@ -97,9 +97,9 @@ def train(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> RunResult:
-    """Train a config, or the preset of an environment, in a new run folder.
+    """Train a policy in a new run folder, from a config or an environment's preset.
 
-    A `fleet` passed in stays open. Without one, the run opens the fleet of its runtime.
+    A given `fleet` stays open. Otherwise, the run opens the fleet in its runtime settings.
     """
     preset = ""
     if config is None:
@@ -119,9 +119,9 @@ def resume(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> RunResult:
-    """Continue a run, bit-identically, from its newest or the named checkpoint.
+    """Continue a run bit-identically from its latest checkpoint or a checkpoint file.
 
-    A finished run is left unchanged; the result describes how it ended.
+    A finished run stays unchanged, and its previous result is returned.
     """
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
     return resume_run(target, runtime, host, steps=steps, fresh_replay=fresh_replay)

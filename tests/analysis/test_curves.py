@@ -316,11 +316,13 @@ def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):
     begun = run(tmp_path / "begun", seed=2, iterations=[(100, 5.0)])
     chart = curves.make_chart([*runs, begun], metric="eval_return_mean")
     assert [line.label for line in chart.series] == ["PPO, 2 seeds"]
-    assert f"{begun.folder} has no eval_return_mean yet. It is left out." in " ".join(chart.notes)
+    assert f"{begun.folder} has no eval_return_mean yet. The run is not drawn." in " ".join(
+        chart.notes
+    )
     other = run(tmp_path / "hopper", environment="Hopper-v5", iterations=[(100, 5.0)])
     panels = curves.make_figure([*runs, other], metric="eval_return_mean")
     assert [panel.title for panel in panels.parts] == ["CartPole-v1"]
-    assert f"{other.folder} has no eval_return_mean yet. It is left out." in panels.notes
+    assert f"{other.folder} has no eval_return_mean yet. The run is not drawn." in panels.notes
 
 
 def test_a_fine_grid_is_thinned():
@@ -344,7 +346,7 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
         curves.make_chart([made], metric="loss")
     with pytest.raises(CheckpointError, match="no record of its wall clock"):
         curves.make_chart([made], "wall")
-    with pytest.raises(CheckpointError, match="finished no episode yet"):
+    with pytest.raises(CheckpointError, match="not finished an episode yet"):
         curves.make_chart([made], metric="episode_return")
 
 

@@ -224,7 +224,7 @@ def test_the_break_even_of_executors_is_reported_only_if_measured(lost, times, t
             seconds = 0.015 * turns + beside + 0.001 * (ms if workers == 1 else lost[0])
             cells.append(cell([seconds] * times, case=one.name, fleet=fleet, workers=workers))
     said = _advice(cases, cells)
-    assert ("8 on flame are faster than 2 on local on episodes of" in said) == told
+    assert ("8 executors are faster than 2 local workers for episodes of" in said) == told
 
 
 def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
@@ -232,7 +232,7 @@ def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
     row = {"case": "a", "fleet": "flame", "workers": 2, "times": 3}
     row["seconds"] = statistics.Interval(1.0, 1.0, 1.0)
     said = " ".join(scaling_bench.make_advice([row], [here, there], 2))
-    assert "2 on flame are faster than 2 on local on no length of episodes" in said
+    assert "2 executors are faster than 2 local workers for no episode length" in said
 
 
 def test_different_weights_are_reported():
@@ -267,7 +267,7 @@ def test_a_line_is_fitted_if_both_its_numbers_can_be_determined(workers, shown):
     found = scaling([case(tasks=tasks)], cells)
     assert ("ms a task" in found.to_markdown()) == shown
     assert bool(facts(found)["overheads"]) == shown
-    assert any("By the overheads" in said for said in facts(found)["advice"]) == shown
+    assert any("By these overheads" in said for said in facts(found)["advice"]) == shown
 
 
 def test_losses_that_fall_with_tasks_are_those_of_an_iteration():

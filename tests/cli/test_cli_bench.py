@@ -80,7 +80,7 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path, monkeypatch):
         "bench", "scaling", "--compare", "inline", "--workers", "1", *QUICK, "-o", "it"
     )
     assert spoken.code == 0, spoken.err
-    assert "no picture: matplotlib is not installed" in spoken.err
+    assert "no image: matplotlib is not installed" in spoken.err
     assert sorted(file.suffix for file in (tmp_path / "it").iterdir()) == [".csv", ".json", ".md"]
     assert "## Measured on" in spoken.out
 
@@ -129,7 +129,7 @@ def test_what_is_small_keeps_three_digits(tmp_path):
 
 def test_numbers_that_count_nothing_are_refused(tmp_path):
     too_many = rlflame("bench", "scaling", "--workers", "5000")
-    assert "'5000' is no list of numbers from 1 to 4,096" in too_many.err
+    assert "'5000' is not a list of numbers from 1 to 4,096" in too_many.err
     for seconds in ("inf", "nan"):
         spoken = rlflame("bench", "rollouts", "--seconds", seconds)
         assert (spoken.code, "Invalid value for '--seconds'" in spoken.err) == (2, True)
@@ -141,7 +141,7 @@ def test_numbers_that_count_nothing_are_refused(tmp_path):
     ):
         found = {"measurements": [{**one, **changes}]}
         (tmp_path / "old.json").write_text(json.dumps(found))
-        assert "holds no results of a benchmark" in rlflame("report", "old.json").err
+        assert "does not contain benchmark results" in rlflame("report", "old.json").err
 
 
 def test_two_results_are_compared_by_medians_and_percent(tmp_path):
@@ -182,7 +182,7 @@ def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
     written("new.json", 8, "ac", complete=False, machine=now, threads=threads)
     said = rlflame("bench", "--diff", "old.json", "new.json").out
     assert "old.json was measured on a machine that was busy" in said
-    assert "new.json was stopped before its end" in said
+    assert "new.json is incomplete because the benchmark was stopped" in said
     assert (
         "The conditions differ: processor one before, another now; usable_cores 2 before, "
         "4 now; packages.torch 1 before, 2 now; packages.numpy absent before, 2 now; "
@@ -190,7 +190,7 @@ def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
     )
     assert "Only in new.json: c; only new.json has it (1)." in said
     assert "Only in old.json: b; only old.json has it (1)." in said
-    assert "was stopped before its end" in rlflame("report", "new.json").out
+    assert "is incomplete because the benchmark was stopped" in rlflame("report", "new.json").out
     written("more.json", 16, "a")
     spoken = rlflame("bench", "--diff", "old.json", "more.json")
     assert spoken.code == 2
@@ -276,11 +276,11 @@ def test_without_a_cluster_flame_is_unreachable():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--debug",), "bench takes a command"),
-        (("--diff", "a.json", "b.json", "scaling"), "bench takes a command"),
+        (("--debug",), "bench needs a command"),
+        (("--diff", "a.json", "b.json", "scaling"), "bench needs a command"),
         (("scaling", "-o", "-"), "- is not a folder"),
         (("scaling", "-o", "/dev/null", *QUICK), "/dev/null is not a folder"),
-        (("--debug", "rollouts"), "with options behind it"),
+        (("--debug", "rollouts"), "followed by its options"),
         (("scaling", "--workers", "1,two"), "--workers '1,two'"),
         (("scaling", "--workers", "0"), "--workers '0'"),
         (("scaling", "--episode-ms", "1,-5"), "--episode-ms '1,-5'"),
@@ -289,7 +289,7 @@ def test_without_a_cluster_flame_is_unreachable():
         (("scaling", "--compare", "moon"), "no fleet 'moon'"),
         (("rollouts", "--fleet", "local,flame"), "--fleet is local,flame"),
         (("scaling", "--env", "ant", "--episode-ms", "5"), "without --episode-ms"),
-        (("scaling", "--algo", "ppo"), "are for --env"),
+        (("scaling", "--algo", "ppo"), "need --env"),
         (("rollouts", "--env", "hoper"), "Did you mean"),
         (("replay", "--env", "cartpole"), "SAC"),
         (("replay", "--transitions", "1000000001"), "'--transitions'"),
@@ -303,7 +303,7 @@ def test_without_a_cluster_flame_is_unreachable():
         (("scaling", "--set", "runtime.workers=5"), "runtime.workers are options of a benchmark"),
         (("scaling", "--set", "environment.kwargs.episode_ms=50"), "use --episode-ms instead"),
         (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
-        (("--diff", "runs/a", "runs/b"), "no results of a benchmark"),
+        (("--diff", "runs/a", "runs/b"), "must be benchmark results"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
@@ -347,7 +347,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
         "inline", "--workers", "1", "-o", tmp_path / "it",
     )  # fmt: skip
     assert spoken.code == 0, spoken.err
-    assert "Nothing is kept yet: " in spoken.err
+    assert "Partial results are not saved yet: " in spoken.err
     assert json.loads((tmp_path / "it" / "rollouts.json").read_text())["complete"]
 
 
@@ -387,14 +387,14 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
     assert spoken.code == 130, spoken.err
     assert "Traceback" not in spoken.err
     assert str(tmp_path / "it") in spoken.err
-    assert "Stopped before the end of " in spoken.err
+    assert "Stopped during " in spoken.err
     facts = json.loads(file.read_text())
     assert not facts["complete"]
     assert [cell["case"] for cell in facts["cells"]] == ["0 ms"]
     if words:
         assert json.loads(spoken.out) == facts  # one document and nothing after it
     else:
-        assert "scaling.json was stopped before its end." in spoken.out
+        assert "scaling.json is incomplete because the benchmark was stopped." in spoken.out
 
 
 def test_a_folder_is_there_when_something_is_in_it(tmp_path):
@@ -532,11 +532,11 @@ def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(
     # The task, and another one if that was waiting at the same worker.
     before, lost = found["retried"]
     assert (before, lost > 0) == (0, True)
-    assert f"has tasks that were retried, which takes longer: {found['name']}." in spoken.out
+    assert f"contains retried tasks, which take longer: {found['name']}." in spoken.out
     if file == "scaling":
         table = csv.DictReader(pathlib.Path("it/scaling.csv").read_text().splitlines())
         assert [int(row["retried"]) for row in table] == [0, lost]
         assert [one["retried"] for one in facts["cells"][0]["repetitions"]] == [0, lost]
     results = pathlib.Path(f"it/{file}.json")
-    doubt = f"{results} has tasks that were retried"
+    doubt = f"{results} contains retried tasks"
     assert doubt in rlflame("bench", "--diff", results, results).out

@@ -50,7 +50,7 @@ def test_resume_of_a_finished_run_says_so_and_changes_nothing(folder):
     before = {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
     spoken = rlflame("resume", folder / "short")
     assert spoken.code == 0
-    assert spoken.lines[0] == "This run was finished already, at step 256"
+    assert spoken.lines[0] == "This run has already finished, at step 256"
     assert f"rlflame resume {folder}/short --steps 512" in spoken.out
     assert before == {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
     # Scripts may repeat a command, so the number of steps that the run already has is not an error.
@@ -198,10 +198,12 @@ def test_another_record_from_a_machine_like_this_one_is_not_accepted(folder):
     altered(file, record=returning((before[0], before[1] + 1.0, *before[2:])))
     spoken = rlflame("eval", file, "--expect-recorded", *EVAL)
     assert spoken.code == 1
-    assert f"Episode 1 returned {before[1]!r}, recorded is {before[1] + 1.0!r}" in spoken.err
+    assert f"Episode 1 returned {before[1]!r}, but the record has {before[1] + 1.0!r}" in spoken.err
 
 
-@pytest.mark.parametrize(("shift", "code", "word"), [(0.0, 0, "overlaps"), (1e6, 1, "lies apart")])
+@pytest.mark.parametrize(
+    ("shift", "code", "word"), [(0.0, 0, "overlaps"), (1e6, 1, "does not overlap")]
+)
 def test_from_another_machine_the_intervals_must_overlap(folder, shift, code, word):
     file = policy(folder / "short")
     found = checkpoint.load(file).evaluation
@@ -222,7 +224,7 @@ def test_expect_recorded_excludes_other_episodes_and_needs_a_record(folder):
     for words in (["--episodes", "3"], ["--seed", "0"], ["--stochastic"], ["--vs", file]):
         spoken = rlflame("eval", file, "--expect-recorded", *words)
         assert spoken.code == 2
-        assert "--expect-recorded runs the recorded episodes" in spoken.err
+        assert "--expect-recorded runs only the recorded episodes" in spoken.err
     checkpoint.save(file, replace(checkpoint.load(file), evaluation=None, best=None))
     spoken = rlflame("eval", file, "--expect-recorded")
     assert (spoken.code, "no recorded evaluation" in spoken.err) == (1, True)
@@ -366,7 +368,7 @@ def test_equal_files_and_folders_are_equal(folder):
     files = (folder / "short", folder / "short/latest.safetensors")
     spoken = rlflame("inspect", *files)
     assert spoken.code == 0
-    assert spoken.lines[-1] == f"{files[0]} and {files[1]} are equal to the last bit."
+    assert spoken.lines[-1] == f"{files[0]} and {files[1]} are bit-identical."
     assert rlflame("inspect", *files, "--json").json()["equal"] is True
 
 
@@ -420,7 +422,7 @@ def test_a_recipe_that_was_written_before_a_setting_is_equal(folder, monkeypatch
     monkeypatch.undo()
     spoken = rlflame("inspect", *files)
     assert spoken.code == 0, spoken.out + spoken.err
-    assert spoken.lines[-1] == f"{files[0]} and {files[1]} are equal to the last bit."
+    assert spoken.lines[-1] == f"{files[0]} and {files[1]} are bit-identical."
 
 
 def test_equal_states_of_different_recipes_are_not_equal(folder):
@@ -553,6 +555,6 @@ def test_no_runs_yet_is_no_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spoken = rlflame("runs")
     assert (spoken.code, spoken.out) == (0, "")
-    assert "rlflame train begins one" in spoken.err
+    assert "rlflame train starts one" in spoken.err
     assert rlflame("runs", "elsewhere").code == 1
     assert rlflame("runs", "--json").json() == []

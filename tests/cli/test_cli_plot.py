@@ -333,7 +333,7 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
     assert cases.parts[0].heights[1, 0] == 0.5
     assert cases.parts[1].heights[0].tolist() == [1.0, 4.0, 8.0]
     assert cases.notes == (
-        "Medians of repetitions, relative to the fastest with the fewest workers.",
+        "Medians of repetitions, relative to the fastest result with the fewest workers.",
     )
     axes = matplotlib_backend.make_figure(cases).axes
     assert len({one.get_ylim() for one in axes}) == 1
@@ -448,7 +448,7 @@ def test_a_table_that_is_none(tmp_path, rows, sentence):
 def test_a_table_that_is_no_text(tmp_path):
     path = tmp_path / "scaling.csv"
     path.write_bytes(b"workers,backend,seconds\n1,\xff\xfe,2\n")
-    assert "is not text in UTF-8" in rlflame("plot", path).err
+    assert "is not UTF-8 text" in rlflame("plot", path).err
     # As a spreadsheet program saves it, with a byte order mark.
     path.write_bytes(b"\xef\xbb\xbfworkers,backend,seconds\r\n1,local,2\r\n")
     assert make_speedup_chart(path).names == ("local",)
@@ -459,7 +459,7 @@ def test_what_is_for_curves_does_not_count_for_a_table(tmp_path):
     for words in (("-x", "wall"), ("--smooth", "3"), ("--metric", "loss")):
         spoken = rlflame("plot", path, *words)
         assert spoken.code == 2
-        assert "a picture of run times is of one .csv, without -x" in spoken.err
+        assert "a chart of run times needs one .csv file, without -x" in spoken.err
         assert f"  hint: rlflame plot {path}" in spoken.err
 
 
@@ -474,7 +474,7 @@ def test_of_a_benchmark_the_table_is_named(tmp_path, named):
     }
     spoken = rlflame("plot", *given[named])
     assert spoken.code == 2
-    assert "a picture of run times is of one .csv" in spoken.err
+    assert "a chart of run times needs one .csv file" in spoken.err
     assert f"  hint: rlflame plot {path}" in spoken.err
 
 

@@ -63,13 +63,13 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said", "hint"),
     [
-        (("-o", "x.webm"), 2, "ends neither .gif nor .mp4 nor .png", "-o x.gif"),
-        (("-o", ".."), 2, "ends neither .gif nor .mp4 nor .png", "-o ../video.gif"),
-        (("-o", "absent/x.gif"), 1, "absent/x.gif cannot be written", "a folder that exists"),
-        (("--human", "-o", "x.gif"), 2, "exclude each other", "leave out one"),
-        (("--human", "--vs-untrained"), 2, "--human shows one policy", "-o video.gif"),
-        (("--episodes", "3", "--best-of", "2"), 2, "is fewer than --episodes 3", "--best-of 30"),
-        (("--fps", "60"), 2, "more than viewers show of a GIF", "--fps 50"),
+        (("-o", "x.webm"), 2, "does not end in .gif, .mp4 or .png", "-o x.gif"),
+        (("-o", ".."), 2, "does not end in .gif, .mp4 or .png", "-o ../video.gif"),
+        (("-o", "absent/x.gif"), 1, "absent/x.gif cannot be written", "a writable folder"),
+        (("--human", "-o", "x.gif"), 2, "cannot be combined", "omit one of them"),
+        (("--human", "--vs-untrained"), 2, "--human shows only one policy", "-o video.gif"),
+        (("--episodes", "3", "--best-of", "2"), 2, "is less than --episodes 3", "--best-of 30"),
+        (("--fps", "60"), 2, "too fast for viewers of GIF files", "--fps 50"),
     ],
 )
 def test_invalid_arguments_are_an_error_and_nothing_is_written(easel, words, code, said, hint):
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_or_drawn(easel, tmp_path):
     policy_file(tmp_path / "mute.safetensors", begun(modes=["ansi"]))
     spoken = rlflame("render", "mute.safetensors")
     assert spoken.code == 2
-    assert "easels:Easel-v0 cannot be drawn" in spoken.err
+    assert "easels:Easel-v0 cannot be rendered" in spoken.err
     (tmp_path / "x.gif").mkdir()
     assert "x.gif cannot be written" in rlflame("render", easel, "-o", "x.gif").err
 

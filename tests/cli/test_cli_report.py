@@ -289,7 +289,7 @@ def test_every_environment_must_hold(tmp_path):
     ]
     spoken = rlflame(*words, "--require", "better")
     assert spoken.code == 1
-    assert "better in Ant-v5" in spoken.err
+    assert "better for Ant-v5" in spoken.err
     assert rlflame(*words, "--require", "not-worse").code == 0
 
 
@@ -299,17 +299,21 @@ def test_every_environment_must_hold(tmp_path):
         (("absent",), 1, "absent does not exist"),
         (("empty",), 1, "empty has nothing to report yet"),
         (("a", "--vs", "unfinished"), 1, "unfinished has no final evaluation yet"),
-        (("a", "--vs", "ant"), 2, "are of CartPole-v1, but those after --vs are of Ant-v5"),
-        (("a", "other", "--vs", "a"), 2, "of more than one recipe"),
-        (("a", "--vs"), 2, "no runs on a side of --vs"),
-        (("--vs", "a"), 2, "no runs on a side of --vs"),
+        (("a", "--vs", "ant"), 2, "are for CartPole-v1, but those after --vs are for Ant-v5"),
+        (("a", "other", "--vs", "a"), 2, "use more than one recipe"),
+        (("a", "--vs"), 2, "One side of --vs has no runs"),
+        (("--vs", "a"), 2, "One side of --vs has no runs"),
         (("a", "--vss", "a"), 2, "There is no option --vss"),
-        (("a", "--require", "better"), 2, "--require is 'better', and needs runs behind --vs"),
+        (
+            ("a", "--require", "better"),
+            2,
+            "--require is 'better', but needs a known claim and runs after --vs",
+        ),
         (("a", "--vs", "a", "--require", "best"), 2, "--vs RUN... --require better, equivalent"),
         (("a", "--vs", "a", "--margin", "0"), 2, "--margin is 0"),
         (("a", "-o", "r.pdf"), 2, "not 'r.pdf'"),
         (("a", "-o", "nowhere/r.md"), 1, "nowhere/r.md could not be written"),
-        (("a", "x.json"), 2, "A report has one benchmark result"),
+        (("a", "x.json"), 2, "A report takes one benchmark result"),
     ],
 )
 def test_what_cannot_be_reported_is_a_sentence(tmp_path, words, code, sentence):
@@ -424,4 +428,4 @@ def test_results_that_are_none(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     spoken = rlflame("report", "x.json")
     assert spoken.code == 1
-    assert "x.json h" in spoken.err
+    assert "x.json does not" in spoken.err

@@ -421,7 +421,7 @@ def test_the_command_shown_for_a_run_that_reached_its_return_works():
     words = ("--steps", "9999", "--until-return", "5", "--out", "done", *TINY)
     first = rlflame("train", *words)
     assert first.code == 0
-    assert any("Finished: --until-return is reached at step " in line for line in first.lines)
+    assert any("Finished: --until-return was reached at step " in line for line in first.lines)
     again, refused = rlflame("resume", "done"), rlflame("resume", "done", "--steps", "99999")
     (line,) = (line for line in again.lines if "to go on" in line)
     command = (
@@ -511,7 +511,7 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     assert "Learning networks of [65536, 65536] units takes" in spoken.err
     assert "a smaller learning.network.hidden" in spoken.err
     shown = rlflame(*words, "--set", "network.hidden=[65536,65536]", "--dry-run")
-    assert (shown.code, "This machine cannot train it: " in shown.err) == (0, True)
+    assert (shown.code, "This machine cannot train this recipe: " in shown.err) == (0, True)
 
 
 def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):

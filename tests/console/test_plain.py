@@ -35,7 +35,7 @@ def test_lines_of_a_ppo_run(capfd, golden):
     display.show_result(make_result(20_480, 100))
     out, err = capfd.readouterr()
     golden("plain_run.txt", out)
-    assert err == "Slot 3 is collected again; its worker: killed by signal 9.\n"
+    assert err == "Slot 3 is collected again; its worker was lost: killed by signal 9.\n"
     assert max(map(len, out.splitlines())) <= 100
 
 
@@ -111,5 +111,5 @@ def test_lines_of_a_sweep(capfd, golden):
 def test_a_sweep_that_was_finished_has_no_time(capfd):
     PlainDisplay(Clock()).show_result(make_sweep_result(has_trained=False))
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0] == "All seeds were finished already."
+    assert lines[0] == "All seeds have already finished."
     assert not any(line.startswith("  time") for line in lines)

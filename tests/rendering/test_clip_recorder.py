@@ -247,7 +247,7 @@ def test_a_run_that_cannot_be_drawn_ends_as_any_other(tmp_path):
     result = api.train(config, show=listener)
     assert result.complete
     said = [note for note in listener.heard if "videos" in note]
-    reason = "No more videos of this run are rendered: fakes:Fake-v0 cannot be drawn"
+    reason = "No more videos of this run are rendered: fakes:Fake-v0 cannot be rendered"
     assert said[0].startswith(reason)
     assert len(said) == 2
     assert not (tmp_path / "run" / "videos").exists()

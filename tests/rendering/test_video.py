@@ -261,7 +261,7 @@ def test_hundredths_of_a_second_keep_pace():
 
 
 def test_an_environment_without_pictures_is_named_with_what_it_offers():
-    with pytest.raises(ConfigError, match=r"offers \(ansi\), none is rgb_array"):
+    with pytest.raises(ConfigError, match=r"modes \(ansi\) do not include rgb_array"):
         drawn(job(begun(modes=["ansi"])))
 
 
@@ -282,7 +282,7 @@ def test_errors_come_back_in_words_and_crashes_as_what_they_are():
         policy_render.render_in_subprocess(job(begun(fault="raises")))
     assert caught.value.exit_code == 1
     assert "OSError" in caught.value.detail
-    with pytest.raises(RlflameError, match="none is rgb_array") as caught:
+    with pytest.raises(RlflameError, match="do not include rgb_array") as caught:
         policy_render.render_in_subprocess(job(begun(modes=[])))
     assert caught.value.exit_code == 2
     with pytest.raises(RenderError, match="killed by signal 11, SIGSEGV"):

@@ -18,7 +18,7 @@ from rlflame.statistics import compute_iqm_band
 from rlflame.storage.metrics import NAMES
 from rlflame.storage.run_reader import RunData
 
-#: The x axes of a curve, and their labels.
+#: The x axes of a chart and their labels.
 AXES = {
     "steps": "Environment steps",
     "total-steps": "Environment steps",
@@ -31,7 +31,7 @@ _STEPS_OF = {"steps": " per learner", "total-steps": ", all learners together"}
 EPISODE_RETURN = "episode_return"
 TRAINING_RETURN = "episode_return_mean"
 EVALUATION = "eval_return_mean"
-#: The least number of evaluations that is drawn as a curve by default.
+#: The minimum number of evaluations that are drawn as a curve by default.
 FEWEST_EVALUATIONS = 3
 WINDOW_EPISODES = 50
 _METRIC_LABELS = {
@@ -45,16 +45,16 @@ _BAND_NOTE = (
     "single run."
 )
 _UNITS = ((2.0 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
-#: The most points of the grid on which seeds are averaged.
+#: The maximum number of grid points at which seeds are averaged.
 _GRID_POINTS = 200
 
 
 def make_figure(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:
-    """Return a chart, or panels by environment, since their returns differ in scale.
+    """Return a chart, or one panel per environment, because returns differ in scale.
 
-    Runs and environments that cannot be drawn become notes. If none can be drawn, raise the error.
+    Notes list the runs that cannot be drawn. If no run can be drawn, raise the first error.
     """
     metric = metric or choose_metric(runs, axis)
     environments = dict.fromkeys(run.environment for run in runs)
@@ -75,13 +75,13 @@ def make_figure(
 
 
 def _format_absence(error: CheckpointError) -> str:
-    return f"{error.message} It is left out."
+    return f"{error.message} The run is not drawn."
 
 
 def make_chart(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
-    """Return a chart of one environment: a line for each group of seeds of a recipe."""
+    """Return a chart of one environment, with one line per recipe."""
     metric = metric or choose_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
@@ -138,7 +138,7 @@ def _check_arguments(axis: str, metric: str, smooth: int) -> None:
 
 
 def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
-    """Return one run's values, with `low` and `high` if every value has an interval."""
+    """Return the curve of one run, with a band if its evaluations have intervals."""
     if metric == EPISODE_RETURN:
         return _make_episode_curve(run, axis, smooth if smooth > 1 else WINDOW_EPISODES)
     steps, values = run.read_values(metric)
@@ -152,11 +152,11 @@ def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
 
 
 def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
-    """Return a dot for every episode, and the moving average as the line."""
+    """Return a dot for every episode, and their moving average as a line."""
     returns, lengths = run.read_episodes()
     if not len(returns):
-        raise CheckpointError(f"{run.folder} has finished no episode yet.", "try again later")
-    # The x position of an episode is where it ends.
+        raise CheckpointError(f"{run.folder} has not finished an episode yet.", "try again later")
+    # An episode is drawn at the position where it ends.
     episodes = np.arange(1.0, len(lengths) + 1.0)
     x = episodes if axis == "episodes" else compute_positions(run, np.cumsum(lengths), axis)
     averages = smooth_values(returns, window)[window - 1 :]
@@ -164,7 +164,7 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
 
 
 def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
-    """Return the positions on the axis for numbers of environment steps."""
+    """Convert numbers of environment steps to positions on the x axis."""
     if axis == "steps":
         return steps / _count_learners(run)
     if axis == "total-steps":
@@ -182,12 +182,12 @@ def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
 
 
 def _count_learners(run: RunData) -> int:
-    """Return the number of learners of a run, 1 if the run does not record it."""
+    """Return the number of learners of a run, or 1 if it is not recorded."""
     return run.get_runtime_count("learners") or 1
 
 
 def _read_cpu_s(run: RunData) -> tuple[Float64, Float64] | None:
-    """Return the CPU seconds of driver and workers; None for a cluster."""
+    """Return the CPU seconds of driver and workers; None if unknown, as on Flame."""
     fleets = {machine.get("fleet") for machine in run.machines}
     if not fleets or any(map(is_remote, fleets)):
         return None
@@ -219,7 +219,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Return x values that all share: their own if few, otherwise an even grid."""
+    """Return x values that all curves cover: their own, or an even grid if many."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]

@@ -1,4 +1,4 @@
-"""Groups runs of one recipe that differ only in the seed."""
+"""Groups runs of the same recipe that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlflame.config import nested_dict
 from rlflame.storage.run_reader import RunData
 from rlflame.terminal_text import format_count
 
-#: Ignored when recipes are compared.
+#: The setting that is ignored when recipes are compared.
 _SEED = "learning.seed"
-#: An unset setting, as written in a config and as read. Runs older than a setting do not have it.
+#: The value of an unset setting, in a config file and in Python. Old runs lack newer settings.
 _UNSET = ("none", None)
-#: The most settings in a label.
+#: The maximum number of settings in a label.
 _MOST_SETTINGS = 3
 
 
@@ -90,13 +90,13 @@ def _format_recipe(run: RunData) -> str:
 
 
 def _list_settings(run: RunData) -> dict[str, Any]:
-    """Return the recipe as full names and values, without seed and unset settings."""
+    """Return a recipe's settings by full name, without the seed and unset settings."""
     settings = nested_dict.flatten(run.recipe)
     return {name: value for name, value in settings if name != _SEED and value not in _UNSET}
 
 
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
-    """Return the algorithm, the differing settings, and the environment if several."""
+    """Name a run by algorithm, environment (if several) and differing settings."""
     algorithm, settings = run.algorithm.upper(), _list_settings(run)
     if len({other.environment for other in all_runs}) > 1:
         algorithm += f" {run.environment}"

@@ -1,4 +1,4 @@
-"""Makes and runs benchmark cases, short trainings that are timed."""
+"""Makes and runs benchmark cases: short training runs that are timed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
 Clock = Callable[[], float]
 SLEEPING = str(Path(__file__).with_name("sleeping.py"))
-#: Sleeping episodes per iteration: about this much time for one worker, within the bounds.
+#: Sleeping episodes per iteration: about 5 s of work for one worker, within these limits.
 _ITERATION_MS, _FEWEST_EPISODES, _MOST_EPISODES = 5000.0, 8, 100
 #: A replay is filled in rounds of 20 fragments of 500 steps and sampled in batches of 64.
 _REPLAY_ROUND = ("rollout.num_slots=20", "rollout.envs_per_slot=1", "rollout.steps=500")
 _REPLAY_BATCH = 64
-#: The time limit of a warm-up that waits until all workers have answered.
+#: The time limit for a warm-up that waits until all workers have answered.
 _COMPLETE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recipe cut to some iterations. The work is bit-identical wherever it runs."""
+    """A recipe limited to a few iterations. Every fleet does the same work for it."""
 
     name: str
     recipe: Recipe
     env: EnvSpec
-    #: The sleep of an episode in milliseconds; None for a real environment.
+    #: The time that an episode sleeps, in milliseconds; None for a real environment.
     episode_ms: float | None = None
 
     @property
@@ -61,7 +61,7 @@ class Case:
         settings = self.recipe.learning.model_dump(
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
-        # The kwargs are one value, so that an argument that only one side has is a difference.
+        # The kwargs stay one value, so that an argument on only one side counts as a difference.
         return {
             **self.recipe.model_dump(include={"stop_at_iterations", "stop_at_steps"}),
             **dict(flatten(settings, leaves=("environment.kwargs",))),
@@ -77,7 +77,7 @@ def make_env_case(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[Case, RuntimeSettings]:
-    """Make a case of a few iterations of an environment's preset."""
+    """Make a case that trains an environment's preset for a few iterations."""
     flags = TrainFlags(env=environment, algo=algorithm, preset=preset, sets=sets)
     config, name = resolve.resolve(flags, components.has_continuous_actions)
     runtime, defaults = config.runtime, RuntimeSettings()
@@ -108,7 +108,7 @@ def make_sleeping_cases(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
-    """Make a REINFORCE case for each length of sleeping episodes, one task each."""
+    """Make a REINFORCE case, one task per episode, for each length of sleep."""
     module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:
@@ -121,7 +121,7 @@ def make_sleeping_cases(
             sets=[f"environment.kwargs.episode_ms={float(length_ms)!r}", *sets],
         )
         if case.env.kwargs["episode_ms"] != length_ms:
-            raise ConfigError("--set changes the length of episodes.", "use --episode-ms instead")
+            raise ConfigError("--set changes the episode length.", "use --episode-ms instead")
         name = f"{float(length_ms)} ms".replace(".0 ", " ")
         cases.append(replace(case, name=name, episode_ms=length_ms))
     return cases, runtime.model_copy(update={"env_file": SLEEPING})
@@ -130,7 +130,7 @@ def make_sleeping_cases(
 def make_replay_case(
     environment: str, transitions: int, *, sets: Sequence[str] = ()
 ) -> tuple[Case, RuntimeSettings]:
-    """Make a case whose rollouts fill a replay that holds all `transitions`."""
+    """Make a case whose rollouts fill a replay buffer that holds all `transitions`."""
     algorithm = next(name for name, traits in TRAITS.items() if traits.uses_replay)
     sizes = (f"{algorithm}.batch_size={_REPLAY_BATCH}", f"{algorithm}.buffer_size={transitions}")
     settings = [*_REPLAY_ROUND, *sizes, *sets]
@@ -144,7 +144,7 @@ def make_replay_case(
 
 
 class Stopwatch:
-    """A recorder that keeps the time of each phase of a run and writes nothing."""
+    """A recorder that measures the time of each phase of a run and writes no files."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
@@ -185,9 +185,9 @@ def run_case(
     watch: Stopwatch,
     learner: Algorithm[Any] | None = None,
 ) -> dict[str, Any]:
-    """Run a whole case; `weights` is the digest of the learned weights.
+    """Run a complete case; return its times, its counts and a digest of the weights.
 
-    Raises StopInterrupt if the user stops it before the end.
+    Raises StopInterrupt if the user stops the run before it is complete.
     """
     initial = components.make_initial_checkpoint(case.recipe, case.env)
     trainer = components.make_trainer(initial, fleet, watch, stop, "bench", learner)
@@ -215,7 +215,7 @@ def warm_up(
     *,
     wait_for_all: bool = False,
 ) -> None:
-    """Run an uncounted iteration; with `wait_for_all`, until every worker answered."""
+    """Run an untimed iteration; with `wait_for_all`, repeat until all workers answer."""
     start_s, recipe = clock(), case.recipe.model_copy(update={"stop_at_iterations": 1})
     short = replace(case, recipe=recipe)
     run_case(short, fleet, stop, Stopwatch(clock))

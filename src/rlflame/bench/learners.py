@@ -1,4 +1,4 @@
-"""Times equal trainings with several numbers of learners, and their exchanges."""
+"""Times training and gradient exchange with different numbers of learners."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TimedProcessGroup:
 
 
 class LearnersBenchmark(Benchmark):
-    """Equal trainings with each number of learners; `workers` are learners here."""
+    """Times the same training with each number of learners, listed in `workers`."""
 
     name = "learners"
 
@@ -79,7 +79,7 @@ class LearnersBenchmark(Benchmark):
         yield
 
     def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
-        """Train once. The first iteration is a warm-up and does not count."""
+        """Train once; return the times without the first iteration, which is a warm-up."""
         watch = Stopwatch(session.clock)
         weights = run_with_learners(self.case, fleet, session, learners, watch)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
@@ -107,8 +107,8 @@ class LearnersBenchmark(Benchmark):
         units = "x".join(map(str, learning.network.hidden))
         blocks: list[Block] = [
             f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples per "
-            f"update, {format_count(self.case.iterations - 1, 'iteration')} after one to warm up. "
-            "Rollouts are the same on all sides and count only in the whole run. Updates "
+            f"update, {format_count(self.case.iterations - 1, 'iteration')} after a warm-up. "
+            "All sides collect the same rollouts, whose time counts only in the whole run. Updates "
             "are timed on the first learner.",
             make_table(facts["sides"], _COLUMNS),
             *format_bits([same_bits], "The learned weights"),
@@ -123,7 +123,7 @@ class LearnersBenchmark(Benchmark):
 
 
 def check_learners(learning: LearningSettings, learners: int) -> None:
-    """Refuse learners that would have no unit of work."""
+    """Raise ConfigError if the learners cannot share the units of work evenly."""
     units = count_units(learning)
     if learners != count_useful_learners(units, learners):
         raise ConfigError(
@@ -135,7 +135,7 @@ def check_learners(learning: LearningSettings, learners: int) -> None:
 def run_with_learners(
     case: Case, fleet: Fleet, session: BenchSession, learners: int, watch: Stopwatch
 ) -> dict[str, Any]:
-    """Run a case by this number of learners; `exchange` is a phase of the watch."""
+    """Run a case with several learners; `watch` times their exchanges."""
     learning = case.recipe.learning
     spec = components.make_policy_spec(learning, case.env)
     group = LearnerGroup(
@@ -149,7 +149,7 @@ def run_with_learners(
     )
     try:
         if learners > 1 and not group.wait_for_others(_JOIN_TIMEOUT_S):
-            raise LearnerFailure("The other learners have not started.", RETRY_HINT)
+            raise LearnerFailure("The other learners did not start in time.", RETRY_HINT)
         return run_case(case, fleet, session.stop, watch, group)
     finally:
         group.close()
@@ -180,7 +180,7 @@ def describe_side(side: Side, base: Side) -> dict[str, Any]:
 
 
 def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
-    """Return a row for each run and each of its parts."""
+    """Return a CSV row for each timed part of each run."""
     return [
         (name, side.labels["learners"], "measured",
          run[part], run["steps"], run["updates"], run["exchange_s"])
@@ -191,6 +191,6 @@ def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:
-    """Return the least number of shards, at least `fewest`, that `counts` divide."""
+    """Return the smallest number of at least `fewest` shards that `counts` divide."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

@@ -20,24 +20,22 @@ _STAT = Path("/proc/stat")
 
 
 class LoadMonitor:
-    """Measures the load of other programs: the total without this process's tree.
-
-    Flame's executors are not children, so with that fleet the load of others is unknown.
-    """
+    """Measures the load of programs other than this process and its children."""
 
     def __init__(self, fleets: Collection[str]) -> None:
         self._machine, self._at_work = describe_machine(), count_busy_processors()
+        # Flame's executors are not children, so the load of other programs is unknown.
         self._start = None if any(map(is_remote, fleets)) else _read_counters()
 
     def describe(self) -> dict[str, Any]:
-        """Return the machine and its load so far. Wait for all children first."""
+        """Describe the machine and its load; exact only after all children have ended."""
         load = _compute_load(self._start, _read_counters())
         others = max(0.0, load[0] - load[1]) if load else None
         busiest = max(value for value in (self._at_work, others, 0.0) if value is not None)
         return {
             "machine": self._machine,
             "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            # Processors at work before the benchmark, and for other programs during it.
+            # Busy processors before the benchmark, and those of other programs during it.
             "at_work": self._at_work,
             "others": others,
             "busy": busiest > max(0.5, _BUSY_SHARE * count_usable_cores()),
@@ -45,7 +43,7 @@ class LoadMonitor:
 
 
 def format_conditions(facts: dict[str, Any]) -> list[str]:
-    """Return sentences on the machine, the software and the load of a measurement."""
+    """Return sentences about the machine, its software and its load."""
     machine = facts["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     first, own_load = (
@@ -71,7 +69,7 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Return the seconds of wall time, busy processors, and this process's tree."""
+    """Return seconds: wall time, all busy processors, this process with children."""
     try:
         # The fourth and the fifth value are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
@@ -82,7 +80,7 @@ def _read_counters() -> _Counters:
 
 
 def _compute_load(first: _Counters, last: _Counters) -> tuple[float, float] | None:
-    """Return the mean busy processors between two readings: total, this process."""
+    """Return the mean number of busy processors: in total, and by this process."""
     if first is None or last is None or last[0] <= first[0]:
         return None
     seconds, busy_s, own_s = (b - a for a, b in zip(first, last, strict=True))

@@ -1,7 +1,7 @@
-"""Measures bare environment stepping, the upper limit of the speed of rollouts.
+"""Measures bare environment stepping, the upper limit for the speed of rollouts.
 
-Processes repeat random episodes at the same time. Each receives an order (`env`, and the `way` to
-step) and answers whether it can step. It answers each number of seconds with `steps` and `seconds`.
+Several processes repeat random episodes. Each receives an order (`env`, and the `way` to step) and
+answers whether it can step. Each then steps for the requested seconds and returns the counts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WAYS = ("gymnasium", "mj_step")
 #: Steps of the repeated episodes, and steps between two readings of the clock.
 _SCRIPT_STEPS, _CHUNK_STEPS = 2_000, 100
 
-#: The seed of the reset and the actions of an episode.
+#: The reset seed and the actions of an episode.
 Episode = tuple[int, list[Any]]
-#: Steps for a number of seconds and returns the counts.
+#: A function that steps for a number of seconds and returns the counts.
 Step = Callable[[float], dict[str, Any]]
 
 
@@ -59,7 +59,7 @@ def iterate_gymnasium(env: Any, script: Sequence[Episode]) -> Iterator[float]:
 
 
 def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
-    """Repeat the episodes forever with `mj_step` alone; yield 0 for each step."""
+    """Repeat the episodes forever with `mj_step`, without Gymnasium; yield zeros."""
     import mujoco
 
     model, data, skip = env.model, env.data, env.frame_skip
@@ -81,7 +81,7 @@ def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
 def time_steps(
     steps: Iterator[float], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
-    """Take at least one chunk of steps for about `seconds`; return the counts."""
+    """Take steps for about `seconds`, at least one chunk; return the counts."""
     start_s, step_count, elapsed = clock(), 0, 0.0
     while not step_count or elapsed < seconds:
         for _ in range(_CHUNK_STEPS):
@@ -93,7 +93,7 @@ def time_steps(
 class SteppingProcesses(ContextManagerMixin):
     """Processes that step at the same time until closed, each with its own order.
 
-    Methods that wait for them raise StopInterrupt if the user asks to stop.
+    Methods that wait for the processes raise StopInterrupt if the user asks to stop.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def sum_rates(answers: Sequence[dict[str, Any]]) -> float:
 
 
 def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
-    """Run the child of SteppingProcesses: answer requests until the parent is gone.
+    """Run the child side of SteppingProcesses: answer requests until the parent ends.
 
     `make_step` receives the order and returns None if it cannot step.
     """
@@ -168,7 +168,7 @@ def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
 
 
 def make_raw_step(order: dict[str, Any]) -> Step | None:
-    """Return the step of an order; None for `mj_step` without MuJoCo."""
+    """Return the step function of an order; None for `mj_step` without MuJoCo."""
     env: Any = make_env(order["env"])
     script, steps = record_script(env), iterate_gymnasium
     if order["way"] == "mj_step":

@@ -1,6 +1,6 @@
-"""Measures how fast transitions move into a replay, and out of it as samples.
+"""Measures how fast a fleet fills a replay buffer and how fast it is sampled.
 
-Nothing is learned, so that learning does not hide the cost of moving transitions.
+Nothing is learned, because learning would hide the cost of moving transitions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
-    """Fill a replay with the iterations of a case; sample a batch after each."""
+    """Fill a replay with the iterations of a case; sample a batch after each one."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
     traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
     watch = Stopwatch(clock)
@@ -70,7 +70,7 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
 
 
 class ReplayBenchmark(Benchmark):
-    """The filling of a replay with the rollouts of a case."""
+    """Measures how fast the rollouts of a case fill a replay buffer."""
 
     name = "replay"
 

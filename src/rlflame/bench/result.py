@@ -1,4 +1,4 @@
-"""Benchmark results as JSON, Markdown and CSV, and the folder that holds them."""
+"""Writes benchmark results to a folder as JSON, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Side:
     """An alternative in a benchmark's comparison: a fleet, or a number of learners."""
 
     name: str
-    #: The facts that identify it among the sides.
+    #: Values that distinguish this side from the other sides.
     labels: dict[str, Any]
-    #: The facts of each repetition.
+    #: The measured values of each repetition.
     repetitions: list[dict[str, Any]] = field(default_factory=list)
 
     def list_values(self, key: str) -> list[Any]:
@@ -60,7 +60,7 @@ class BenchResult:
     blocks: Sequence[Block]
     #: The input of `rlflame report` and `rlflame bench --diff`.
     measurements: Sequence[Measurement]
-    #: A table of repetitions for `rlflame plot`; the first row is the head.
+    #: A table of repetitions for `rlflame plot`; the first row has the column names.
     table: Sequence[Sequence[object]] = ()
     #: Set by the runner: the machine and its load, and whether the benchmark finished.
     conditions: dict[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class BenchResult:
 
 
 def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
-    """Return the speed-up relative to the base, from medians of seconds."""
+    """Return the speed-up of the median time relative to `base_s`, with its interval."""
     gain = compare_medians(base_s, seconds)
     return Interval(*(1.0 + percent / 100.0 for percent in (gain.value, gain.low, gain.high)))
 
@@ -109,7 +109,7 @@ def has_equal_digests(digests: Sequence[str]) -> bool | None:
 
 
 def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
-    """Return a sentence on bit-identity of the sides; none without a comparison."""
+    """Return a sentence about bit-identity in a list, empty if nothing was compared."""
     values = [value for value in results if value is not None]
     if all(values):
         return [f"{subject} are bit-identical on all sides."] if values else []
@@ -117,7 +117,7 @@ def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
 
 
 class ResultFolder:
-    """The files of a result. They are written atomically."""
+    """The folder of a benchmark's result files, which are written atomically."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Raise ConfigError, before anything is measured, if the files cannot be written."""

@@ -1,6 +1,6 @@
-"""Measures how fast a fleet collects, relative to bare stepping.
+"""Measures how fast a fleet collects steps, compared to bare stepping.
 
-Rounds are iterations of the case's recipe, with its slots, environments and fragments.
+A round is one iteration of the case's recipe, with its slots, environments and fragments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WARM_ROUNDS = 2
 
 
 class RolloutRounds(ContextManagerMixin):
-    """Iterations of rollouts without learning on an open fleet, from episode 0."""
+    """Runs iterations of rollouts without learning, from the first episode on."""
 
     def __init__(
         self, case: Case, fleet: Fleet, stop: StopRequest, acting: Literal["sample", "uniform"]
@@ -106,7 +106,7 @@ def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProc
     return SteppingProcesses(
         "rlflame.bench.rollouts",
         [{"recipe": recipe.model_dump_json()} for recipe in recipes],
-        "use --workers 1 to measure without further processes",
+        "use --workers 1 to measure in this process",
         stop,
     )
 
@@ -120,7 +120,7 @@ def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass
 class RolloutsBenchmark(Benchmark):
-    """Measures the rates of one fleet with several numbers of workers."""
+    """Measures the steps per second of one fleet with different numbers of workers."""
 
     name = "rollouts"
     seconds: float = 2.0
@@ -220,7 +220,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
 
 
 def make_collecting_step(order: dict[str, str]) -> Step:
-    """Return a step that collects rounds of a recipe in this process."""
+    """Return a step function that collects rounds of a recipe in this process."""
     recipe = Recipe.model_validate_json(order["recipe"])
     case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
     rounds = RolloutRounds(case, make_inline_fleet(), NullStop(), "sample")

@@ -48,7 +48,7 @@ class BenchSession:
         return factory.make_fleet(runtime, None, self._events)
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
-        """Yield every side in turn, so that a drift in speed affects all of them."""
+        """Yield every side in turn, so that a drift in the machine's speed affects all."""
         for number in range(repeat):
             for side in sides:
                 self.turn = f"{side.name}: {number + 1} of {repeat}"
@@ -120,7 +120,7 @@ class Benchmark:
         raise NotImplementedError
 
     def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
-        """Run one repetition and return its facts."""
+        """Run one repetition and return its measured values."""
         raise NotImplementedError
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
@@ -137,14 +137,14 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
         # The tasks that the fleet can run at once, and the workers that have answered.
         "capacity": fleet.capacity,
         "answered": len(fleet.probe()),
-        # From opening the fleet to the end of its warm-up, in its first case.
+        # From opening the fleet to the end of its first warm-up.
         "start_s": start_s,
     }
     return Side(f"{case.name}, {kind} with {count}", labels)
 
 
 class BenchRunner:
-    """Runs a benchmark, prints the result, and writes it to `out` if given."""
+    """Runs a benchmark, prints the result and writes it to `out` if given."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class BenchRunner:
             except BaseException as error:
                 session.show_status("")
                 if isinstance(error, StopInterrupt) and stop.signal_number is not None:
-                    message = f"Stopped before the end of {session.turn or 'the start'}."
+                    message = f"Stopped during {session.turn or 'the start'}."
                     hint = "run the same command again"
                     error = Interruption(message, hint, stop.signal_number)
                 if self._report(complete=False):
@@ -180,13 +180,13 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write the result so far; a failure is retried when the benchmark ends."""
+        """Write the result so far; a failure is noted and retried at the end."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
                 self._folder.write(result)
             except (OSError, RlflameError) as error:
-                session.show_note(f"Nothing is kept yet: {error}")
+                session.show_note(f"Partial results are not saved yet: {error}")
 
     def _make_result(self, complete: bool) -> BenchResult | None:
         """Return the result so far; None if nothing has been measured."""
@@ -197,7 +197,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print the result, and write it even if that fails; False if there is none."""
+        """Print the result and write it even if printing fails; return False if none."""
         result = self._make_result(complete)
         if result is None:
             return False
@@ -210,11 +210,11 @@ class BenchRunner:
         return True
 
     def _write(self, result: BenchResult, folder: ResultFolder) -> None:
-        """Write the files, the image last: nothing is lost if it cannot be drawn."""
+        """Write the files, with the image last, because drawing may fail."""
         for file in folder.write(result):
             print_note(f"written: {file}")
         if result.table:
             try:
                 print_note(f"written: {folder.draw()}")
             except PlotUnavailableError as error:
-                print_note(f"no picture: {error.message} {error.hint}")
+                print_note(f"no image: {error.message} {error.hint}")

@@ -1,7 +1,7 @@
-"""Times the same work on several fleets with several numbers of workers, in turn.
+"""Times the same work on several fleets with different numbers of workers.
 
 Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the time
-of learning. Least squares over the cells of a fleet estimate `o`, the overhead of a task, and `a`,
+of learning. Least squares over the sides of a fleet estimate `o`, the overhead of a task, and `a`,
 the overhead of an iteration.
 """
 
@@ -97,26 +97,26 @@ def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
 
 def _make_blocks(facts: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [
-        "The same training on every side. Medians, with 95% bootstrap intervals from "
-        f"{FEWEST_SEEDS} repetitions on. Speed-up is relative to the fastest with the fewest "
+        "Medians of the same training on every side, with 95% bootstrap intervals from "
+        f"{FEWEST_SEEDS} repetitions on. Speed-up is relative to the fastest side with the fewest "
         "workers; theoretical is its limit from the number of tasks. Gain compares Flame's "
         "throughput with the same number of local workers. Latency and dispatch is the time beyond "
-        "learning and episodes of known length. Other figures do not include start-up.",
+        "learning and episodes of known length. Start-up is not included in other columns.",
         make_table(facts["rows"], _COLUMNS, 2),
         *format_bits([case["same_bits"] for case in facts["cases"]], "The learned weights"),
     ]
     if facts["overheads"]:
         blocks += [
-            "Overheads by least squares over these rows. An iteration of T tasks on P workers "
-            "takes the time of learning, ceil(T / P) times the episodes and overhead of a task, "
-            "and the overhead of an iteration.",
+            "Overheads are fitted to these rows by least squares. An iteration of T tasks on P "
+            "workers takes the learning time, ceil(T / P) times the duration and the overhead of a "
+            "task, and the overhead of an iteration.",
             make_table(facts["overheads"], _OVERHEADS),
         ]
     return [*blocks, *facts["advice"]]
 
 
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Return the rows, relative to the fastest cell with the fewest workers.
+    """Return rows, each relative to its case's fastest side with the fewest workers.
 
     A fleet with more workers is never the base, because the speed-up would hide its overhead.
     """
@@ -130,7 +130,7 @@ def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 
 def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) -> Row:
-    """Return the row of a cell. `theoretical` is the limit of the speed-up.
+    """Return the row of a side. `theoretical` is the upper limit of the speed-up.
 
     `learning` and `lost` are shares of the time. `lost` is the time beyond learning and episodes,
     None if the length of episodes is unknown. `gain_pct` compares the throughput of Flame with that
@@ -184,10 +184,10 @@ def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
 
 
 def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Fit the overheads of a task and an iteration for fleets with enough cells.
+    """Fit the overhead of a task and of an iteration for fleets with enough sides.
 
-    Each row has the fleet, `task_s`, `iteration_s`, and the number of `cells` of the fit. A fit
-    needs three cells, with at least two different numbers of tasks per worker.
+    Each row has the fleet, `task_s`, `iteration_s`, and the number of fitted sides as `cells`. A
+    fit needs three sides, with at least two different numbers of tasks per worker.
     """
     case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
     points: dict[str, list[tuple[int, float]]] = {}
@@ -206,7 +206,7 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 
 def _fit_line(points: Float64) -> dict[str, float]:
-    """Return least-squares overheads over `[turns, lost seconds]`, at least 0."""
+    """Fit both overheads, at least 0, to `[turns, lost seconds]` by least squares."""
     turns, lost_s = points.T
     (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost_s)
     if task_s < 0.0:
@@ -217,7 +217,7 @@ def _fit_line(points: Float64) -> dict[str, float]:
 
 
 def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> float | None:
-    """Return the episode seconds from which the other fleet is faster, or None."""
+    """Return the episode length in seconds from which `other` is faster, or None."""
     few, many = (ceil(_EPISODES / count) for count in workers)
     if many >= few:
         return None
@@ -227,7 +227,7 @@ def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> flo
 
 
 def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> list[str]:
-    """Return sentences on the best fleet of each case, and when Flame is faster."""
+    """Return sentences that name the best fleets and compare Flame with local."""
     if min(row["times"] for row in rows) < FEWEST_SEEDS:
         return [f"Advice needs more repetitions: --repeat {FEWEST_SEEDS} or more."]
     choices = [
@@ -243,12 +243,12 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
             return sentences
         executors = max(row["workers"] for row in rows if row["fleet"] == flame["fleet"])
         break_even_s = compute_break_even_s(local, flame, (cores, executors))
-        answer = "on no length of episodes"
+        answer = "for no episode length"
         if break_even_s is not None:
-            answer = f"on episodes of {1000.0 * break_even_s:.3g} ms and more"
+            answer = f"for episodes of {1000.0 * break_even_s:.3g} ms or more"
         sentences.append(
-            f"By the overheads, {executors} on flame are faster than {cores} on local {answer}, "
-            f"with {_EPISODES} episodes an iteration."
+            f"By these overheads, {executors} executors are faster than {cores} local workers "
+            f"{answer}, with {_EPISODES} episodes per iteration."
         )
     return sentences
 

@@ -1,6 +1,6 @@
 """The Typer application: its commands and their exit codes.
 
-Every error becomes a sentence and a fixed exit code: 0 success, 1 failure, 2 usage or config, 3
+Every error ends in a sentence and a fixed exit code: 0 success, 1 failure, 2 usage or config, 3
 fleet unreachable, 129, 130 and 143 interrupted. Help must appear at once, so a command imports
 its dependencies only when it runs.
 """
@@ -72,7 +72,7 @@ def _parse_root_options(
 
 
 def _check_folder() -> None:
-    """Refuse to run in a deleted folder, where no file can be opened or created."""
+    """Raise an error in a deleted folder, where no file can be opened or created."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _check_folder() -> None:
 
 
 def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a command so that every error ends in a sentence and an exit code."""
+    """Wrap a command so that every error prints a sentence and sets the exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> None:
@@ -123,7 +123,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cluster-check": cluster_check,
 }
 for name, command in COMMANDS.items():
-    # `report` finds --vs among its arguments, because each --vs takes several runs.
+    # `report` parses --vs itself, because several runs may follow it.
     settings = {"ignore_unknown_options": True} if name == "report" else {}
     kind = PanelCommand if name in ("train", "resume") else HelpCommand
     app.command(name, cls=kind, context_settings=settings)(handle_errors(command))
@@ -163,7 +163,7 @@ def main(head_start: PrestartPool | None = None) -> None:
 
 
 def _exit_process(code: int) -> None:
-    """End the process; at once if gRPC or Arrow threads run, which can crash."""
+    """End the process; skip Python's shutdown if gRPC or Arrow could crash it."""
     if "grpc" in sys.modules or "pyarrow" in sys.modules:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -184,7 +184,7 @@ def _print_usage_error(error: Any) -> int:
 
 
 def _prepare_streams() -> None:
-    """Escape what the streams cannot encode, and control characters for the terminal."""
+    """Make the streams escape control characters and unencodable characters."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`rlflame bench`: rollouts, scaling, replay, learners, and comparisons."""
+"""The `rlflame bench` commands, and the comparison of two results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 FLEETS = ("local", "flame", "inline")
 _MAX_COUNT, _MAX_TRANSITIONS, _MAX_EPISODE_MS = 4096, 1_000_000_000, 600_000
-#: The difference of two results that counts as none.
+#: The largest relative difference between two results that counts as equivalent.
 MARGIN = 0.1
-#: The least number of shards of an update.
+#: The minimum number of gradient shards of an update.
 _BENCH_SHARDS = 8
-#: Settings with which PPO's updates are large enough for several learners.
+#: Settings that make PPO's updates large enough for several learners.
 LARGE_UPDATES = (
     "network.hidden=[256,256]",
     "ppo.minibatch_size=8192",
@@ -76,7 +76,7 @@ def bench(
     name = context.invoked_subcommand
     if (name is None) == (diff is None) or (name and (as_json or debug)):
         raise ConfigError(
-            "bench takes a command, with options behind it, or --diff.",
+            "bench needs a command, followed by its options, or --diff.",
             "rlflame bench rollouts, scaling, replay or learners, or --diff OLD NEW",
         )
     if diff is not None:
@@ -114,7 +114,7 @@ def scaling(
     from rlflame.bench.scaling import ScalingBenchmark
 
     if (algo or preset) if env is None else episode_ms:
-        raise ConfigError("--algo and --preset are for --env, without --episode-ms.", "--env ant")
+        raise ConfigError("--algo and --preset need --env, without --episode-ms.", "--env ant")
     counts, fleets = parse_counts(workers or _list_counts()), parse_fleets(compare)
     work: dict[str, Any] = {"episodes": episodes, "iterations": iterations, "sets": sets or ()}
     if env is None:
@@ -158,7 +158,7 @@ def rollouts(
 
     kind, *words = parse_fleets(fleet)
     if words:
-        raise ConfigError(f"--fleet is {fleet}, and rollouts takes one.", f"--fleet {kind}")
+        raise ConfigError(f"--fleet is {fleet}, but rollouts takes one.", f"--fleet {kind}")
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
     counts, has_limits = parse_counts(workers or _list_counts()), limit and kind != "flame"
     benchmark = RolloutsBenchmark(
@@ -232,7 +232,7 @@ def _run(
 
 
 def _list_counts() -> str:
-    """Return one worker, and one worker per core."""
+    """Return the default worker counts: one, and one per core."""
     return f"1,{count_usable_cores()}"
 
 
@@ -245,7 +245,7 @@ def parse_fleets(compare: str | None) -> list[str]:
     fleets = list(dict.fromkeys(name.strip() for name in compare.split(",")))
     for name in fleets:
         if name not in FLEETS:
-            raise ConfigError(f"There is no fleet {name!r}.", f"one of {', '.join(FLEETS)}")
+            raise ConfigError(f"There is no fleet {name!r}.", f"use one of {', '.join(FLEETS)}")
     return fleets
 
 
@@ -256,13 +256,13 @@ def parse_counts(text: str, flag: str = "--workers") -> list[int]:
 def _parse_numbers(
     flag: str, text: str, parse: Callable[[str], float], low: int, high: int
 ) -> list[float]:
-    """Return the numbers in ascending order."""
+    """Parse a list of numbers and return them in ascending order."""
     try:
         values = [parse(word) for word in text.split(",")]
         if not all(low <= value <= high for value in values):
             raise ValueError
     except ValueError:
-        message = f"{flag} {text!r} is no list of numbers from {low} to {high:,}."
+        message = f"{flag} {text!r} is not a list of numbers from {low} to {high:,}."
         raise ConfigError(message, f"{flag} 1,2,4") from None
     return sorted(set(values))
 
@@ -272,7 +272,7 @@ def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
 
     if not old.suffix == new.suffix == ".json":
         raise ConfigError(
-            f"{old} and {new} are no results of a benchmark, which end in .json.",
+            f"{old} and {new} must be benchmark results, which end in .json.",
             "rlflame bench --diff old/scaling.json new/scaling.json",
         )
     content = build.build_report([new], [old], MARGIN)

@@ -1,4 +1,4 @@
-"""`rlflame cluster-check`."""
+"""The `rlflame cluster-check` command."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cluster_check(
 
 
 def _print_finding(finding: Finding) -> None:
-    """Print the status, the question and the answer, then details, then the fix."""
+    """Print the status, name and text of a finding, then its notes and fixes."""
     print_result(f"{finding.status:7}  {finding.check:15}  {finding.text}")
     for note in finding.notes:
         print_result(f"{'':26}{note}")

@@ -1,4 +1,4 @@
-"""`rlflame eval`."""
+"""The `rlflame eval` command."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on a fixed set of episodes."""
     if min_return is not None and not math.isfinite(min_return):
-        raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
+        raise ConfigError(f"--min-return {min_return} is not a finite number.", "--min-return 400")
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
         raise ConfigError(
-            "--expect-recorded runs the recorded episodes and no others.",
+            "--expect-recorded runs only the recorded episodes.",
             "leave out --episodes, --seed, --stochastic and --vs",
         )
     source, runtime = load_source(file, flags)

@@ -1,4 +1,4 @@
-"""`rlflame export`."""
+"""The `rlflame export` command."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def export(
         raise RlflameError(
             f"The model's actions differ from the policy's by {difference:.2g}, more than "
             f"{files.TOLERANCE:g}.",
-            "this is a bug in rlflame, or in the onnxruntime that is installed",
+            "this is a bug in rlflame or in the installed onnxruntime",
         )

@@ -1,4 +1,4 @@
-"""`rlflame inspect`."""
+"""The `rlflame inspect` command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inspect(
 
     if recipe and as_json:
         raise ConfigError(
-            "--recipe and --json exclude each other.", "leave out --recipe: --json has the recipe"
+            "--recipe and --json cannot be combined.", "omit --recipe: --json includes the recipe"
         )
     jobs = [_read_contents(path, with_replay=not recipe) for path in files]
     contents = [content for job in jobs for content in job.values()]
@@ -65,7 +65,7 @@ def inspect(
 
 
 def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
-    """Return the newest checkpoint of each seed by name; a file has no name."""
+    """Return the latest checkpoint of each seed by name; a single file has no name."""
     from rlflame.experiment.comparison import read_content
     from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
@@ -78,7 +78,7 @@ def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
 def _find_differences(
     files: Sequence[Path], jobs: Sequence[Mapping[str, FileContent]]
 ) -> Iterator[Difference]:
-    """Return the first difference of each other file or seed from the first file."""
+    """Yield the first difference of each other file from the first, seed by seed."""
     from rlflame.experiment.comparison import find_first_difference
 
     for path, job in zip(files[1:], jobs[1:], strict=True):
@@ -86,7 +86,7 @@ def _find_differences(
             first, other = jobs[0].get(name), job.get(name)
             difference: str | None
             if first is None or other is None:
-                difference = f"{name}, which is in {files[0] if other is None else path} alone"
+                difference = f"{name}, which exists only in {files[0] if other is None else path}"
             else:
                 difference = find_first_difference(first.checkpoint, other.checkpoint)
             yield files[0] / name, path / name, difference
@@ -104,7 +104,7 @@ def _print_lines(contents: Sequence[FileContent], differences: Sequence[Differen
     fingerprints = {content.path: content.checkpoint.fingerprint for content in contents}
     for first, other, difference in differences:
         if difference is None:
-            print_result(f"{first} and {other} are equal to the last bit.")
+            print_result(f"{first} and {other} are bit-identical.")
             continue
         print_result(f"{first} and {other} differ first in {difference}.")
         if first in fingerprints and other in fingerprints:

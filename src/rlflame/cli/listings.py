@@ -1,4 +1,4 @@
-"""`rlflame runs`, `envs`, `config` and `trust`."""
+"""The `rlflame runs`, `envs`, `config` and `trust` commands."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def runs(
     from rlflame.experiment.listings import list_runs
 
     if not folder.exists() and folder != Path("runs"):
-        raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
+        raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists the runs in ./runs")
     entries = list_runs(folder) if folder.exists() else []
     if as_json:
         _print_json(entries)
     elif not entries:
-        print_note(f"There are no runs in {folder}. rlflame train begins one.")
+        print_note(f"There are no runs in {folder}. rlflame train starts one.")
     else:
         header = ("run", "state", "environment", "algorithm", "progress", "best")
         _print_table([header, *map(_format_row, entries)])
@@ -92,7 +92,7 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
         if env["problem"]:
             print_result(f"{env['alias']}: {env['problem']}")
     print_result("")
-    print_result("Any other Gymnasium id works too, and module:Id for one that a module registers.")
+    print_result("Any other Gymnasium id also works. Use module:Id if a module registers it.")
     print_result(f"Presets (--preset): {', '.join(resolve.list_presets())}")
 
 

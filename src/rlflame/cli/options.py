@@ -176,7 +176,7 @@ _PANEL_NAMES = {name: panel for panel, options in _PANELS.items() for name in op
 
 
 class HelpCommand(TyperCommand):
-    """A command whose help lists arguments by their names alone."""
+    """A command whose help lists arguments by name only."""
 
     panels: Mapping[str, str] = {}
 
@@ -206,7 +206,7 @@ class PanelCommand(HelpCommand):
 
 
 def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options to a command for all or these fields of its parameter `flags`."""
+    """Add options for these fields, or all fields, of a command's `flags` parameter."""
 
     def add_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)
@@ -236,7 +236,7 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:
-    """Return the policy in a file and the runtime that the options ask for."""
+    """Load the policy in a file and resolve the runtime settings from the options."""
     from rlflame.config.resolve import resolve_runtime
 
     runtime = resolve_runtime(flags)
@@ -247,7 +247,7 @@ def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSet
 
 
 def print_machine_differences(source: Checkpoint) -> list[str]:
-    """Note how this machine differs from the one that wrote the file."""
+    """Print and return the differences from the machine that wrote the file."""
     from rlflame.experiment import resume
 
     differences = resume.find_machine_differences(source)

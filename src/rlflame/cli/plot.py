@@ -1,4 +1,4 @@
-"""`rlflame plot`."""
+"""The `rlflame plot` command."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def plot(
         draw_in_terminal(drawing)
         if out is not None:
             raise
-        print_note("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
+        print_note("matplotlib is not installed: pip install 'rlflame[plot]' for an image.")
         return
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
@@ -83,7 +83,7 @@ def plot(
 def _draw_runs(
     paths: list[Path], axis: str | None, metric: str | None, smooth: int
 ) -> tuple[Plot, Path]:
-    """The curves, and the file for them unless another is named."""
+    """Draw the curves; return them with the default path of the image."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader
     from rlflame.storage.sweep_folder import is_sweep
@@ -98,10 +98,10 @@ def _draw_runs(
 
 
 def _check_table(paths: list[Path], *options: object) -> None:
-    """One table of run times, and nothing that is for curves."""
+    """Raise ConfigError unless there is one .csv file and no option for curves."""
     if len(paths) > 1 or paths[0].suffix != ".csv" or any(option is not None for option in options):
         raise ConfigError(
-            f"{', '.join(map(str, paths))}: a picture of run times is of one .csv, without -x, "
+            f"{', '.join(map(str, paths))}: a chart of run times needs one .csv file, without -x, "
             "--smooth and --metric.",
             format_command("plot", paths[0].with_suffix(".csv")),
         )

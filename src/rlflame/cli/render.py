@@ -1,4 +1,4 @@
-"""`rlflame render`."""
+"""The `rlflame render` command."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def render(
 ) -> None:
     """Render episodes of a policy as a video or an image. No display is needed."""
     if human and out is not None:
-        raise ConfigError("--human and -o exclude each other.", "leave out one")
+        raise ConfigError("--human and -o cannot be combined.", "omit one of them")
     flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
     source, _ = load_source(file, flags)
     from rlflame import api

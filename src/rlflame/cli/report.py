@@ -1,4 +1,4 @@
-"""`rlflame report`."""
+"""The `rlflame report` command."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def report(
     claims = build.CLAIMS if baseline_paths else ()
     if require is not None and require not in claims:
         raise ConfigError(
-            f"--require is {require!r}, and needs runs behind --vs.",
+            f"--require is {require!r}, but needs a known claim and runs after --vs.",
             f"--vs RUN... --require {', '.join(build.CLAIMS)}",
         )
     if not 0.0 < margin < 100.0:
-        raise ConfigError(f"--margin is {margin:g}.", "--margin 10, in percent")
+        raise ConfigError(f"--margin is {margin:g}, not between 0 and 100 percent.", "--margin 10")
     if str(out) == "-":
         out = None
     if out is not None and out.suffix not in SUFFIXES:
@@ -87,7 +87,7 @@ def report(
         print_note(note)
     if out is not None:
         safetensors_file.write_atomically(out, _format_report(content, out.suffix).encode())
-        # Beside JSON, where it was written is no part of the result.
+        # With --json, the path is a note, because the result is only the JSON.
         (print_note if as_json else print_result)(str(out))
     if as_json or out is None:
         suffix, ascii_only = ".json" if as_json else ".md", not can_encode("±⣿└")
@@ -97,13 +97,13 @@ def report(
 
 
 def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
-    """What stands before --vs, and what stands behind it."""
+    """Return the paths before and after --vs."""
     at = words.index(SEPARATOR) if SEPARATOR in words else len(words)
     head, tail = words[:at], words[at + 1 :]
     if unknown := [word for word in head + tail if word.startswith("-")]:
         raise ConfigError(f"There is no option {unknown[0]}.", "rlflame report A --vs B")
     if not head or (at < len(words) and not tail):
-        raise ConfigError("There are no runs on a side of --vs.", "rlflame report A --vs B")
+        raise ConfigError("One side of --vs has no runs.", "rlflame report A --vs B")
     return [Path(word) for word in head], [Path(word) for word in tail]
 
 

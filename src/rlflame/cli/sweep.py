@@ -1,4 +1,4 @@
-"""`rlflame train --seeds` and `rlflame resume` of a folder of seeds."""
+"""`rlflame train --seeds`, and `rlflame resume` for a sweep folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse_seeds(
 
     if seed is not None or plot or any(parse_set(text)[0] == "learning.seed" for text in sets):
         raise ConfigError(
-            f"--seeds {seeds} excludes --seed, --set learning.seed and --plot.", "leave them out"
+            f"--seeds {seeds} excludes --seed, --set learning.seed and --plot.", "omit them"
         )
     return sweep_folder.parse_seeds(seeds)
 
@@ -45,8 +45,8 @@ def resume(
 
     if fresh_replay:
         raise ConfigError(
-            f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
-            f"the seed that needs it: {folder}/seed-N",
+            f"--fresh-replay is for a single run, but {folder} is a sweep folder.",
+            f"resume the seed that needs it: {folder}/seed-N",
         )
     _run_sweep(partial(sweep_run.resume, folder, runtime, steps=steps), runtime)
 
@@ -67,7 +67,7 @@ def _run_sweep(run: Callable[..., SweepResult], runtime: RuntimeSettings) -> Non
 
 
 def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
-    """Why the command does not end well, if it does not."""
+    """Return the error that ends the command, or None if all seeds have finished."""
     resume_command = format_command("resume", result.folder)
     seeds = format_count(len(result.summary.seeds), "seed")
     if result.complete:

@@ -1,4 +1,4 @@
-"""`rlflame train` and `rlflame resume`."""
+"""The `rlflame train` and `rlflame resume` commands."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def resume(
     steps: TotalSteps = None,
     fresh_replay: FreshReplay = False,
 ) -> None:
-    """Continue a run from its newest checkpoint.
+    """Continue a run from its latest checkpoint.
 
     The result is bit-for-bit identical to that of an uninterrupted run, on any number of workers.
     """
@@ -107,7 +107,7 @@ def resume(
 
 
 def _run_replica_if_launched(*, dry_run: bool = False) -> None:
-    """Make the processes of torchrun learners, except the first one, which trains."""
+    """Run as a replica, then exit, if torchrun started this process with rank > 0."""
     place = read_rank()
     if place is not None and place.rank > 0:
         if dry_run:
@@ -122,7 +122,7 @@ def _run_replica_if_launched(*, dry_run: bool = False) -> None:
 
 
 def _choose_device(name: str | None) -> str | None:
-    """The device that auto stands for: CUDA where torch finds it."""
+    """Return the device; `auto` is CUDA if torch can use it, and the CPU otherwise."""
     if name != "auto":
         return name
     limit_threads(1)
@@ -157,7 +157,7 @@ def _train_run(
     display = make_display(config.runtime.progress)
     counts = EventCounter(display.show_fleet_event)
     learning = config.learning
-    # Workers load their parts while this process loads its own.
+    # Workers import their modules while this process imports its own.
     with factory.make_fleet(
         config.runtime,
         learning.rollout.num_slots,
@@ -208,7 +208,7 @@ def _print_dry_run(
         print_result_lines(as_json_text({**summary.as_dict(), **fields}, indent=2))
         return
     if seeds:
-        print_result(f"# --seeds {format_seeds(seeds)}: this recipe, and so on with each of them.")
+        print_result(f"# --seeds {format_seeds(seeds)}: this recipe with each of these seeds.")
     workers = f"at most {summary.max_workers:,} can help (learning.rollout.num_slots)"
     lines = [*summary.format_lines(), ("rollouts", stepping), ("workers", workers)]
     for line in format_pairs(lines):
@@ -226,7 +226,7 @@ def _draw_returns(result: RunResult, display: RunView) -> None:
     except RlflameError as error:
         display.show_note(f"{error.message} {error.hint}")
     else:
-        display.show_note(f"The episodes' returns are drawn in {out}.")
+        display.show_note(f"The episode returns are plotted in {out}.")
 
 
 def _check_complete(result: RunResult, stop: SignalStop) -> None:

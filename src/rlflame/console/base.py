@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SweepResources:
-    """The share of each seed of a sweep on this machine."""
+    """The division of this machine among the seeds of a sweep."""
 
     concurrent_seeds: int
     #: Worker processes of each seed; 0 if a seed steps its environments in its own process.
@@ -81,7 +81,7 @@ class SweepResult:
     outcomes: Mapping[int, SeedOutcome]
     #: False if all seeds were already finished.
     has_trained: bool
-    #: The plot, if one could be drawn.
+    #: The image file; None if no plot could be drawn.
     plot: Path | None
 
     @property
@@ -128,4 +128,4 @@ class RunView:
 
 
 class NullView(RunView):
-    """Shows nothing; the base class of displays that show little."""
+    """A display that shows nothing, and the base class of displays that show little."""

@@ -73,7 +73,7 @@ class Display(RunView):
         print_report("\n".join([wrap_text(title), *lines]))
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """Show an event after the progress has changed; `seed` is None outside a sweep."""
+        """Show an event that `progress` already includes; `seed` is None outside a sweep."""
         if note := format_note(event, seed):
             self.show_note(note)
 
@@ -116,7 +116,7 @@ class Display(RunView):
 
 
 class QuietDisplay(Display):
-    """Prints the folder at the end, for scripts, and failed seeds on standard error."""
+    """Prints only the folder for scripts; failed seeds go to standard error."""
 
     def show_note(self, text: str) -> None: ...
 
@@ -127,9 +127,9 @@ class QuietDisplay(Display):
 
 
 class StatusLine(NullView):
-    """The present activity of a command, on one line that disappears again.
+    """Shows the activity of a command on one line, which disappears at the end.
 
-    Shown only if standard error is a terminal, because it is not part of the result.
+    The line appears only if standard error is a terminal, since it is not part of the result.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -165,7 +165,7 @@ class StatusLine(NullView):
 
 
 def make_display(mode: str, *, sweep: bool = False) -> RunView:
-    """Make the display of a mode; `auto` is live on capable terminals, else plain.
+    """Make the display for a mode; `auto` is live on capable terminals, else plain.
 
     Each display is imported only when it is chosen.
     """

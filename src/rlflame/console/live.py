@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rlflame.console.base import RunStart
 
 _REFRESHES_PER_S = 4
-#: Wide enough that a line that appears later moves no other line.
+#: Wide enough that lines that appear later do not shift the others.
 _WORD_COLUMNS = 11
-#: The lines of a sweep's view that are not seeds.
+#: The number of lines in the view of a sweep that do not show seeds.
 _OTHER_LINES = 8
-#: The columns in the order in which they are dropped if there is no room.
+#: The columns of the seeds. If there is no room, the last columns are dropped.
 _SEED_COLUMNS = ("  seed", "state", "evaluation", "steps", "done", "steps/s")
 
 
 class LiveDisplay(Display):
-    """A banner, a view that changes during the run, and an end block."""
+    """Shows a banner, a view that changes during the run, and an end block."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -66,7 +66,7 @@ class LiveDisplay(Display):
                     raise
 
     def render_view(self) -> RenderableType:
-        """Render the seeds of a sweep, and the state of all."""
+        """Render the seeds of a sweep, the progress bar and the overall state."""
         lines = format_pairs(self._format_state(), self._console.width, _WORD_COLUMNS)
         seeds = self._format_seeds() if self.progress.is_sweep else []
         return Group(Text("\n".join(["", *seeds])), self._make_bar(), Text("\n".join(lines)))
@@ -92,7 +92,7 @@ class LiveDisplay(Display):
         return lines + [f"  and {len(rows) - len(visible)} more"] * (len(visible) < len(rows))
 
     def _format_state(self) -> Pairs:
-        """Return the state of all seeds; of a single seed, also its tasks and its losses."""
+        """Return the overall state; for a single seed, also tasks and learning metrics."""
         progress, row, fleet = self.progress, self.progress.row, self.progress.fleet
         position = f"step {progress.steps:,}"
         if not progress.is_sweep:

@@ -25,7 +25,7 @@ import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
-#: Frames that say nothing about an environment; other machines may have rlflame elsewhere.
+#: Frames that tracebacks of environments hide; other machines may have rlflame elsewhere.
 _HIDDEN_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/", "/gymnasium/")
 
 
@@ -75,7 +75,7 @@ def _print(stream: IO[str] | None, text: str, *, is_result: bool = False) -> Non
         print(escape_controls(text), file=stream, flush=True)
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None)
-        # Without a terminal, no one can read that it is gone.
+        # If the terminal itself is gone, nobody can read the error.
         if is_result and not (
             number == errno.EIO and stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
         ):
@@ -159,7 +159,7 @@ def _mute_when_gone(stream: IO[str]) -> Iterator[None]:
 
 
 def mute(stream: IO[str]) -> None:
-    """Detach a stream without a reader, so that Python does not write to it at exit."""
+    """Redirect a stream to /dev/null, so that Python can flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         null_fd = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_fd, stream.fileno())
@@ -181,7 +181,7 @@ def can_encode(text: str) -> bool:
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON for every reader: NaN and infinity become null.
+    """Return JSON that every parser accepts: NaN and infinity become null.
 
     The text is ASCII. json does not escape DEL, so it is escaped here.
     """
@@ -189,7 +189,7 @@ def as_json_text(value: Any, indent: int | None = None) -> str:
     return escape_unicode(json.dumps(finite, indent=indent))
 
 
-#: A text with less room than this beside its name is printed below it.
+#: With fewer columns than this beside its name, a text is printed below the name.
 _MIN_TEXT_COLUMNS = 28
 
 
@@ -204,7 +204,7 @@ def format_pairs(
     indent = " " * (width + 4 if is_beside else 4)
     lines = []
     for word, text in pairs:
-        # A command stays in one line, so that it can be copied.
+        # A command stays on one line, so that it can be copied.
         is_command = text.startswith("rlflame ")
         block = indent + text if is_command else wrap_text(text, columns, indent)
         lines += [f"  {word:{width}}  {block.lstrip()}"] if is_beside else [f"  {word}", block]
@@ -212,7 +212,7 @@ def format_pairs(
 
 
 def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
-    """Wrap the text at the width of the terminal; indent all lines but the first."""
+    """Wrap text at the terminal width; continuation lines are always indented."""
     columns = columns or find_terminal_columns()
     text = escape_line(text)
     if columns is None or len(indent + text) <= columns:
@@ -236,7 +236,7 @@ def find_terminal_columns() -> int | None:
 
 
 def format_table(rows: Sequence[tuple[str, ...]], columns: int | None = None) -> list[str]:
-    """Return a line per row; in a table that is too wide, only the first cells."""
+    """Return a line per row; drop the last columns if the table is too wide."""
     rows = [tuple(escape_line(cell) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while columns is not None and sum(widths) + 2 * (len(widths) - 1) > columns:

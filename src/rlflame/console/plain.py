@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from rlflame.storage.sweep_folder import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
 
-#: A line is due after each such part of the budget, or after this much time without one.
+#: A line is printed after each of these parts of the budget, or after this time without a line.
 _BUDGET_PARTS = 20
 _SILENCE_S = 300.0
-#: With whole episodes as iterations, every tenth one has a line, as in Flame's example.
+#: If iterations are whole episodes, every tenth one prints a line, as in Flame's example.
 _EPISODE_LINE_ITERATIONS = 10
 
 
 class PlainDisplay(Display):
-    """A banner, occasional lines, and an end block."""
+    """Prints a banner, occasional progress lines, and an end block."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)

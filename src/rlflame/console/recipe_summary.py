@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
-    """A recipe and its environment."""
+    """A description of a recipe and its environment."""
 
     recipe: Recipe
     env: EnvSpec
@@ -66,7 +66,7 @@ class RecipeSummary:
 
     @property
     def replay(self) -> ReplayShape | None:
-        """None for an algorithm without a replay."""
+        """The shape of the replay buffer; None for an algorithm without one."""
         from rlflame.learning.buffers.replay_buffer import ReplayShape
         from rlflame.rollout.mujoco.known_spaces import find_episode_limit
 
@@ -115,7 +115,7 @@ class RecipeSummary:
         return [*lines, *self._format_replay()]
 
     def _format_replay(self) -> list[tuple[str, str]]:
-        """Return when learning starts and the replay's memory; empty without replay."""
+        """Return lines about updates and replay memory; empty without a replay."""
         settings, replay = self.recipe.learning.replay, self.replay
         if settings is None or replay is None:
             return []

@@ -1,4 +1,4 @@
-"""The progress of the seeds of a run or a sweep, and of their fleet."""
+"""Tracks the progress of each seed of a run or sweep, and the state of the fleet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECENT_ITERATIONS = 50
 
 
 class FleetProgress:
-    """The present state of a fleet; its events come from any thread."""
+    """The current state of a fleet, whose events may come from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class FleetProgress:
 
 @dataclass
 class SeedProgress:
-    """A seed; its state is waiting, running, finished, stopped or failed."""
+    """A seed's progress; `state` is waiting, running, finished, stopped or failed."""
 
     state: str = "waiting"
     steps: int = 0
@@ -68,9 +68,9 @@ class SeedProgress:
     fraction_done: float = 0.0
     #: Steps and episodes before this process.
     initial_counts: tuple[int, int] = (0, 0)
-    #: The newest event of each kind.
+    #: The latest event of each kind.
     events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: The mean return of the newest evaluation, or of the final one.
+    #: The mean return of the latest evaluation, or of the final one.
     score: float | None = None
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     #: Time and steps after each iteration.
@@ -80,7 +80,7 @@ class SeedProgress:
 
     @property
     def steps_per_s(self) -> float:
-        """The recent speed of a running seed."""
+        """The recent speed; 0 if the seed is not running."""
         if self.state != "running" or not self.samples:
             return 0.0
         (start_s, start), (stop_s, stop) = self.samples[0], self.samples[-1]
@@ -88,12 +88,12 @@ class SeedProgress:
 
     @property
     def recent_return(self) -> float | None:
-        """The mean return of the newest episodes, with exploration."""
+        """The mean return of the latest episodes, with exploration."""
         return sum(self.returns) / len(self.returns) if self.returns else None
 
 
 class RunProgress:
-    """All seeds by number; `start` comes first."""
+    """The progress of all seeds by number; `start` must be called first."""
 
     summary: RecipeSummary
 
@@ -134,7 +134,7 @@ class RunProgress:
         row, name = self.row if seed is None else self.rows[seed], event["event"]
         row.events[name] = event
         if name == "start":
-            # The process may continue from an older checkpoint if the newest is damaged.
+            # The process may continue from an older checkpoint if the latest is damaged.
             row.state, row.steps = "running", event["steps"]
             row.initial_counts = (row.steps, row.episodes)
         elif name == "iteration":
@@ -194,7 +194,7 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """Mean return of the newest iteration of whole episodes, or of recent episodes."""
+        """Mean return of the latest iteration of whole episodes, or of recent episodes."""
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

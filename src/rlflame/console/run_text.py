@@ -1,4 +1,4 @@
-"""Formats what the live view and the lines show of a run or a sweep."""
+"""Formats information about a run or a sweep for all displays."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def _format_place(start: RunStart) -> str:
 
 
 def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
-    """Return the sentence of an event; empty if it has none."""
+    """Return the sentence that describes an event; empty if it needs none."""
     text = ""
     if event["event"] == "note":
         text = event["text"]
     elif event["event"] == "retried" and event["reason"]:
-        text = f"Slot {event['slot']} is collected again; its worker: {event['reason']}."
+        text = f"Slot {event['slot']} is collected again; its worker was lost: {event['reason']}."
     return text if seed is None or not text else f"Seed {seed}: {text}"
 
 
@@ -83,7 +83,7 @@ def format_failure(seed: int, error: RlflameError) -> str:
 
 
 def format_seed_counts(progress: RunProgress) -> str:
-    """`3 running, 1 failed`."""
+    """Format the number of seeds in each state, such as `3 running, 1 failed`."""
     states = [row.state for row in progress.rows.values()]
     return ", ".join(
         f"{states.count(state)} {state}"
@@ -93,7 +93,7 @@ def format_seed_counts(progress: RunProgress) -> str:
 
 
 def format_interquartile_mean(progress: RunProgress) -> str:
-    """Format the interquartile mean of the seeds' newest evaluations."""
+    """Format the interquartile mean of the seeds' latest evaluations."""
     scores = [row.score for row in progress.rows.values() if row.score is not None]
     if not scores:
         return "-"
@@ -105,17 +105,17 @@ def format_status(result: RunResult | SweepResult) -> str:
     """Format the first line of the end block."""
     if isinstance(result, SweepResult):
         if not result.has_trained:
-            return "All seeds were finished already."
+            return "All seeds have already finished."
         return "Finished" if result.complete else "Failed" if result.failures else "Stopped"
     if not result.has_trained:
-        return f"This run was finished already, at step {result.progress.steps:,}"
+        return f"This run has already finished, at step {result.progress.steps:,}"
     if result.complete and result.progress.reached:
-        return f"Finished: --until-return is reached at step {result.progress.steps:,}"
+        return f"Finished: --until-return was reached at step {result.progress.steps:,}"
     return "Finished" if result.complete else "Stopped"
 
 
 def format_seeds_table(result: RunResult | SweepResult) -> list[str]:
-    """Format how each seed of a sweep ended; empty for one run."""
+    """Format a table of the seeds of a sweep; return no lines for a single run."""
     if not isinstance(result, SweepResult):
         return []
     rows: list[tuple[str, ...]] = [("  seed", "state", "steps", "evaluation", "best")]
@@ -129,7 +129,7 @@ def format_seeds_table(result: RunResult | SweepResult) -> list[str]:
 
 
 def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) -> Pairs:
-    """Format how the run ended, as pairs of a name and a text."""
+    """Format the result of a run or sweep as pairs of a name and a text."""
     lines, files = [], ("files", str(result.folder))
     if result.has_trained:
         elapsed_s, episodes = max(progress.elapsed_s, 1e-9), progress.episodes_since_start

@@ -23,15 +23,15 @@ from rlflame.training.trainer import BUFFER_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class ReplayFiles:
-    """The replay segment files that a checkpoint needs. Sizes are in transitions."""
+    """The replay segment files that a checkpoint needs. `tail` counts transitions."""
 
     transitions: int
     segments: int
     bytes: int
     tail: int
-    #: The replay folder is missing, as beside a copied file, which cannot be resumed.
+    #: Whether the replay folder is missing, as for a copied file, which cannot be resumed.
     absent: bool
-    #: What is missing or damaged.
+    #: An error message about a missing or damaged file; None if all files are intact.
     problem: str | None
 
     def format_line(self) -> str:
@@ -105,7 +105,7 @@ class FileContent:
 
 
 def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) -> FileContent:
-    """Read the newest checkpoint, and with `with_replay` verify its replay."""
+    """Read the latest checkpoint; with `with_replay`, verify its replay files."""
     checkpoint, replay, last_digest = run_folder.load_newest_checkpoint(path, note), None, None
     while with_replay and checkpoint.digest != last_digest:
         replay, last_digest = inspect_replay(path, checkpoint), checkpoint.digest
@@ -149,7 +149,7 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
     """Return the first recipe field, counter or tensor that differs, or None.
 
-    Digests alone do not decide: they cover the recipe's text, and newer versions add settings.
+    Digests cannot decide this: they cover the recipe's text, to which newer versions add settings.
     """
     if a.digest == b.digest:
         return None
@@ -203,7 +203,7 @@ def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
     record = source.evaluation
     if record is None:
         raise CheckpointError(
-            f"{file} has no recorded evaluation.", f"score it: {format_command('eval', file)}"
+            f"{file} has no recorded evaluation.", f"evaluate it: {format_command('eval', file)}"
         )
     return EvaluationPlan(record.episodes, record.seed, record.stochastic, record.max_episode_steps)
 
@@ -214,7 +214,7 @@ def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
         difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
         raise ConfigError(
             f"--vs compares policies of one environment, but these differ in {difference}.",
-            "rlflame inspect shows what a file was trained on",
+            "rlflame inspect shows the environment of a file",
         )
 
 
@@ -224,7 +224,7 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """Run the requested checks; with machine `differences`, against the record."""
+    """Check the return and, with `differences` of machines, the recorded returns."""
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return
@@ -247,9 +247,9 @@ def _check_against_record(
     episode = int(unequal.any(axis=0).argmax())
     overlap = record.low <= expected.high and expected.low <= record.high
     text = (
-        f"Episode {episode} returned {record.returns[episode]!r}, recorded is "
+        f"Episode {episode} returned {record.returns[episode]!r}, but the record has "
         f"{expected.returns[episode]!r}; the interval "
-        f"{'overlaps' if overlap else 'lies apart from'} the recorded one, and this machine "
+        f"{'overlaps' if overlap else 'does not overlap'} the recorded one, and this machine "
         f"differs in {'; '.join(differences) or 'nothing'}."
     )
     return EvaluationCheck("recorded", bool(differences) and overlap, text)

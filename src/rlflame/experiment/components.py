@@ -34,7 +34,7 @@ from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trai
 
 
 def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
-    """Return an environment's shapes; raise if rlflame cannot learn in it."""
+    """Return an environment's shapes; raise an error if it is not supported."""
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
@@ -81,7 +81,7 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
             cause = f"{cause}: {_get_first_line(error.__cause__)}"
         return ConfigError(
             f"{name} needs a package that is missing or cannot be imported: {cause}.",
-            "install it where rlflame is installed; a module in the current folder must be named: "
+            "install it where rlflame is installed; a module in the current folder needs "
             "--allow-module MODULE",
         )
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
@@ -136,7 +136,7 @@ def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
 def make_initial_checkpoint(
     recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None
 ) -> Checkpoint:
-    """Make a checkpoint without a snapshot: a run before its first step."""
+    """Make the checkpoint of a run before its first step, which has no snapshot."""
     spec = make_policy_spec(recipe.learning, env)
     learner = make_algorithm(recipe.learning, spec, start)
     return Checkpoint(
@@ -179,7 +179,7 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """Make a checkpoint's algorithm before its first update; in a group, a leader.
+    """Make the algorithm of a checkpoint before any update; in a group, its leader.
 
     `start` is the policy that provides the initial weights.
     """

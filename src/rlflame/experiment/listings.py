@@ -1,6 +1,6 @@
-"""Lists runs, environments and settings for `rlflame runs`, `envs`, `config`.
+"""Lists runs, environments and settings for `rlflame runs`, `envs` and `config`.
 
-A sweep is one line. The listing of a sweep folder has one line per seed.
+Listing never writes files. A sweep takes one line; the listing of a sweep folder, one per seed.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _read_age(folder: Path) -> tuple[float, str]:
 
 
 def read_sweep_overview(folder: Path) -> RunOverview:
-    """Summarise a sweep as one line."""
+    """Return the overview of a sweep, which takes one line in a list."""
     try:
         number = len(toml_io.read_file(folder / SWEEP_FILE)["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
@@ -150,7 +150,7 @@ def read_sweep_overview(folder: Path) -> RunOverview:
 
 
 def _read_last_line(path: Path) -> dict[str, Any]:
-    """Return the last whole line's numbers; a trainer may be writing the next."""
+    """Return the numbers of the last complete line; the next may be incomplete."""
     last = ""
     try:
         for line in regular_file.read_lines(path):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
 
-#: Per number of a step: the collected float32 and its copy in minibatch order.
+#: Bytes per number of a step: the collected float32 and its copy in minibatch order.
 _BYTES_PER_NUMBER = 8
-#: Per weight: the float32 weight, its gradient and the two moments of Adam.
+#: Bytes per weight: the float32 weight, its gradient and the two moments of Adam.
 _BYTES_PER_WEIGHT = 16
 
 
@@ -71,7 +71,7 @@ def run_preflight(
     except ConfigError as error:
         if not dry_run:
             raise
-        show_note(f"This machine cannot train it: {error.message} {error.hint}")
+        show_note(f"This machine cannot train this recipe: {error.message} {error.hint}")
     start = None
     if init_from is not None:
         learning, start = _load_start_policy(recipe.learning, env, init_from)
@@ -82,12 +82,12 @@ def run_preflight(
 
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
-    """Check the settings alone, before a command opens a fleet."""
+    """Check the settings that need no environment, before a command opens a fleet."""
     rank, units = read_rank(), count_units(recipe.learning)
     useful = units if rank is None else count_useful_learners(units, rank.size)
     if rank is not None and rank.size > useful:
         raise ConfigError(
-            f"torchrun has started {rank.size} learners, and {useful} can share the "
+            f"torchrun has started {rank.size} learners, but only {useful} can share the "
             f"{format_count(units, 'unit')} of work (networks x shards) of this recipe.",
             f"start {format_count(useful, 'process')}, or in a new run "
             f"--set learning.gradient_shards={rank.size}",
@@ -99,11 +99,11 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
 
 
 def check_sweep(runtime: RuntimeSettings) -> None:
-    """Refuse several learners: seeds already run side by side on all cores."""
+    """Raise ConfigError for several learners, because seeds already use all cores."""
     if runtime.learners not in (1, "auto") or read_rank() is not None:
         raise ConfigError(
             "--seeds trains several seeds at once, each with one learner.",
-            "leave out --learners and torchrun; or --seed N for one run",
+            "omit --learners and torchrun, or use --seed N for one run",
         )
 
 
@@ -115,7 +115,7 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
         yield recipe.budget_warning
     version = find_unverified_version(recipe.learning.environment.id)
     if version is not None:
-        yield f"Gymnasium {version} steps MuJoCo: rlflame's own loop is not verified for it."
+        yield f"Gymnasium {version} steps MuJoCo: rlflame's loop is not verified for this version."
 
 
 def _load_start_policy(

@@ -45,7 +45,7 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
 def load_source(
     target: Path, steps: int | None, *, fresh_replay: bool, show_note: Callable[[str], None]
 ) -> Checkpoint:
-    """Load the newest checkpoint of a run, or the named one, with `steps` as its end."""
+    """Load the latest checkpoint of a run, or a checkpoint file, with a new end."""
     source = load_newest_checkpoint(target, show_note)
     if not source.resumable:
         raise CheckpointError(
@@ -58,7 +58,7 @@ def load_source(
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """Return the run with a new end; raise ConfigError if it cannot learn until then.
+    """Return a checkpoint with a new end; raise ConfigError if it is out of reach.
 
     `policy` is the file that the error suggests as the start of a new run.
     """
@@ -108,7 +108,7 @@ def _is_annealed(source: Checkpoint) -> bool:
 
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
-    """Return the best readable file of a run to start a new run from."""
+    """Return the best readable policy of a run, from which a new run can start."""
     for path in (run / "best.safetensors", fallback, *reversed(list_step_files(run))):
         if path.is_file():
             with contextlib.suppress(CheckpointError):
@@ -141,7 +141,7 @@ def format_train_command(source: Checkpoint, policy: Path, steps: int | None = N
 def find_machine_differences(
     source: Checkpoint, fingerprint: Mapping[str, str] | None = None
 ) -> list[str]:
-    """List the differences from the checkpoint's machine that can change bits."""
+    """List the differences from the checkpoint's machine that can change results."""
     differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
     digest = module_trust.get_loaded_digest()
@@ -185,7 +185,7 @@ def check_state(source: Checkpoint, target: Path) -> None:
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
-    """Return the same state with an empty replay and a new lineage."""
+    """Return the checkpoint with an empty replay, which a new lineage number marks."""
     snapshot = source.snapshot
     learner = {} if snapshot is None else dict(snapshot.learner)
     replay = {
@@ -196,7 +196,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
     if snapshot is None or not replay:
         raise ConfigError(
             f"--fresh-replay needs a replay, but {source.recipe.learning.algorithm} has none.",
-            "leave it out",
+            "omit it",
         )
     fresh = make_emptied_state(replay)
     learner |= {BUFFER_PREFIX + name: array for name, array in fresh.items()}
@@ -204,7 +204,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """Return the commands to use if the replay is incomplete, the lossless one first."""
+    """Return commands that continue without the full replay, the lossless one first."""
     goal, steps = source.recipe.stop_at_steps, source.progress.steps
     end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
     fresh_command = format_command("resume", target, "--fresh-replay", *end)

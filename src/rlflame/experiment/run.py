@@ -51,9 +51,9 @@ class RunHost:
 
     view: RunView = field(default_factory=NullView)
     stop: StopRequest = field(default_factory=NullStop)
-    #: A fleet that stays open after the run; None: the run opens the fleet of its runtime.
+    #: A fleet that stays open after the run. If None, the run opens the fleet of its runtime.
     fleet: Fleet | None = None
-    #: Counts the events of that fleet; None: they are not counted.
+    #: Counts the events of that fleet; None if they are not counted.
     counts: EventCounter | None = None
     #: Whether other runs train on this machine at the same time.
     is_shared: bool = False
@@ -89,7 +89,7 @@ def resume_run(
     steps: int | None,
     fresh_replay: bool = False,
 ) -> RunResult:
-    """Continue a run from its newest checkpoint, or from the file `target`.
+    """Continue a run from its latest checkpoint, or from the file `target`.
 
     `fresh_replay` keeps the weights and empties the replay. From then on it is a different run with
     different digests.
@@ -189,7 +189,7 @@ class Run:
         )
         complete = False
         try:
-            # Not earlier, so that a refused resume leaves the saved config unchanged.
+            # Written only now, so that a rejected resume leaves the saved config unchanged.
             self._write_config()
             complete = self._train(fleet, recorder, clip_recorder)
         finally:
@@ -199,7 +199,7 @@ class Run:
         return _make_result(self.folder, self.runtime, result, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
-        """Return whether training and the final evaluation are complete."""
+        """Train and evaluate the final policy; return whether both are complete."""
         source, runtime, host = self.source, self.runtime, self.host
         machine_log = MachineLog(self.folder, fleet, source.progress.steps)
         if runtime.tensorboard:
@@ -227,7 +227,7 @@ class Run:
 
     @contextmanager
     def _open_learners(self, fleet: Fleet) -> Iterator[tuple[Algorithm[Any], LearnerGroup | None]]:
-        """The algorithm of the run, and its group of learners on this machine if any."""
+        """Yield the algorithm of the run, and its group of local learners or None."""
         source, runtime, host = self.source, self.runtime, self.host
         learning, compare_every = source.recipe.learning, runtime.compare_learners_every
         hint = partial(format_resume_hint, self.folder.path)
@@ -285,7 +285,7 @@ def _make_result(
 def _score(
     trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: StopRequest
 ) -> bool:
-    """Write the final evaluation into the last checkpoint; False if stopped."""
+    """Add the final evaluation to the last checkpoint; return False if stopped."""
     snapshot = trainer.take_snapshot()
     try:
         with recorder.time_phase("evaluate"), stop.allow_interrupt():

@@ -1,6 +1,6 @@
-"""Records short clips of the learning policy beside the run, without delaying it.
+"""Records short video clips of the policy without delaying its training.
 
-The training loop only hands over a copy of the weights. A thread waits for the drawing process.
+The training loop only copies the weights. A thread waits for the rendering process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WIDTH = 240
 _FPS = 12.5
 _MOST_BYTES = 1_000_000
 _NICE = 10
-#: The time that the end of a run waits for its last clip.
+#: The maximum time that the end of a run waits for its last clip.
 CLOSE_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 #: The time that a cancelled clip has to end.
@@ -40,16 +40,16 @@ _STOP_TIMEOUT_S = 2.0
 
 
 def render_job(job: RenderJob, is_stopped: Callable[[], bool]) -> RenderResult:
-    """Draw a job; end early when the callable returns True."""
+    """Render a job; cancel it when `is_stopped` returns True."""
     from rlflame.rendering import policy_render
 
     return policy_render.render_in_subprocess(job, is_stopped=is_stopped)
 
 
 class ClipRecorder:
-    """A recorder that also records the policy every `every_steps` steps (0: never).
+    """A recorder that also makes a clip every `every_steps` steps (0: never).
 
-    It makes one clip at a time. Of several waiting policies, it records the newest.
+    Only one clip is made at a time. If several policies wait, only the latest gets a clip.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ClipRecorder:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self._due_count = self._rendered_count = 0
-        #: Why there are no more clips; shown by the thread that shows all notes.
+        #: The reason why no more clips are made. The training thread shows it, like all notes.
         self._failure = ""
 
     def record_iteration(
@@ -111,7 +111,7 @@ class ClipRecorder:
         return self._thread is not None
 
     def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for the current clip; cancel it on `hurry` or after CLOSE_TIMEOUT_S."""
+        """Wait for the current clip; cancel it on `hurry()` or after CLOSE_TIMEOUT_S."""
         if self.is_busy() and not hurry():
             self._note("The last video is being rendered; press Ctrl-C to skip it.")
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

@@ -1,6 +1,6 @@
-"""Plays the episodes of an evaluation again and records images of them.
+"""Replays the episodes of an evaluation and records images of them.
 
-The rollout worker plays them, with environments that can render.
+The episodes run in a rollout worker whose environments can render.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class StepImage:
 
 @dataclass(frozen=True, slots=True)
 class RenderInfo:
-    """The ways in which an environment can be drawn."""
+    """The rendering capabilities of an environment."""
 
     modes: tuple[str, ...]
     steps_per_s: float
-    #: Whether MuJoCo draws it, and whether it is a class of Gymnasium, which draws at any size.
+    #: Whether MuJoCo draws it, and whether it is a Gymnasium class, which draws at any size.
     uses_mujoco: bool
     is_resizable: bool
     #: Whether its model has a camera that follows the body.
@@ -48,7 +48,7 @@ class RenderInfo:
 
 
 def read_render_info(spec: EnvSpec) -> RenderInfo:
-    """Read the render modes of an environment, and whether MuJoCo draws it."""
+    """Read the rendering capabilities from an instance of an environment."""
     env = make_env(spec)
     try:
         inner: Any = env.unwrapped
@@ -100,7 +100,7 @@ class Camera:
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise EnvironmentFault(
                 f"environment {env.spec.id} drew {picture.dtype} of shape {picture.shape}, "
-                "no picture of red, green and blue bytes",
+                "not an image of red, green and blue bytes",
                 env.row,
                 env.seed,
                 env.elapsed,
@@ -132,7 +132,7 @@ class EpisodePlayer:
         self, job: RenderJob, env: EnvSpec, mode: str, resize: Callable[[Array], Array]
     ) -> None:
         self._job = job
-        #: The spec for drawing; the spec for playing is that of the job.
+        #: The spec for recording images. Without images, the spec of the job is used.
         self._render_env = env
         self._camera = Camera(resize)
         self._worker = RolloutWorker()
@@ -190,7 +190,7 @@ def render_repeated_episodes(
     episode: int,
     ticks: Sequence[int],
 ) -> list[StepImage]:
-    """Return an image per tick of a policy that starts again after each episode.
+    """Return an image per tick of a policy that restarts whenever its episode ends.
 
     `render(episode, steps, cap)` plays one episode. The state after a reset lasts one tick.
     """

@@ -1,7 +1,7 @@
-"""Finds a MuJoCo renderer that works here: each is tried in a child process.
+"""Finds a working MuJoCo renderer by trying each one in a child process.
 
-The renderer that worked last is stored in a cache folder and tried first the next time. The
-environment of this process does not change, and it never imports MuJoCo.
+The renderer that worked last is stored in a cache folder and tried first the next time. This
+process never imports MuJoCo, and its environment variables do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE_TIMEOUT_S = 30.0
 VARIABLE = "MUJOCO_GL"
 CHILD_MODULE = "rlflame.rendering.process_main"
 _EXIT_GRACE_S = 5.0
-#: Install commands of Mesa, which draws without a GPU, by package manager.
+#: The commands that install Mesa, which draws without a GPU, by family of Linux distributions.
 _INSTALL = {
     "debian": "apt-get install -y libegl1 libgl1",
     "fedora": "dnf install -y mesa-libEGL mesa-libGL mesa-dri-drivers",
@@ -37,11 +37,11 @@ _INSTALL = {
 
 
 class GraphicsUnavailableError(RlflameError):
-    """No renderer works on this machine."""
+    """Raised when a renderer, or every renderer, does not work on this machine."""
 
 
 def make_backend_variables(backend: str) -> dict[str, str]:
-    """Return the variables of a process that draws with this renderer."""
+    """Return the environment variables of a process that uses this renderer."""
     platform = backend if backend in ("egl", "osmesa") else ""
     return {VARIABLE: backend, "PYOPENGL_PLATFORM": platform}
 
@@ -95,7 +95,7 @@ def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Store the renderer. A failed write only costs a second next time."""
+    """Store the renderer; if this fails, the next search takes a second longer."""
     path = find_memory(environment)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file as of freedesktop.org, which ignores relative paths."""
+    """Return the cache file; like freedesktop.org, ignore a relative cache folder."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"

@@ -1,4 +1,4 @@
-"""The description and the result of a drawing, as plain values."""
+"""Rendering jobs and results as plain values that processes can exchange."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RenderKind = Literal["gif", "mp4", "png", "window"]
 
 
 class RenderError(RlflameError):
-    """The drawing process failed, more likely by graphics than by environment."""
+    """Raised when the rendering process fails, usually because of graphics."""
 
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """The episodes that a user wants to see, or the best of several."""
+    """The options of a rendering, such as episodes, image size and frame rate."""
 
     kind: RenderKind
     seed: int = 0
@@ -34,20 +34,18 @@ class RenderOptions:
 
     @property
     def candidates(self) -> int:
-        """The number of episodes from which the drawn ones are chosen."""
+        """The number of episodes from which the rendered episodes are chosen."""
         return self.best_of or self.episodes
 
 
 @dataclass(frozen=True)
 class RenderJob:
-    """A drawing. The last policy decides its length.
-
-    The other policies play beside it, from left to right, and start again until its episode ends.
-    """
+    """A job that renders the last policy, with the other policies beside it."""
 
     env: EnvSpec
     policy: PolicySpec
     captions: tuple[str, ...]
+    #: From left to right. The other policies restart until the episode of the last one has ended.
     policies: tuple[PolicyArrays, ...]
     options: RenderOptions
     max_episode_steps: int
@@ -68,7 +66,7 @@ class RenderJob:
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """A drawn episode with its return in the evaluation."""
+    """A played episode with its return and its length."""
 
     episode: int
     episode_return: float
@@ -77,7 +75,7 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class RenderResult:
-    """The finished file as bytes (none for a window), and its facts."""
+    """The finished file as bytes (empty for a window), and information about it."""
 
     data: bytes
     episodes: tuple[PlayedEpisode, ...]

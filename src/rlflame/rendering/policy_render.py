@@ -1,4 +1,4 @@
-"""Draws a policy file into an image or a video, in a process with graphics."""
+"""Renders a policy as an image or a video, in a process with working graphics."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "
 ProgressCallback = Callable[[int, int], None]
 #: The size of a GIF above which it loses colours and frames.
 MAX_GIF_BYTES = 5_000_000
-#: Viewers play frames that are shorter than this at a tenth of their speed.
+#: At a higher rate, viewers play the frames at a tenth of their speed.
 MAX_GIF_FPS = 50.0
-#: The interval of checks for a cancelled drawing.
+#: The interval between checks for a cancellation.
 _POLL_S = 0.2
 
 
 def resolve_kind(out: Path) -> RenderKind:
-    """Return the kind of a file by its name; check that it can be written."""
+    """Return the kind of an output file by its suffix; check that it can be written."""
     kind = KIND_BY_SUFFIX.get(out.suffix.lower())
     if kind is None:
         raise ConfigError(
-            f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.",
+            f"-o {str(out)!r} does not end in .gif, .mp4 or .png.",
             format_shell("-o", replace_suffix(out, ".gif", "video")),
         )
     if kind == "mp4":
         check_extra("imageio_ffmpeg", "no .mp4 can be written", "video")
     if out.is_dir() or not os.access(out.absolute().parent, os.W_OK | os.X_OK):
-        raise CheckpointError(f"{out} cannot be written.", "-o with a file in a folder that exists")
+        raise CheckpointError(f"{out} cannot be written.", "choose a file in a writable folder")
     return kind
 
 
 def check_options(options: RenderOptions) -> None:
-    """Refuse contradictory options before anything is played."""
+    """Raise ConfigError for contradictory options, before anything is played."""
     if options.candidates < options.episodes:
         raise ConfigError(
-            f"--best-of {options.best_of} is fewer than --episodes {options.episodes}.",
+            f"--best-of {options.best_of} is less than --episodes {options.episodes}.",
             f"--best-of {options.episodes * 10}",
         )
     if options.kind == "window" and options.versus_untrained:
-        raise ConfigError("--human shows one policy.", "-o video.gif --vs-untrained")
+        raise ConfigError("--human shows only one policy.", "-o video.gif --vs-untrained")
     if options.kind == "gif" and (options.fps or 0.0) > MAX_GIF_FPS:
         raise ConfigError(
-            f"--fps {options.fps:g} is more than viewers show of a GIF.",
+            f"--fps {options.fps:g} is too fast for viewers of GIF files.",
             "--fps 50, or -o with .mp4",
         )
 
@@ -74,7 +74,7 @@ def make_job(
     info: episodes.RenderInfo,
     initial_policy: PolicyArrays | None = None,
 ) -> RenderJob:
-    """Make the drawing of a policy in the episodes that `eval` plays."""
+    """Make a job that renders a policy in the same episodes as `rlflame eval`."""
     caption = f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
     return RenderJob(
         env=source.env,
@@ -84,7 +84,7 @@ def make_job(
         options=options,
         max_episode_steps=source.recipe.evaluation.max_episode_steps,
         uses_mujoco=info.uses_mujoco,
-        # Keep an explicit rate.
+        # An explicit rate has priority over the file size.
         max_bytes=MAX_GIF_BYTES if options.fps is None else None,
     )
 
@@ -98,7 +98,7 @@ def render(
     show_output: bool = False,
     report_progress: ProgressCallback = lambda count, of: None,
 ) -> RenderResult:
-    """Draw into a file, complete or not at all; without a file, into a window."""
+    """Render to a file, which is written atomically, or to a window if `out` is None."""
     check_options(options)
     job = make_job(source, options, episodes.read_render_info(source.env), initial_policy)
     drawing = render_in_subprocess(job, show_output=show_output, report_progress=report_progress)
@@ -114,9 +114,9 @@ def render_in_subprocess(
     report_progress: ProgressCallback = lambda count, of: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> RenderResult:
-    """Draw a job, with the first of MuJoCo's renderers that works if it needs one."""
+    """Render a job; if it needs MuJoCo's graphics, use the first renderer that works."""
     run_job = partial(_run_job, job, show_output, report_progress, is_stopped)
-    # pygame draws into memory if it finds no display.
+    # With these drivers, pygame draws into memory and needs no display.
     variables = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
     backends = gl_backend.list_backends()
     if job.options.kind == "window":
@@ -184,9 +184,9 @@ def _run_job(
                 raise make_error(value)
             else:
                 raise RenderError(
-                    "The process that draws went wrong.", "this is a bug", value["traceback"]
+                    "The rendering process failed.", "this is a bug in rlflame", value["traceback"]
                 )
-        raise RenderError("The drawing was cut short.")
+        raise RenderError("The rendering was cancelled.")
     finally:
         process.terminate()
 
@@ -199,7 +199,7 @@ def _make_loss_error(
         lines = output.strip().splitlines()
         return gl_backend.GraphicsUnavailableError(lines[-1][:200] if lines else ending)
     return RenderError(
-        f"The process that draws gave no picture: {ending}.",
-        "rlflame cluster-check shows which graphics work here; --debug what was printed",
+        f"The rendering process produced no image: {ending}.",
+        "rlflame cluster-check shows the working renderers; --debug shows all output",
         output,
     )

@@ -1,6 +1,6 @@
-"""The process that draws a job, or tries one of MuJoCo's renderers.
+"""The process that renders a job, or tries one of MuJoCo's renderers.
 
-MuJoCo reads its renderer from the environment once, and graphics drivers can crash.
+MuJoCo reads its renderer from the environment only once, and graphics drivers can crash.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rlflame.rollout.process.parent_channel import ParentChannel
 def main() -> None:
     """Run `python -m rlflame.rendering.process_main ANSWERS PARENT`.
 
-    An order without a job is a trial of the renderer, which the exit code answers. It precedes
-    every job that uses MuJoCo.
+    Without a job, only the renderer is tried, and the exit code is the answer. The same trial
+    precedes every job that uses MuJoCo.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ParentChannel.open()
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def probe_renderer() -> None:
-    """Make a context and use MuJoCo in it: a library may load but not draw."""
+    """Use MuJoCo in a new context: a library may load but fail to draw."""
     import mujoco
 
     from rlflame.rollout.envs import make  # noqa: F401  defers what is loaded with MuJoCo
@@ -47,7 +47,7 @@ def probe_renderer() -> None:
 
 
 def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKind, Any]:
-    """Draw the job; return the result or the error."""
+    """Render the job; return the kind and the value of the answer."""
     from rlflame.rendering.job import RenderError, RenderJob
 
     def report_progress(count: int, of: int) -> None:
@@ -64,8 +64,8 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
     except RlflameError as error:
         return MessageKind.FAILURE, error.as_dict()
     except MemoryError:
-        message = "There is not enough memory for the whole drawing."
-        hint = "a smaller --width, fewer --episodes, or a lower --fps"
+        message = "There is not enough memory for all images."
+        hint = "use a smaller --width, fewer --episodes or a lower --fps"
         return MessageKind.FAILURE, RenderError(message, hint).as_dict()
     except BaseException:  # the error is the answer
         return MessageKind.BROKEN, {"traceback": traceback.format_exc()}

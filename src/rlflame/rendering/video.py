@@ -1,4 +1,4 @@
-"""Draws a job: records episodes, joins images, and encodes GIF, MP4 or PNG."""
+"""Renders a job: records episodes, joins images, and encodes GIF, MP4 or PNG."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 _RATES: Mapping[RenderKind, float] = {"gif": 25.0, "mp4": 50.0}
 _WIDTHS: Mapping[RenderKind, int] = {"gif": 320, "mp4": 480, "png": 200}
 _STRIP = 8
-#: The time that the last image of an episode stays, so that its return can be read.
+#: The time that the last image of an episode is shown, so that its return can be read.
 _HOLD_S = 1.0
 _PAPER = (24, 26, 31)
 _INK = (240, 240, 240)
 _GAP = 4
-#: The numbers of colours of a GIF. One is reserved for pixels that do not change.
+#: The numbers of colours to try for a GIF. One is reserved for pixels that do not change.
 COLOURS = (255, 127, 63)
 _SLOWEST_FPS = 8.0
 _SAMPLED_PIXELS = 1_000_000
@@ -38,7 +38,7 @@ _SAMPLED_PIXELS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An image and the time that it stays."""
+    """An image and the time for which it is shown."""
 
     picture: Image.Image
     seconds: float
@@ -54,7 +54,7 @@ class _EpisodeImages:
 
 
 class Video:
-    """The video, strip of images or window of one job."""
+    """Renders a job as a video, as a strip of images or in a window."""
 
     def __init__(self, job: RenderJob) -> None:
         self._job, self._options = job, job.options
@@ -64,7 +64,7 @@ class Video:
         if mode not in self._info.modes:
             modes = ", ".join(self._info.modes) or "none"
             raise ConfigError(
-                f"{job.env.id} cannot be drawn: of the render modes it offers ({modes}), none is "
+                f"{job.env.id} cannot be rendered: its render modes ({modes}) do not include "
                 f"{mode}.",
                 f"add {mode!r} to its metadata['render_modes'], and draw in render()",
             )
@@ -76,7 +76,7 @@ class Video:
             job, env, mode, lambda picture: np.asarray(resize_image(picture, *size))
         )
         rate = self._options.fps or _RATES.get(self._kind, 1.0)
-        #: Steps between two frames; the speed is that of the environment.
+        #: Steps between two frames; the video plays at the speed of the environment.
         self._stride = max(1, round(self._info.steps_per_s / rate))
 
     def draw(
@@ -149,7 +149,7 @@ class Video:
 
 
 def resize_image(picture: Array, width: int | None, height: int | None) -> Image.Image:
-    """Resize an image; with only one number, keep its proportions."""
+    """Resize an image; if only one side is given, keep its proportions."""
     image = Image.fromarray(picture)
     own_width, own_height = image.size
     if width is None:
@@ -197,7 +197,7 @@ def _load_font(size: int) -> Font:
 def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:
     """Encode an endless GIF with one palette; return it and its number of frames.
 
-    To reach a size limit, drop colours and every second frame in turns.
+    To reach a size limit, reduce the colours, then drop every second frame and start again.
     """
     remaining, data = list(frames), b""
     while True:
@@ -212,7 +212,7 @@ def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, i
 
 
 def halve_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Keep every second frame and the last one, over the same time."""
+    """Keep every second frame and the last one; the total time stays the same."""
     *body, last = frames
     pairs = [body[i : i + 2] for i in range(0, len(body), 2)]
     return [Frame(pair[0].picture, sum(f.seconds for f in pair)) for pair in pairs] + [last]
@@ -236,7 +236,7 @@ def _encode_palette_gif(frames: Sequence[Frame], colours: int) -> bytes:
 
 
 def round_to_centiseconds(seconds: Sequence[float]) -> list[int]:
-    """Round durations to hundredths without an accumulated error."""
+    """Round durations to hundredths of a second, without accumulating errors."""
     ends = np.round(100.0 * np.cumsum([0.0, *seconds]) + 1e-6).astype(int)
     return [max(2, int(end - begin)) for begin, end in pairwise(ends)]
 
@@ -253,7 +253,7 @@ def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
 
 
 def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
-    """Encode H.264 at a constant rate; a frame that stays longer is repeated."""
+    """Encode H.264 at a constant rate; a frame that is shown longer is repeated."""
     import imageio_ffmpeg
 
     width, height = frames[0].picture.size

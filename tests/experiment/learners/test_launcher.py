@@ -170,6 +170,6 @@ def test_torchrun_learners_without_a_unit_of_work_are_refused(tmp_path, monkeypa
         monkeypatch.setenv(name, str(value))
     spoken = rlflame("train", *TINY, "--steps", "64", "--out", tmp_path / "x")
     assert spoken.code == 2
-    assert "torchrun has started 3 learners, and 2 can share" in spoken.err
+    assert "torchrun has started 3 learners, but only 2 can share" in spoken.err
     assert "--set learning.gradient_shards=3" in spoken.err
     assert not (tmp_path / "x").exists()

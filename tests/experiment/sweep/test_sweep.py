@@ -225,7 +225,7 @@ def test_ten_seeds_are_ten_lone_runs(tmp_path):
     # A finished job repeats its summary, runs nothing, and continues with --steps.
     again = rlflame("resume", out, "--json").json()
     assert (again["began"], again["final"]) == (False, final)
-    assert "finished already" in rlflame("resume", out, "--plain").out
+    assert "already finished" in rlflame("resume", out, "--plain").out
 
 
 def test_a_job_is_taken_further_as_one(tmp_path):
@@ -235,7 +235,7 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     spoken = rlflame("resume", out, "--steps", "100")
     assert (spoken.code, "Seed 3: --steps 100 is not beyond the 256" in spoken.err) == (2, True)
     spoken = rlflame("resume", out, "--fresh-replay")
-    assert (spoken.code, "--fresh-replay is for one run" in spoken.err) == (2, True)
+    assert (spoken.code, "--fresh-replay is for a single run" in spoken.err) == (2, True)
     assert rlflame("resume", out, "--steps", "512").code == 0
     spoken = rlflame("resume", out, "--steps", "1024")
     assert (spoken.code, "has reached 0" in spoken.err) == (2, True)
@@ -253,7 +253,7 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     spoken = rlflame("inspect", out, tmp_path / "b")
     assert spoken.code == 1
     assert "differ first in recipe stop_at_steps" in spoken.out
-    assert f"seed-5, which is in {out} alone" in spoken.out
+    assert f"seed-5, which exists only in {out}" in spoken.out
 
 
 def test_a_folder_is_never_overwritten(tmp_path):
@@ -622,7 +622,7 @@ def test_seeds_are_not_shared_by_learners(tmp_path):
         spoken = rlflame(*words, *asked)
         assert spoken.code == 2
         assert "each with one learner" in " ".join(spoken.err.split())
-        assert "leave out --learners" in spoken.err
+        assert "omit --learners" in spoken.err
     assert not (tmp_path / "x").exists()
 
     assert rlflame(*words).code == 0
@@ -639,4 +639,4 @@ def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monk
         monkeypatch.setenv(name, value)
     spoken = rlflame("resume", tmp_path / "x", "--steps", "128")
     assert spoken.code == 2
-    assert "leave out --learners and torchrun" in " ".join(spoken.err.split())
+    assert "omit --learners and torchrun" in " ".join(spoken.err.split())

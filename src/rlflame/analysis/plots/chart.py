@@ -11,13 +11,13 @@ import numpy as np
 
 from rlflame.rollout.task import Float64
 
-#: The colour-blind-safe palette of Okabe and Ito, without yellow, which is too pale on white.
+#: The colour-blind-safe palette by Okabe and Ito, without yellow, which is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line, the band around it, and the dots behind it; each may be absent."""
+    """A line, the band around it, and the dots that it averages; each may be absent."""
 
     label: str
     x: Float64
@@ -25,7 +25,7 @@ class Series:
     low: Float64 | None = None
     high: Float64 | None = None
     dots: tuple[Float64, Float64] | None = None
-    #: The number of dots averaged in each point of the line.
+    #: The number of dots that each point of the line averages.
     average_of: int = 0
 
     def collect_x(self) -> Float64:
@@ -43,7 +43,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share their axes."""
+    """A chart of lines that share the same axes."""
 
     title: str
     x_label: str
@@ -61,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars and their ideal. `heights` is [name, group]; NaN: not measured."""
+    """A chart of grouped bars. `heights[name, group]` is NaN if not measured."""
 
     title: str
     x_label: str
@@ -82,7 +82,7 @@ class Panels:
     title: str = ""
 
     def number_lines(self) -> list[list[int]]:
-        """Return the numbers of each chart's lines; equal labels have equal numbers.
+        """Number the lines of each chart; equal labels have equal numbers in all panels.
 
         If a label occurs twice in a panel, its lines have different numbers.
         """
@@ -100,7 +100,7 @@ Plot = Chart | Panels | Bars
 
 
 def collect_panels(plot: Plot) -> Panels:
-    """Return the plot as panels; a single chart or bars become one panel."""
+    """Return a plot as panels; a single chart becomes the only panel."""
     return plot if isinstance(plot, Panels) else Panels((plot,), plot.notes)
 
 

@@ -37,7 +37,7 @@ _MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
 _PANEL_INCHES = 4.4
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
-    "svg.hashsalt": "rlflame",  # equal charts give equal bytes
+    "svg.hashsalt": "rlflame",  # equal charts give identical files
     "svg.fonttype": "none",  # text stays searchable and uses the reader's font
     "text.parse_math": False,  # a name may contain $
     "font.size": 12,
@@ -55,14 +55,14 @@ _STYLE: Any = {
 #: When the colours run out, they repeat with the next dash pattern or hatch.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _HATCHES = ("", "//", "xx")
-#: With more bars in a row, heights are written vertically, and beyond the second limit not at all.
+#: With more bars than the first limit, heights are vertical; beyond the second, they are omitted.
 _MOST_LEVEL_HEIGHTS, _MOST_HEIGHTS = 18, 36
-#: The background of a height, so that it stays readable on the dashed line of the ideal.
+#: The background of a height, which keeps it readable on the dashed line of the ideal.
 _GROUND: Any = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}
 
 
 class PlotUnavailableError(RlflameError):
-    """matplotlib is not installed."""
+    """Raised when matplotlib is not installed."""
 
 
 def check_available() -> None:
@@ -72,7 +72,7 @@ def check_available() -> None:
 def check_suffix(out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"Images are {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
+            f"Images are written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
             format_shell("-o", replace_suffix(out, ".png", "plot")),
         )
 
@@ -106,7 +106,7 @@ def _use_style() -> Iterator[None]:
 
 
 def make_figure(plot: Plot) -> Figure:
-    """Draw a chart or bars, or several of them in rows."""
+    """Draw a plot as a figure, with several panels in rows."""
     # A Figure made without pyplot needs no display and no global state.
     from matplotlib.figure import Figure
 
@@ -167,7 +167,7 @@ def _escape_label(label: str) -> str:
 
 
 def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, is_single: bool) -> None:
-    """Draw the lines of a chart; `numbers` gives each its colour and dash pattern."""
+    """Draw the lines of a chart; their `numbers` determine colours and dash patterns."""
     from matplotlib.ticker import FuncFormatter
 
     for number, series in zip(numbers, chart.series, strict=True):
@@ -205,7 +205,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
 
 
 def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
-    """Draw bars with their heights above them, if there is room, and their ideals."""
+    """Draw bars and the ideal of each group, and write heights if there is room."""
     places = np.arange(len(bars.groups))
     width, total = 0.8 / len(bars.names), across * bars.heights.size
     for number, name in enumerate(bars.names):
@@ -230,7 +230,7 @@ def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
 
 
 def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
-    """Write an image of the runs into their folder, or raise PlotUnavailableError."""
+    """Draw the runs in `folder` as an image there; raise an error without matplotlib."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader, safetensors_file
 

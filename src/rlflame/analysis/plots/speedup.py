@@ -1,4 +1,4 @@
-"""Makes bar charts of the speed-up by more workers from a table of run times."""
+"""Makes bar charts of the speed-up from more workers, from a table of run times."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rlflame.analysis.plots.chart import Bars, Panels
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: The accepted names of the first and of the second column.
+#: The accepted names of the first and the second column.
 UNITS, SIDES = ("workers", "learners"), ("fleet", "backend", "recipe")
 _MOST_WORKERS = 1_000_000
 #: The accepted range of seconds per step.
 _LEAST_S, _MOST_S = 1e-30, 1e30
 
-#: By case, then by (workers, fleet): the seconds of each run, per step if the table has steps.
+#: Run times in seconds (per step if the table has steps), by case and by (workers, fleet).
 RunTimes = dict[str, dict[tuple[int, str], list[float]]]
 
 
 def make_speedup_chart(table: Path) -> Bars | Panels:
-    """Make bars of a CSV with the columns workers, fleet and seconds.
+    """Make a bar chart from a CSV table of run times, with one panel per case.
 
-    Other names are learners, backend and recipe. The columns steps and case are optional. Rows with
-    equal workers and fleet are repetitions, of which the median is drawn. The baseline (height 1)
-    is the fastest fleet with the fewest workers, so that no fleet is compared with its own
-    overhead. Each case has its own baseline and its own panel.
+    The columns are workers (or learners), fleet (or backend or recipe), seconds and, optionally,
+    steps and case. A bar is the median of the rows with the same workers and fleet. The baseline of
+    a case (height 1) is the fastest fleet with the fewest workers, so that no fleet is compared
+    with its own overhead.
     """
     unit, times = _read_run_times(table)
     fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))
     bars = [_make_bars(case, unit, part, fleets) for case, part in times.items()]
     title = f"Speed-up: {table.stem}"
-    note = f"Medians of repetitions, relative to the fastest with the fewest {unit}."
+    note = f"Medians of repetitions, relative to the fastest result with the fewest {unit}."
     if len(bars) == 1:
         return replace(bars[0], title=title, notes=(note,))
     return Panels(tuple(bars), (note,), title)
@@ -46,7 +46,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 def _make_bars(
     title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """Return a row of bars for each fleet, even if this case was not measured on it."""
+    """Return a row of bars for every fleet, even without results for this case."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])
@@ -63,7 +63,7 @@ def _make_bars(
 
 
 def _read_run_times(table: Path) -> tuple[str, RunTimes]:
-    """Return the name of the first column and the run times."""
+    """Read a table; return the name of its first column and the run times."""
     times: RunTimes = {}
     line, unit, side = 1, UNITS[0], SIDES[0]
     try:
@@ -75,7 +75,7 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
             case, key, seconds = _parse_row(row, unit, side)
             times.setdefault(case, {}).setdefault(key, []).append(seconds)
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{table} is not text in UTF-8.", "check the file") from error
+        raise CheckpointError(f"{table} is not UTF-8 text.", "check the file") from error
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"{table} cannot be read: {reason}.", "check the file") from error

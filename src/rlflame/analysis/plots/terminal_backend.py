@@ -25,9 +25,9 @@ from rlflame.analysis.plots.chart import (
 from rlflame.rollout.task import Float64
 from rlflame.terminal_text import escape_line
 
-#: The characters that are drawn, apart from letters.
+#: The characters that a plot consists of, apart from letters.
 SYMBOLS = "\u28ff└─┬│█┊"
-#: The bit of each dot in U+2800, by row and column.
+#: The bit that each dot adds to U+2800, by row and column.
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _BLANK = 0x2800
 _LETTER_EVERY, _FIRST_LETTER = 14, 3
@@ -36,7 +36,7 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Return text of at most `width` columns (12 or more), `height` lines per plot."""
+    """Render text of at most `width` columns (12 or more), `height` lines per panel."""
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
     for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):
@@ -113,7 +113,7 @@ def _draw_lines(
     shape: tuple[int, int],
     braille: bool,
 ) -> list[str]:
-    """Return the rows of the plot; a character shows the line drawn last in it."""
+    """Return the rows of the plot; where lines cross, show the last line's letter."""
     bits, owner = np.zeros(shape, np.int64), np.full(shape, -1)
     for number, series in zip(numbers, chart.series, strict=True):
         across, down = _list_dots(series, bounds, shape)
@@ -124,7 +124,7 @@ def _draw_lines(
         number = int(owner[row, column])
         if number < 0:
             return " "
-        # Each line has its letters in other columns, so that no letter hides another.
+        # Each line has its letters in different columns, so that no letter hides another.
         if not braille or (column - 4 * number) % _LETTER_EVERY == _FIRST_LETTER:
             return _format_letter(number)
         return chr(_BLANK + int(bits[row, column]))

@@ -1,4 +1,4 @@
-"""Compares benchmark results (`.json` files): medians, and the change in percent."""
+"""Compares medians of benchmark results (`.json` files), with changes in percent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflame.errors import CheckpointError, ConfigError
 from rlflame.statistics import Comparison, compare_medians
 from rlflame.storage.run_reader import Count
 
-#: Finite, and small enough that a mean does not overflow.
+#: A measured value: finite, and small enough that a mean does not overflow.
 _Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
 _COLUMNS = (("measured", "name", ""), *("unit", "times", "median", "least", "most"))
 _CHANGES = (("median before", "before", ""), ("improvement, %", "improvement", "+.1f"))
@@ -63,31 +63,31 @@ class BenchmarkResults(BaseModel):
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The facts of the machine and the thread settings, by name."""
+        """A description of the machine and the thread settings, by name."""
         return {**dict(flatten(self.machine)), **(self.threads or {})}
 
     @property
     def doubts(self) -> list[str]:
-        """Sentences that warn of what makes the result unreliable."""
+        """Sentences about conditions that make the result unreliable."""
         retried = "; ".join(m.name for m in self.measurements if any(m.retried))
         sentences = {
-            "was stopped before its end": self.complete is False,
+            "is incomplete because the benchmark was stopped": self.complete is False,
             "was measured on a machine that was busy with other work": self.busy is True,
-            f"has tasks that were retried, which takes longer: {retried}": retried,
+            f"contains retried tasks, which take longer: {retried}": retried,
         }
         return [f"{self.name} {sentence}." for sentence, holds in sentences.items() if holds]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A quantity before and now. The change is in percent; positive means better."""
+    """The change of a quantity from a baseline, in percent; positive is better."""
 
     current: Measurement
     baseline: Measurement
     verdict: Comparison
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON facts; intervals are null with too few repetitions."""
+        """Return the change for JSON; without enough repetitions, intervals are null."""
         verdict = self.verdict
         unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
         return {
@@ -103,7 +103,7 @@ class Change:
 
 
 def read_results(path: Path) -> BenchmarkResults:
-    """Read `{"measurements": [{"name", "unit", "better", "values"}]}`."""
+    """Read a result file; raise CheckpointError if it has no benchmark results."""
     try:
         text = regular_file.read_text(path, regular_file.RECORD_BYTES)
         results = BenchmarkResults.model_validate_json(text)
@@ -113,9 +113,9 @@ def read_results(path: Path) -> BenchmarkResults:
         ) from error
     except ValueError as error:
         raise CheckpointError(
-            f"{path} holds no results of a benchmark.",
-            'it needs "measurements", each with a unique name, unit, better (higher or lower) and '
-            "values",
+            f"{path} does not contain benchmark results.",
+            'the file needs "measurements", each with a unique name, unit, better (higher or lower)'
+            " and values",
         ) from error
     return results.model_copy(update={"name": str(path)})
 
@@ -123,11 +123,11 @@ def read_results(path: Path) -> BenchmarkResults:
 def compare_measurements(
     current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
-    """Return the changes from `baseline` to `current` by name; `margin` is a share."""
+    """Compare the measurements that both sides have; `margin` is a fraction."""
     by_name = {measurement.name: measurement for measurement in baseline}
     changes = [_make_change(m, by_name[m.name], margin) for m in current if m.name in by_name]
     if not changes:
-        raise ConfigError("The results share no measurement.", "compare the same benchmark")
+        raise ConfigError("The results have no common measurement.", "compare the same benchmark")
     return changes
 
 
@@ -145,7 +145,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
             )
     if 0.0 in baseline.values:
         raise ConfigError(
-            f"{measurement.name} was 0 before, so no change in percent exists.", "measure it again"
+            f"{measurement.name} was 0 before, so the change is undefined.", "measure it again"
         )
     sign = 1.0 if measurement.better == "higher" else -1.0
     values, old_values = (sign * np.array(side.values) for side in (measurement, baseline))
@@ -159,7 +159,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
 
 
 def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
-    """Return sentences on what makes the comparison unreliable."""
+    """Return sentences about everything that makes the comparison unreliable."""
     sentences = list(dict.fromkeys((*baseline.doubts, *current.doubts)))
     base_work, own_work = baseline.conditions, current.conditions
     unlike = [
@@ -203,8 +203,8 @@ def make_section(
             row |= {"times": min(change.verdict.seeds), "improvement": change.verdict.difference}
         rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (
-        "A positive improvement means better. Its 95% interval is a bootstrap over repetitions and "
-        "needs at least three."
+        "A positive improvement is better. The 95% interval comes from a bootstrap over at least "
+        "three repetitions."
     )
     if not changes:
         return Section("Benchmark", (make_table(rows, _COLUMNS, 2), *doubts))

@@ -44,7 +44,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Report:
-    """A report as a document and as JSON facts, with the verdicts of a comparison."""
+    """A report as a document and as JSON data, with the verdicts of its comparisons."""
 
     document: Document
     facts: Facts
@@ -55,13 +55,13 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def check_claim(self, claim: str) -> None:
-        """Raise an UnsupportedClaimError unless the claim holds for everything compared."""
+        """Raise UnsupportedClaimError unless every comparison supports the claim."""
         for name, verdict in self.verdicts.items():
             if not verdict.verdicts[claim.replace("-", "_")]:
                 level = 95 if claim == "better" else 90
                 interval = verdict.difference if claim == "better" else verdict.equivalence
                 raise UnsupportedClaimError(
-                    f"Not shown: {claim} in {name}. The {level}% interval of the difference is "
+                    f"Not shown: {claim} for {name}. The {level}% interval of the difference is "
                     f"[{interval.low:,.4g}, {interval.high:,.4g}]{self.unit}, and the margin is "
                     f"±{verdict.margin:,.4g}{self.unit}.",
                     f"use at least {FEWEST_SEEDS} seeds or repetitions on each side; more of them "
@@ -70,7 +70,7 @@ class Report:
 
 
 class UnsupportedClaimError(RlflameError):
-    """A claim that the measured numbers do not support."""
+    """Raised when the measured numbers do not support a claim."""
 
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
@@ -80,7 +80,7 @@ def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: floa
         return _build_run_report(current, baseline, margin)
     if len(current) != 1 or len(baseline) > 1 or len(tables) != len(current) + len(baseline):
         raise ConfigError(
-            "A report has one benchmark result, or two with --vs between them.",
+            "A report takes one benchmark result, or two with --vs between them.",
             "rlflame report now.json --vs before.json",
         )
     return _build_bench_report(current[0], baseline, margin)
@@ -129,7 +129,7 @@ def _build_bench_report(
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Return curves of each environment over steps and, if recorded, over time."""
+    """Return curves of each environment over steps and, if recorded, wall-clock time."""
     charts = []
     for environment in dict.fromkeys(run.environment for run in runs):
         group = [run for run in runs if run.environment == environment]
@@ -150,7 +150,7 @@ def _compare_environments(
     scores, baseline_scores = _read_scores(current), _read_scores(baseline)
     if scores.keys() != baseline_scores.keys():
         raise ConfigError(
-            f"The runs are of {', '.join(scores)}, but those after --vs are of "
+            f"The runs are for {', '.join(scores)}, but those after --vs are for "
             f"{', '.join(baseline_scores)}.",
             "name runs of the same environments on both sides",
         )
@@ -162,7 +162,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
     groups = group_runs(runs)
     if len({group.environment for group in groups}) < len(groups):
         raise ConfigError(
-            f"The runs are of more than one recipe: {'; '.join(g.label for g in groups)}.",
+            f"The runs use more than one recipe: {'; '.join(g.label for g in groups)}.",
             "name runs of one recipe on each side of --vs",
         )
     for run in runs:
@@ -179,7 +179,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
-    """`machine` and `cluster` are the first run's; each run has indices into lists."""
+    """Describe runs, which refer to machines and clusters by index in their lists."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
     descriptions = []
@@ -213,7 +213,7 @@ def _describe_cluster(run: RunData, last: Facts) -> Facts:
 
 
 def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
-    """Return the values of one run. Times that were not measured are None."""
+    """Describe one run. Times that were not measured are None."""
     wall, cpu = run.compute_elapsed_s("wall_s"), None
     seconds = float(wall[1][-1]) if wall else None
     if not any(is_remote(str(entry.get("fleet"))) for entry in run.machines):
@@ -246,7 +246,7 @@ def _describe_final(run: RunData) -> Facts:
 
 
 def _find_best(run: RunData) -> Facts | None:
-    """Return the evaluation with the highest mean so far, the final one included."""
+    """Return the evaluation with the highest mean so far, including the final one."""
     evaluations = [
         {"steps": line["steps"], **{name: line.get(metric) for name, metric in _METRICS.items()}}
         for line in run.metrics
@@ -257,7 +257,7 @@ def _find_best(run: RunData) -> Facts | None:
 
 
 def _describe_group(group: RunGroup) -> Facts:
-    """Return statistics over seeds: `final` if all are finished; `best` if evaluated."""
+    """Return statistics over seeds; `final` is None until all seeds are finished."""
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     unfinished_count = len(group.runs) - len(finals)

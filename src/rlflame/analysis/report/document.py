@@ -34,16 +34,16 @@ class Table:
     words: int = 1
 
 
-#: The head of a column, the key of its values and their format; or the key alone.
+#: A column as its head, the key of its values and their format; or as the key, which is the head.
 Column = str | tuple[str, str, str]
 
 
 def make_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], words: int = 1
 ) -> Table:
-    """Make a table of facts whose first `words` columns are text.
+    """Make a table whose first `words` columns are text.
 
-    A row's `times` is its number of measurements. If they are too few, no interval is shown.
+    A row's `times` is its number of measurements. With too few, the row shows no intervals.
     """
     triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
     cells = tuple(
@@ -57,7 +57,7 @@ def make_table(
 
 
 def format_value(value: Any, spec: str = "", times: int = FEWEST_SEEDS) -> str:
-    """Format a value; an Interval shows its ends only from FEWEST_SEEDS `times` on.
+    """Format a value; an Interval shows bounds if `times` is FEWEST_SEEDS or more.
 
     The format `ms` shows seconds as milliseconds. A format that ends in `x` shows a factor.
     """

@@ -1,4 +1,4 @@
-"""Makes the sections of a report from its facts."""
+"""Makes the sections of a report on runs, such as returns and machines."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _make_reward_blocks(facts: Facts) -> list[Block]:
         for run in facts["runs"]
     ]
     return [
-        "Returns of the final policy without exploration. The interval is a stratified bootstrap "
-        f"and needs at least {FEWEST_SEEDS} seeds. P2 is the highest mean over seeds of any "
-        "evaluation during training, P4 the mean of the last 5% of these evaluations, each with "
-        "its standard deviation.",
+        "Returns of the final policy without exploration. The interval is from a stratified "
+        f"bootstrap and needs at least {FEWEST_SEEDS} seeds. P2 is the highest mean over seeds of "
+        "any evaluation during training, P4 the mean of the last 5% of these evaluations, each "
+        "with its standard deviation.",
         make_table([*map(_make_group_row, facts["groups"])], _GROUPS, 2),
-        "Each run, with 95% bootstrap intervals over episodes. The best is selected after the fact "
-        "from all evaluations of a run, so it is biased upwards.",
+        "Each run, with 95% bootstrap intervals over episodes. The best evaluation of a run is "
+        "selected after the fact, so it is biased upwards.",
         make_table(runs, _RUNS),
     ]
 
@@ -104,7 +104,7 @@ def _make_interval(record: Facts | None) -> Interval | None:
 
 
 def _make_group_row(group: Facts) -> Facts:
-    """Return a row of the table of groups; `best_iqm` is over evaluated seeds."""
+    """Return the table row of a group; `best_iqm` covers the seeds evaluated so far."""
     seeds, final, best = len(group["runs"]), group["final"] or {}, group["best"]
     return {
         **group,
@@ -184,7 +184,7 @@ def _format_fleet(cluster: Facts) -> str:
 
 
 def _make_machine_blocks(facts: Facts) -> list[Block]:
-    """Return a table of the drivers' machines, by number, and executors, by host."""
+    """Return a table of machines: drivers have a number, and executors a host name."""
     rows = [
         {**machine, **(machine.get("packages") or {}), "name": str(number)}
         for number, machine in enumerate(facts["machines"], 1)

@@ -34,9 +34,9 @@ _POLL_S = 0.2
 def start_learners(
     runtime: RuntimeSettings, hint: Callable[[], str], stop: StopRequest
 ) -> Iterator[ProcessGroup]:
-    """Join the learners of torchrun and yield their group, or a group of one.
+    """Yield the group of learners that torchrun started, or a group of one.
 
-    `hint` returns the hint of the error that is raised when a learner is lost.
+    `hint` returns the hint for the error that is raised when a learner is lost.
     """
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:

@@ -1,8 +1,8 @@
-"""The learners of a run on this machine: starts and replaces processes.
+"""Runs several learners on this machine, and replaces lost processes.
 
 The other learners join at the first batch after they have loaded. If one of them dies, hangs or is
-late, this process restores the state before the batch, computes the batch alone, and starts the
-remaining number of learners anew. All of this changes the speed and no bit.
+late, this process restores the state before the batch, processes the batch itself, and starts the
+remaining number of learners again. The results stay bit-identical; only the speed changes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
 from rlflame.terminal_text import format_count
 from rlflame.training.trainer import Plan, Progress
 
-#: With fewer samples, a second process takes longer to load than it saves.
+#: With fewer samples, a second process takes more time to load than it saves.
 _MIN_SAMPLES = 300_000
-#: The number of batches that each side of a trial learns, in turns.
+#: The number of batches that each side of a trial processes, in alternation.
 _TRIAL_BATCHES = 3
 
 
 class LearnerGroup:
-    """An algorithm on rank 0 whose batches other learners share once they join."""
+    """An algorithm on rank 0 that shares batches with the learners that have joined."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LearnerGroup:
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
-        #: The times of the trial so far: by all learners, by this one, and so on; None without one.
+        #: The times of the trial: all learners, this one, all, and so on; None without a trial.
         self._trial_s: list[float] | None = [] if is_trial else None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
@@ -166,7 +166,7 @@ class LearnerGroup:
                 return
             self._waiting.remove(process)
             if message.value != self._fingerprint:
-                self._note("The other learners compute with other kernels than this process.")
+                self._note("Learning uses one process: the others have different kernels.")
                 self.close()
                 return
         if self._group is None or self._waiting:
@@ -179,7 +179,7 @@ class LearnerGroup:
             self._handle_loss(error)
 
     def _update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        """Learn a batch with all learners, or alone if another one is lost."""
+        """Process a batch with all learners, or only with this one if another is lost."""
         if self._replicator is None:
             return self._algorithm.update(batch, progress)
         previous = self._algorithm.get_state()
@@ -196,7 +196,7 @@ class LearnerGroup:
         return self._algorithm.update(batch, progress)
 
     def _finish_trial(self, times_s: list[float]) -> None:
-        """Keep the faster side: all learners, or this one alone."""
+        """Keep the faster side of the trial: all learners, or only this one."""
         self._trial_s, size = None, 1 + len(self._processes)
         shared_ms, alone_ms = (1000.0 * min(times_s[start::2]) for start in (0, 1))
         count = format_count(size if shared_ms < alone_ms else 1, "learner")
@@ -208,7 +208,7 @@ class LearnerGroup:
             self.close()
 
     def _update_alone(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        """Learn a batch alone, and send the result to the other learners."""
+        """Process a batch with this learner only, and send the result to the others."""
         with self._algorithm.shards.use_one_learner():
             metrics = self._algorithm.update(batch, progress)
         self._broadcast_state()
@@ -222,7 +222,7 @@ class LearnerGroup:
                 self._handle_loss(error)
 
     def _handle_loss(self, error: LostLearner) -> None:
-        """End the others, and start those again that were not lost."""
+        """End the other learners, and restart as many as were not lost."""
         codes = {item: item.terminate() for item in self._processes if item.has_exited}
         dead = [item for item, code in codes.items() if code != LOST_EXIT_CODE]
         texts = [f"Learner process {item.pid} {describe_exit(codes[item])}" for item in dead]
@@ -237,14 +237,14 @@ class LearnerGroup:
         self.close()
         self._trial_s = None
         count = format_count(size, "learner")
-        self._note(f"{message}{detail} Learning continues with {count}, to the same bits.")
+        self._note(f"{message}{detail} Learning continues with {count}, bit-identically.")
         self._start(size)
 
 
 def choose_size(
     recipe: Recipe, runtime: RuntimeSettings, progress: Progress, *, has_idle_cores: bool
 ) -> int:
-    """Return the number of learners that a run starts at this point.
+    """Return the number of learners to start for a run at this point of its progress.
 
     `has_idle_cores` is True if workers that wait during an update leave their cores idle.
     """
@@ -266,7 +266,7 @@ def choose_size(
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
-    """Return the number of samples that remain, counted once per epoch."""
+    """Return the number of samples that are left to learn, counted once per epoch."""
     learning = recipe.learning
     remaining = []
     if recipe.stop_at_steps is not None:
@@ -293,17 +293,17 @@ def open_learner_group(
     if maximum != "auto" and maximum > size:
         note(
             f"{format_count(size, 'learner')} can share this recipe, not {maximum}: it has "
-            f"{format_count(count_units(learning), 'unit')} of work. A new run has more with "
+            f"{format_count(count_units(learning), 'unit')} of work. For more in a new run, use "
             f"--set learning.gradient_shards={maximum}."
         )
     if size > 1 and not blas.can_set_threads():
-        note("One process learns: numpy's threads cannot be set on this machine.")
+        note("Learning uses one process: numpy's threads cannot be set on this machine.")
     elif size > 1:
         try:
             spec, is_trial = plan.policy, maximum == "auto"
             group = LearnerGroup(algorithm, learning, spec, runtime, size, note, is_trial=is_trial)
         except OSError as error:
-            note(f"One process learns: no other learner could be started ({error}).")
+            note(f"Learning uses one process: no other learner could be started ({error}).")
     try:
         yield group
     finally:

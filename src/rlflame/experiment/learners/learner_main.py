@@ -1,6 +1,6 @@
-"""A learner process on the first learner's machine, which repeats its calls.
+"""A learner process that repeats every call to its machine's first learner.
 
-The first learner starts this module. The process ends with the pipe from the first learner.
+The first learner starts this module. The process ends when the pipe from the first learner closes.
 """
 
 from __future__ import annotations

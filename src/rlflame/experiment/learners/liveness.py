@@ -1,7 +1,7 @@
-"""Rendezvous of learners, and the search for a hung one after a failure.
+"""Connects the learners, and finds a hung learner after a failed exchange.
 
-In each learner a thread waits for the query of rank 0 on its own connection. It answers with the
-learner's number of exchanges, which shows whether that learner is behind the others.
+In each learner, a thread waits for the query of rank 0 on a separate connection. The thread answers
+with the learner's number of exchanges, which shows whether the learner is behind the others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rlflame.config.flags import LearnerRank
 from rlflame.errors import LearnerFailure
 from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
-#: Longer than any run.
+#: A timeout that is longer than any run.
 _ENDLESS = timedelta(days=365)
 _POLL_S = 0.05
 _END = -1
 
 
 class TcpRendezvous(NamedTuple):
-    """A TCP store at a host and port that all learners know."""
+    """The address of the TCP store that all learners use."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class TcpRendezvous(NamedTuple):
     attempt: str = "0"
 
     def open_store(self, timeout_s: float) -> Store:
-        """Open a new connection, since a connection that waits serves no other request."""
+        """Open a new connection, because a waiting connection cannot send other requests."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
@@ -53,8 +53,9 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
 
 
 def await_learners(rendezvous: TcpRendezvous, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all learners have arrived."""
-    # Later waits happen inside torch, which handles no signals and waits for ended learners.
+    """Wait until all learners have arrived; raise LearnerFailure after `timeout_s`."""
+    # Later waits happen inside torch, which handles no signals and would also wait for a learner
+    # that a signal has ended.
     try:
         store = PrefixStore(f"rlflame/{rendezvous.attempt}/there", rendezvous.open_store(timeout_s))
         store.set(str(rank), "")
@@ -143,7 +144,7 @@ class LivenessMonitor:
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Answer in advance that this learner ends; healthy if another failed first."""
+        """Answer in advance that this learner ends; `healthy` if another failed first."""
         self._answer(self._exchanges() if healthy else _END)
 
     def _answer(self, exchanges: int) -> None:

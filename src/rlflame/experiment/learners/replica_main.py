@@ -1,4 +1,4 @@
-"""A process of `rlflame train` under torchrun, which follows rank 0."""
+"""A learner process that torchrun started and that follows rank 0."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_replica(learner_rank: LearnerRank) -> None:
 
     rendezvous = make_torchrun_rendezvous()
     if has_agent_store():
-        # Before signals are ignored: until all have arrived, Ctrl-C must end each learner.
+        # Signals are ignored only later: until all have arrived, Ctrl-C must end each learner.
         await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Rank 0 handles stop requests: it finishes the update and saves.

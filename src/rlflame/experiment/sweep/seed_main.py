@@ -1,7 +1,7 @@
-"""The process of one seed, which trains it and reports to the sweep.
+"""The process of one seed, which trains a run and reports to the sweep.
 
-It receives its order, then STOP and the answers of a shared fleet. It sends EVENTs, requests to
-the shared fleet, and finally RESULT or FAILURE.
+The process receives an order, then STOP and the answers of a shared fleet. It sends EVENT messages,
+requests to the shared fleet, and finally RESULT or FAILURE.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Sweep:
     init_from: str | None = None
 
     def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
-        """Return the config of a single run of this seed."""
+        """Return the config of the run that trains this seed."""
         learning = self.config.learning.model_copy(update={"seed": seed})
         runtime = self.config.runtime.model_copy(
             update={"out": str(sweep_folder.get_seed_folder(folder, seed))}
@@ -54,7 +54,7 @@ class SeedStatus:
     folder: Path
     is_started: bool = False
     is_finished: bool = False
-    #: The newest checkpoint, with the end of the sweep; None if none can be read.
+    #: The latest checkpoint, with the end of the sweep; None if none can be read.
     checkpoint: Checkpoint | None = None
 
 
@@ -125,8 +125,8 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
 def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
     """Raise ConfigError before any seed starts if one of them cannot continue.
 
-    The sweep file has a different recipe from the seed's checkpoint, or the seed has passed the
-    end that the user asks for or cannot learn until then.
+    A seed cannot continue if its checkpoint has a different recipe from the sweep file, or if the
+    requested end is behind it or out of reach of its schedules.
     """
     for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint

@@ -38,7 +38,7 @@ from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_se
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
-#: How long a resume waits for the seed processes of a killed sweep to end.
+#: The time that a resume waits for the seed processes of a killed sweep to end.
 _WAIT_S = 20.0
 _POLL_S = 0.2
 _GRACE_S = 5.0
@@ -230,7 +230,7 @@ def _make_result(
         text = as_json_text({"folder": str(folder), **summary.as_dict()}, indent=2) + "\n"
         safetensors_file.write_atomically(folder / "summary.json", text.encode())
     plot = None
-    with suppress(RlflameError):  # without matplotlib or curves
+    with suppress(RlflameError):  # no matplotlib, or no curves yet
         plot = matplotlib_backend.write_image(folder, "plot.png")
     return SweepResult(folder, summary, outcomes, has_trained, plot)
 
@@ -271,7 +271,7 @@ class SeedProcesses:
         self._wake_pipe = WakePipe()
 
     def run(self, at_once: int) -> dict[int, SeedOutcome]:
-        """Run all seeds; return the outcomes of the seeds that started."""
+        """Run all seeds, and return the outcomes of the seeds that have started."""
         outcomes: dict[int, SeedOutcome] = {}
         try:
             while self._processes or (self._waiting and not self.stop.is_requested):
