@@ -282,10 +282,9 @@ def format_resume_hint(folder: Path) -> str:
 
 
 def load_policy_file(path: Path) -> Checkpoint:
-    """Load a policy from a file; for a folder, raise an error that suggests a file."""
-    if path.is_dir():
-        for policy_file in sorted(path.glob("*.safetensors")):  # best.safetensors comes first
-            raise CheckpointError(f"{path} is a folder.", f"name a file in it: {policy_file}")
+    """Load the policy from a file, or the best policy of a run folder."""
+    if path.is_dir():  # best.safetensors comes before latest.safetensors
+        path = next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
     return checkpoint.load(path)
 
 
