@@ -316,13 +316,13 @@ def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):
     begun = run(tmp_path / "begun", seed=2, iterations=[(100, 5.0)])
     chart = curves.make_chart([*runs, begun], metric="eval_return_mean")
     assert [line.label for line in chart.series] == ["PPO, 2 seeds"]
-    assert f"{begun.folder} has no eval_return_mean yet. The run is not drawn." in " ".join(
+    assert f"{begun.folder} has no eval_return_mean yet. This run is skipped." in " ".join(
         chart.notes
     )
     other = run(tmp_path / "hopper", environment="Hopper-v5", iterations=[(100, 5.0)])
     panels = curves.make_figure([*runs, other], metric="eval_return_mean")
     assert [panel.title for panel in panels.parts] == ["CartPole-v1"]
-    assert f"{other.folder} has no eval_return_mean yet. The run is not drawn." in panels.notes
+    assert f"{other.folder} has no eval_return_mean yet. This run is skipped." in panels.notes
 
 
 def test_a_fine_grid_is_thinned():

@@ -43,3 +43,12 @@ def test_a_status_line_is_one_line_on_a_terminal_and_goes_away(monkeypatch):
     with StatusLine(dumb := Terminal()) as status_line:
         status_line.show_fleet_event(events[0])
     assert dumb.getvalue() == ""
+
+
+def test_a_status_that_is_not_on_a_terminal_is_a_line_every_ten_seconds(capfd):
+    clock = Clock()
+    with StatusLine(io.StringIO(), clock) as status_line:
+        for number in range(25):
+            status_line.show_status(f"{number} of 25")
+            clock.now += 1.0
+    assert capfd.readouterr().err.splitlines() == ["10 of 25", "20 of 25"]

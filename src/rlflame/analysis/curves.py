@@ -71,11 +71,8 @@ def make_figure(
     if not charts:
         raise errors[0]
     notes = [note for chart in charts for note in chart.notes]
-    return Panels(tuple(charts), tuple(dict.fromkeys([*notes, *map(_format_absence, errors)])))
-
-
-def _format_absence(error: CheckpointError) -> str:
-    return f"{error.message} The run is not drawn."
+    notes += [f"{error.message} This run is skipped." for error in errors]
+    return Panels(tuple(charts), tuple(dict.fromkeys(notes)))
 
 
 def make_chart(
@@ -111,7 +108,7 @@ def make_chart(
     if smooth > 1 and metric != EPISODE_RETURN:
         y_label += f", mean of {smooth}"
     title = runs[0].environment + (f": {lines[0].label}" if len(lines) == 1 else "")
-    notes += map(_format_absence, errors)
+    notes += [f"{error.message} This run is skipped." for error in errors]
     return Chart(title, axis_label, y_label, tuple(series), tuple(notes))
 
 

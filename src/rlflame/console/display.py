@@ -129,12 +129,17 @@ class QuietDisplay(Display):
 class StatusLine(NullView):
     """Shows the activity of a command on one line, which disappears at the end.
 
-    The line appears only if standard error is a terminal, since it is not part of the result.
+    If standard error is not a terminal, it prints a line every 10 seconds instead.
     """
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
-        stream = stream or sys.stderr
-        self._stream = stream if is_interactive(stream) else None
+    _INTERVAL_S = 10.0
+
+    def __init__(
+        self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._interactive = is_interactive(self._stream)
+        self._clock, self._last_print = clock, clock()
         self._fleet = FleetProgress()
 
     def show_fleet_event(self, event: FleetEvent) -> None:
@@ -150,8 +155,11 @@ class StatusLine(NullView):
         self.show_status(f"{num_done} of {episodes} drawn" if total > 1 else "drawing")
 
     def show_status(self, text: str) -> None:
-        if self._stream is not None:
+        if self._interactive:
             overwrite_line(self._stream, text)
+        elif text and self._clock() - self._last_print >= self._INTERVAL_S:
+            self._last_print = self._clock()
+            print_note(text)
 
     def show_note(self, text: str) -> None:
         self.show_status("")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import nested_dict
+from rlflame.config.toml_io import format_value
 from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.learning.buffers.replay_buffer import count_segment_rows
@@ -210,10 +211,12 @@ def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
 
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     """Raise ConfigError unless both policies were trained in the same environment."""
-    if a.env != b.env:
-        difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
+    difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
+    if difference is not None:
+        name, *values = difference
         raise ConfigError(
-            f"--vs compares policies of one environment, but these differ in {difference}.",
+            "--vs compares policies of one environment, but for these policies "
+            f"environment.{name} is {' and '.join(map(format_value, values))}.",
             "rlflame inspect shows the environment of a file",
         )
 

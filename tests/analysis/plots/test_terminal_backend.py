@@ -19,7 +19,7 @@ def chart(title="CartPole-v1: PPO, clip_range 0.3, 12 seeds", top=123_456.0) -> 
         Series(f"PPO, gae_lambda 0.{k}, clip_range 0.3, 3 seeds", x, np.linspace(-top, top, 40) * k)
         for k in (1, 2)
     )
-    remark = "runs/one-of-a-long-name has no eval_return_mean yet. The run is not drawn."
+    remark = "runs/one-of-a-long-name has no eval_return_mean yet. This run is skipped."
     return Chart(title, "Environment steps", "Evaluation return", lines, ("Line: mean.", remark))
 
 

@@ -242,9 +242,9 @@ class FlameClient:
             return reference, object_cache.get(reference.key)
         except KeyError as error:
             raise FleetError(
-                f"The object cache at {self.cache_endpoint} does not have an executor's answer, "
-                f"which was stored at {reference.endpoint}.",
-                "if that is the object cache of this cluster: "
+                f"The object cache at {self.cache_endpoint} does not have an answer that an "
+                f"executor stored at {reference.endpoint}.",
+                f"if {reference.endpoint} is the object cache of this cluster: "
                 f"export FLAME_CACHE_ENDPOINT={reference.endpoint}",
             ) from error
 
