@@ -54,8 +54,8 @@ interval. The second command renders a video.
 
 This table lists the policies. The return is the mean over {episodes} episodes without exploration,
 with a 95% bootstrap interval. Each policy was trained with one seed. Its rank is its position among
-the seeds 0 to 9, ordered by final evaluation. A policy without a rank was trained with seed 0.
-[Results](../docs/results.md) lists the returns over multiple seeds.
+the policies trained with seeds 0 to 9, ordered by final evaluation. A policy without a rank was
+trained with seed 0. [Results](../docs/results.md) lists the returns over multiple seeds.
 
 | file | environment | return | 95% interval | rank | steps | kB | command |
 |---|---|---|---|---|---|---|---|
