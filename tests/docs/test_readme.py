@@ -147,7 +147,7 @@ def test_the_commands_of_the_readme_work_as_they_stand(short: None, reader: Path
 @pytest.mark.parametrize(
     ("page", "count"),
     [
-        ("start.md", 10),
+        ("start.md", 11),
         ("guides/training.md", 12),
         ("guides/seeds.md", 6),
         ("guides/environments.md", 4),

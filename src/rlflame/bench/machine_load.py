@@ -80,7 +80,7 @@ def _read_counters() -> _Counters:
 
 
 def _compute_load(first: _Counters, last: _Counters) -> tuple[float, float] | None:
-    """Return the mean number of busy processors: in total, and by this process."""
+    """Return the mean number of busy processors, in total and for this process."""
     if first is None or last is None or last[0] <= first[0]:
         return None
     seconds, busy_s, own_s = (b - a for a, b in zip(first, last, strict=True))

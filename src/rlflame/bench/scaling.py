@@ -177,7 +177,7 @@ def _compute_task_s(case: Case) -> float:
 
 
 def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
-    """Return the local and the remote fleet, with workers, if both were measured."""
+    """Return the local and the remote fleet, and the numbers of workers, if both were measured."""
     local = [name for name in fleets if has_workers(name) and not is_remote(name)]
     remote = [name for name in fleets if is_remote(name)]
     return (local[0], remote[0]) if local and remote else None

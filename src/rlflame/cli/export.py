@@ -19,7 +19,7 @@ Out = Annotated[
     ),
 ]
 Onnx = Annotated[
-    bool, typer.Option("--onnx", help="Write ONNX with the normaliser and the action bounds.")
+    bool, typer.Option("--onnx", help="Write ONNX with the observation normaliser and bounds.")
 ]
 Check = Annotated[
     bool,

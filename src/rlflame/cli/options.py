@@ -40,7 +40,7 @@ FreshReplay = Annotated[
     ),
 ]
 Seeds = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Train several seeds: 0-9 or 0,3,7, for example.")
+    str | None, typer.Option(metavar="LIST", help="Train with several seeds, like 0-9 or 0,3,7.")
 ]
 InitFrom = Annotated[
     Path | None, typer.Option(help="Start training from the policy in this file.", metavar="CKPT")

@@ -21,11 +21,11 @@ Runs = Annotated[
         help="Run folders, folders that contain them, or one .csv file with run times.",
     ),
 ]
-_AXIS_HELP = "x-axis: steps, total-steps, wall, cpu or episodes. [default: steps]"
+_AXIS_HELP = "x-axis: steps, total-steps, wall (time), cpu (time) or episodes. [default: steps]"
 Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Average each point with N - 1 points before. [default: 1]"),
+    typer.Option(metavar="N", help="Average each point with the N - 1 before it. [default: 1]"),
 ]
 _METRIC_HELP = (
     "Metric: a name in metrics.jsonl, or episode_return. [default: evaluation returns if each run "

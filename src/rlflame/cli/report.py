@@ -34,7 +34,7 @@ Require = Annotated[
     str | None,
     typer.Option(
         metavar="CLAIM",
-        help="Claim: better, equivalent or not-worse. Exit with code 1 unless data supports it.",
+        help="Claim: better, equivalent or not-worse. Exit code 1 unless the data supports it.",
     ),
 ]
 Margin = Annotated[

@@ -43,7 +43,7 @@ class AlgorithmSection(SettingsModel):
         return 1
 
     def check_action_size(self, action_size: int) -> None:
-        """Raise a ConfigError for settings that no policy with this action size can meet."""
+        """Raise a ConfigError for settings that are impossible with this action size."""
 
 
 class PpoSettings(AlgorithmSection):
@@ -112,7 +112,7 @@ class ReinforceSettings(AlgorithmSection):
     )
     continue_truncated: bool = Field(
         False,
-        description="Continue truncated episodes with the mean reward-to-go of the batch. "
+        description="After a truncation, use the mean reward-to-go as the remaining return. "
         "Requires a discount below 1.",
     )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")

@@ -295,7 +295,7 @@ def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
-    """Reject a target return without evaluations of several episodes in training."""
+    """Reject a target return unless training includes evaluations of several episodes."""
     every_steps, episodes = evaluation.every_steps, evaluation.episodes
     if evaluation.until_return is not None and (every_steps is None or episodes == 1):
         raise ConfigError(

@@ -63,7 +63,7 @@ class FlameSettings(SettingsModel):
     task_deadline_s: float = Field(
         600.0,
         gt=0.0,
-        description="Seconds until a task is sent to another executor, up to max_retries times.",
+        description="Seconds until an unfinished task is sent again, up to max_retries times.",
     )
     reconnect_s: float = Field(
         120.0, ge=0.0, description="Longest tolerated outage of Flame's services, in seconds."
@@ -80,7 +80,7 @@ class RuntimeSettings(SettingsModel):
         "auto",
         description="Where rollouts run: in local worker processes (local), on a Flame cluster "
         "(flame) or in the main process (inline). auto is local if no Flame cluster is "
-        "configured. Otherwise, training times both and continues with the faster one.",
+        "configured. Otherwise, rlflame times both and continues with the faster one.",
     )
     workers: Positive | None = Field(
         None,
@@ -90,8 +90,8 @@ class RuntimeSettings(SettingsModel):
     )
     learners: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="Number of processes that compute gradients. auto times one and several "
-        "learners and continues with the faster choice.",
+        description="Number of processes that compute gradients. With auto, rlflame times one "
+        "learner and several, and continues with the faster choice.",
     )
     learner_deadline_s: float = Field(
         60.0, gt=0.0, description="Seconds to wait for a learner before it counts as hung."

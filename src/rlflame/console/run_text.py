@@ -25,7 +25,7 @@ Pairs = list[tuple[str, str]]
 
 
 def format_headline(start: RunStart) -> str:
-    """Format the first line: the version, and the place that rlflame chose."""
+    """Format the first line: the version, and where rlflame chose to run."""
     place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
     if start.candidates:
         place = " on this machine and on Flame in turn, and then on the faster of them"

@@ -150,7 +150,7 @@ def read_sweep_overview(folder: Path) -> RunOverview:
 
 
 def _read_last_line(path: Path) -> dict[str, Any]:
-    """Return the numbers of the last complete line; the next may be incomplete."""
+    """Return the numbers in the last complete line; a line after it may be incomplete."""
     last = ""
     try:
         for line in regular_file.read_lines(path):

@@ -71,17 +71,17 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
             f"{recipe.evaluation.until_return:g}; it cannot continue.",
             f"start a new run from its policy: {format_train_command(source, policy)}",
         )
+    if _is_annealed(source):
+        new_steps = steps - progress.steps if steps > progress.steps else steps
+        raise ConfigError(
+            "The learning-rate schedule of this run has reached 0 by step "
+            f"{progress.steps:,}; more steps would not change the weights.",
+            f"start a new run from its policy: {format_train_command(source, policy, new_steps)}",
+        )
     if steps <= progress.steps:
         raise ConfigError(
             f"--steps {steps} is not beyond the {progress.steps} steps already taken.",
             f"--steps {progress.steps * 2}",
-        )
-    if _is_annealed(source):
-        raise ConfigError(
-            "The learning-rate schedule of this run has reached 0 by step "
-            f"{progress.steps:,}; more steps would not change the weights.",
-            "start a new run from its policy: "
-            f"{format_train_command(source, policy, steps - progress.steps)}",
         )
     return copy_with_end(source, steps)
 

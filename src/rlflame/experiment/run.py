@@ -1,4 +1,4 @@
-"""Trains one run from a config, or resumes it from a checkpoint, to its result.
+"""Runs the training of a config or a checkpoint until it has a result.
 
 Imports torch only if the recipe needs it.
 """

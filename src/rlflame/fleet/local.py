@@ -42,8 +42,8 @@ _INTERRUPT_WAIT_S = 2.0
 class LocalFleet(ContextManagerMixin):
     """Runs tasks in `workers` child processes, from construction to `close()`.
 
-    Workers import the code of `environment` before they receive tasks. `processes` already run and
-    become the first workers. All public methods are thread-safe.
+    Workers import the code of `environment` before they receive tasks. `processes` are already
+    running and become the first workers. All public methods are thread-safe.
     """
 
     name = "local"

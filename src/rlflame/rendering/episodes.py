@@ -153,7 +153,7 @@ class EpisodePlayer:
     def render_episode(
         self, side: int, episode: int, steps: Collection[int], cap: int | None = None
     ) -> tuple[PlayedEpisode, list[StepImage]]:
-        """Play an episode of a policy, with images after these steps (0: the reset)."""
+        """Play an episode, and render an image after each of these steps (0: the reset)."""
         self._camera.steps, self._camera.images = steps, []
         (played_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
         return played_episode, self._camera.images

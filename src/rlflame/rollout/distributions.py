@@ -160,7 +160,7 @@ class _SquashedDistribution(Distribution):
 
 
 class Gaussian(_ClippedDistribution):
-    """Normal distributions whose deviations do not depend on the observation."""
+    """Normal distributions whose standard deviations do not depend on the observation."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -215,7 +215,7 @@ class _StateDependentNoise(Distribution):
         self._matrices = np.zeros((len(latent), *self._std.shape), np.float32)
 
     def _sample_offsets(self, noise: Float32) -> tuple[Float32, Float32]:
-        """Return the offset of each mean, and the log-density of the offsets."""
+        """Return the offset from each mean, and the log-density of the offsets."""
         matrices, latent = self._matrices, self._latent
         np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
         matrices *= latent[:, :, None]

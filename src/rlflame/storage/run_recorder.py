@@ -360,7 +360,7 @@ class MachineLog:
         self._write()
 
     def record_work(self, shared_batches: int) -> None:
-        """Record the workers and the number of batches that several learners shared."""
+        """Record the workers, and the number of batches divided among several learners."""
         # Called after training, because workers may join late.
         self._entry["shared_batches"] = shared_batches
         # The fleet may have been chosen only during the run.

@@ -102,10 +102,10 @@ def read(
 ) -> tuple[dict[str, str], dict[str, Array]]:
     """Read the strings and tensors of a file after verifying all of its bytes.
 
-    `mark` is the field that identifies the kind of file, `fields` are the required fields. The
-    header is checked first, also by `check`, and no more bytes are read than it describes. Raises
-    CheckpointError for a file of another kind, OSError for an unreadable file, and ValueError with
-    the reason for a damaged file.
+    `mark` is the field that identifies the kind of file, and `fields` are the required fields. The
+    header is checked first, also by `check`. No bytes are read beyond those that it describes.
+    Raises CheckpointError for a file of another kind, OSError for an unreadable file, and
+    ValueError with the reason for a damaged file.
     """
     with regular_file.open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size

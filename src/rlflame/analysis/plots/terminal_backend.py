@@ -36,7 +36,7 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Render text of at most `width` columns (12 or more), `height` lines per panel."""
+    """Render as text, at most `width` columns wide (minimum: 12), with `height` lines per panel."""
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
     for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):

@@ -117,8 +117,8 @@ def split_resources(
 ) -> SweepResources:
     """Choose how many seeds run at once and how many workers each seed gets.
 
-    One process per core uses a machine best, because the processes never wait for each other. If
-    there are fewer seeds than cores, the other cores run workers for the seeds if `split` is true.
+    One process per core is fastest, because the processes never wait for each other. If `split` is
+    true and there are fewer seeds than cores, the other cores run workers for the seeds.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
     limit = min(seeds, max(1, cores // threads))

@@ -31,7 +31,7 @@ class TaskStatistics:
         """Return how many of the waiting tasks to send to the next executor at once.
 
         A group is an equal share of the waiting tasks, so that groups shrink towards the end and
-        all executors finish at about the same time. It is at most `_GROUP_WORK_S` of work. If
+        all executors finish at about the same time. A group takes at most `_GROUP_WORK_S`. If
         there is enough work for several rounds, executors that start together get groups of
         different sizes: otherwise all of them would answer at the same moment in every round.
         """

@@ -61,7 +61,7 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Append rows with the shapes of `list_shapes` and (row, column) boundary indices."""
+        """Append rows with the shapes of `list_shapes`, and (row, column) boundary indices."""
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
         self._observations[cells] = _flatten(steps["observations"])

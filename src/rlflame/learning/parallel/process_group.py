@@ -1,8 +1,8 @@
 """Divides minibatches among learners, and keeps all learners in the same state.
 
 A sum of float32 numbers depends on the order of addition. Therefore, the recipe defines the shards,
-one learner computes a whole shard, and shards are added in order. Results are bit-identical for any
-number of learners. Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm`
+each shard is computed by a single learner, and shards are added in order. Results are bit-identical
+for any number of learners. Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm`
 broadcasts every call, and `run_replica` repeats the calls on the other ranks.
 """
 
