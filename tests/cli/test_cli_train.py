@@ -94,9 +94,9 @@ def test_every_flag_has_a_test():
 def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_path):
     (tmp_path / "mine.toml").write_text("[learning.ppo]\nclip_range = 0.123\n")
     words, expected = FLAGS[flag]
-    shown = rlflame("train", *words, "--dry-run")
-    assert shown.code == 0, shown.err
-    config = validation.validate_config(toml_io.parse(shown.out)).model_dump(mode="json")
+    dry_run = rlflame("train", *words, "--dry-run")
+    assert dry_run.code == 0, dry_run.err
+    config = validation.validate_config(toml_io.parse(dry_run.out)).model_dump(mode="json")
     for path, value in expected.items():
         assert nested_dict.get_nested(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
@@ -129,8 +129,8 @@ def test_an_argument_of_the_environment_wins_over_the_file(tmp_path):
     (tmp_path / "mine.toml").write_text(
         "[learning.environment]\nid = 'fakes:Fake-v0'\nkwargs = {length = 3, at = 2}\n"
     )
-    shown = resolved("--config", "mine.toml", "--env-kwargs", "length=5")
-    assert shown["env_kwargs"] == {"length": 5, "at": 2}
+    dry_run = resolved("--config", "mine.toml", "--env-kwargs", "length=5")
+    assert dry_run["env_kwargs"] == {"length": 5, "at": 2}
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_a_dry_run_reads_the_sizes_from_the_spaces(id, alias):
     env = gymnasium.make(id)
     continuous = isinstance(env.action_space, gymnasium.spaces.Box)
     actions = env.action_space.shape[0] if continuous else int(env.action_space.n)
-    shown = resolved("--env", alias)
-    assert shown["obs_dim"] == env.observation_space.shape[0]
-    assert (shown["act_dim"], shown["continuous"]) == (actions, continuous)
-    assert shown["layers"] == [shown["obs_dim"], 64, 64, actions]
-    seeds = [seed for slot in shown["reset_seeds"] for seed in slot]
+    dry_run = resolved("--env", alias)
+    assert dry_run["obs_dim"] == env.observation_space.shape[0]
+    assert (dry_run["act_dim"], dry_run["continuous"]) == (actions, continuous)
+    assert dry_run["layers"] == [dry_run["obs_dim"], 64, 64, actions]
+    seeds = [seed for slot in dry_run["reset_seeds"] for seed in slot]
     assert len(set(seeds)) == len(seeds) == 64
     env.close()
 
@@ -152,8 +152,8 @@ def test_a_dry_run_reads_the_sizes_from_the_spaces(id, alias):
 def test_a_dry_run_says_who_steps():
     words = ("train", "--env", "hopper", "--dry-run")
     assert "# rollouts     stepped by rlflame's own MuJoCo loop" in rlflame(*words).out.splitlines()
-    shown = json.loads(rlflame(*words, "--env-kwargs", "healthy_reward=true", "--json").out)
-    assert shown["stepped_by"] == "stepped by Gymnasium"
+    dry_run = json.loads(rlflame(*words, "--env-kwargs", "healthy_reward=true", "--json").out)
+    assert dry_run["stepped_by"] == "stepped by Gymnasium"
 
 
 def test_a_dry_run_in_full():
@@ -195,13 +195,13 @@ def test_what_a_dry_run_prints_is_a_config_file_of_the_same_config(words, tmp_pa
 
 
 def test_arguments_reach_the_environment_as_they_were_typed():
-    shown = resolved(
+    dry_run = resolved(
         *("--env", "fakes:Fake-v0", "--env-kwargs", r"fault=\none", "--env-kwargs", "seed=none"),
         *("--env-kwargs", "continuous=true", "--env-kwargs", 'marker="1"'),
     )
     expected = {"fault": "none", "seed": None, "continuous": True, "marker": "1"}
-    assert shown["env_kwargs"] == expected
-    assert shown["continuous"] is True
+    assert dry_run["env_kwargs"] == expected
+    assert dry_run["continuous"] is True
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):
 
 @pytest.mark.parametrize(("words", "last"), [((), 6), (("--set", "network.exploration=gsde"), 3)])
 def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
-    shown = resolved("--env", "hopper", "--algo", "sac", *words)
-    assert shown["layers"] == [11, 256, 256, last]
-    layers = shown["layers"]
+    dry_run = resolved("--env", "hopper", "--algo", "sac", *words)
+    assert dry_run["layers"] == [11, 256, 256, last]
+    layers = dry_run["layers"]
     env = components.make_env_spec(EnvironmentSettings(id="Hopper-v5"))
     flags = TrainFlags(env="hopper", algo="sac", sets=words[1:])
     config, _ = resolve.resolve(flags, components.has_continuous_actions)
@@ -461,10 +461,10 @@ def test_a_dry_run_looks_at_the_policy_to_start_from():
     assert "nope.safetensors does not exist" in absent.err
     assert rlflame("train", *TINY, "--steps", "64", "--out", "a").code == 0
     words = ("train", *TINY, "--steps", "64", "--init-from", "a/best.safetensors")
-    shown = rlflame(*words, "--dry-run", "--json").json()["config"]["learning"]["init_policy"]
+    dry_run = rlflame(*words, "--dry-run", "--json").json()["config"]["learning"]["init_policy"]
     assert rlflame(*words, "--out", "b").code == 0
     (file,) = rlflame("inspect", "b", "--json").json()["files"]
-    assert shown == file["recipe"]["learning"]["init_policy"]
+    assert dry_run == file["recipe"]["learning"]["init_policy"]
     other = rlflame(*words, "--env", "acrobot", "--dry-run")
     assert other.code == 2
     assert "does not fit" in other.err
@@ -510,8 +510,8 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     assert spoken.code == 2
     assert "Learning networks of [65536, 65536] units takes" in spoken.err
     assert "a smaller learning.network.hidden" in spoken.err
-    shown = rlflame(*words, "--set", "network.hidden=[65536,65536]", "--dry-run")
-    assert (shown.code, "This machine cannot train this recipe: " in shown.err) == (0, True)
+    dry_run = rlflame(*words, "--set", "network.hidden=[65536,65536]", "--dry-run")
+    assert (dry_run.code, "This machine cannot train this recipe: " in dry_run.err) == (0, True)
 
 
 def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):

@@ -71,13 +71,13 @@ def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_pa
         ("--set", "runtime.env_file=mine.py"),
         ("--config", "mine.toml", "--env-file", "mine.py"),
     ):
-        shown = subprocess.run(
+        dry_run = subprocess.run(
             [sys.executable, "-m", "rlflame", "train", "--env", "Mine-v0", *named,
              "--dry-run", "--json"],
             cwd=tmp_path, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        assert shown.returncode == 0, shown.stderr
-        learning = json.loads(shown.stdout)["config"]["learning"]
+        assert dry_run.returncode == 0, dry_run.stderr
+        learning = json.loads(dry_run.stdout)["config"]["learning"]
         assert learning["ppo"]["normalise_advantages"] == "off"
         assert learning["policy_average"] == 20
 
@@ -89,14 +89,14 @@ def test_a_name_of_gymnasium_s_own_may_be_given_to_another(tmp_path: Path) -> No
     words = ("train", "--env", "hopper", "--env-file", "mine.py", "--workers", "2", "--steps", "64",
              "--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2",
              "--set", "rollout.steps=16", "--out", "run")  # fmt: skip
-    shown, trained = (
+    dry_run, trained = (
         subprocess.run(
             [sys.executable, "-m", "rlflame", *words, *more],
             cwd=tmp_path, capture_output=True, text=True, timeout=120,
         )
         for more in (("--dry-run",), ("--quiet",))
     )  # fmt: skip
-    assert "2 observations, 2 discrete actions" in shown.stdout, shown.stdout + shown.stderr
+    assert "2 observations, 2 discrete actions" in dry_run.stdout, dry_run.stdout + dry_run.stderr
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "run" / "result.json").exists()
 

@@ -107,7 +107,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """A stream that captures the output of its own thread and forwards the rest."""
+    """Keeps what the thread that made it prints; other threads print to the original stream."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
 """Runs one task, in a loop that acts, steps and records.
 
-The loop reads no clock, no global random state and no worker identity. The random numbers of
-actions are keyed, so they do not depend on where a task begins or how often the task is run.
+The loop does not use the time, global random state or the identity of the worker. The random
+numbers of actions are keyed, so they do not depend on where a task begins or how often it is run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs rollout tasks. All workers return identical fragments for the same task.
 
-A worker reads no clock, no global random state and no identity of its own. The caches (policies by
-content, environments by state) only save time.
+A worker does not use the time, global random state or its own identity. Its caches of policies, by
+content, and of environments, by state, only save time.
 """
 
 from __future__ import annotations
