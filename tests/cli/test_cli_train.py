@@ -381,7 +381,7 @@ def test_reinforce_says_a_line_every_ten_iterations_and_one_at_the_last():
     lines = [line.split() for line in spoken.lines if line.startswith("Iteration")]
     assert [line[1] for line in lines] == ["10/25", "20/25", "25/25"]
     for line in lines:
-        assert line[2:4] == ["mean", "reward"]
+        assert line[2:4] == ["mean", "return"]
         assert line[5] == "loss"
     end = rlflame("train", *words[:-1], "--json").events()[-1]
     assert (end["iterations"], end["episodes"]) == (25, 25 * 4)

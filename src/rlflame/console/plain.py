@@ -82,7 +82,7 @@ class PlainDisplay(Display):
                 total = progress.summary.iterations
                 position = f"{row.iteration}/{total}" if total else str(row.iteration)
                 cells = [f"Iteration {position:>7}"]
-            cells.append(f"mean reward {'-' if mean is None else f'{mean:,.2f}':>10}")
+            cells.append(f"mean return {'-' if mean is None else f'{mean:,.2f}':>10}")
             cells += [] if loss is None else [f"loss {loss:10.4f}"]
         cells.append(f"{progress.steps_per_s:>7,.0f} steps/s")
         if remaining_s:

@@ -145,7 +145,7 @@ def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) 
             lines.append(("next", format_command("report", result.folder)))
         return lines
     if result.has_trained and progress.final_return is not None:
-        lines.append(("reward", f"{progress.final_return:,.2f} (final mean, exploring)"))
+        lines.append(("return", f"{progress.final_return:,.2f} (final mean, exploring)"))
     if result.complete and result.evaluation is not None:
         lines.append(("evaluation", format_evaluation(result.evaluation)))
     if result.best is not None and result.best != result.evaluation:
