@@ -20,7 +20,7 @@ from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from .base import Metrics
 from .networks.flat_vector import FlatVector
-from .ppo.loss import NETWORKS, PpoMinibatch
+from .ppo.loss import NETWORKS, PpoMinibatch, PpoProvider
 from .reinforce.reinforce import ReinforceMinibatch
 
 
@@ -157,7 +157,7 @@ def _evaluate_gsde(
     return log_probs.sum(dim=1), (log_volume + 0.5).sum(dim=1)
 
 
-class TorchPpo(_TorchProvider):
+class TorchPpo(_TorchProvider, PpoProvider):
     """The torch counterpart of `NumpyPpo`."""
 
     chunk_rows = sys.maxsize

@@ -385,9 +385,9 @@ BREAKS = """
 import sys
 if "rlflame.experiment.learners.learner_main" in sys.orig_argv:
     from rlflame.learning.ppo import loss
-    def gradient(self, minibatch, count, networks=()):
+    def compute_shards(self, minibatch, count, networks, shards):
         raise ZeroDivisionError("of the second learner")
-    loss.NumpyPpo.compute_gradient = gradient
+    loss.NumpyPpo.compute_shards = compute_shards
 """
 
 

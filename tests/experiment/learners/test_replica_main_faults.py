@@ -81,14 +81,14 @@ def test_advantages_that_each_standardises_alone_would_end_elsewhere(monkeypatch
 def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere(monkeypatch):
     whole = Units.compute_gradient
 
-    def gradient(self, rows, part):
-        def clipped(shard, networks):
-            found, sums = part(shard, networks)
-            share = (shard.rows.stop - shard.rows.start) / rows
-            found /= share
-            clip_by_norm(found, 0.1)
-            found *= share
-            return found, sums
+    def gradient(self, rows, parts):
+        def clipped(shards, networks):
+            for shard, (found, sums) in zip(shards, parts(shards, networks), strict=True):
+                share = (shard.rows.stop - shard.rows.start) / rows
+                found /= share
+                clip_by_norm(found, 0.1)
+                found *= share
+                yield found, sums
 
         return whole(self, rows, clipped)
 
@@ -102,13 +102,13 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
     own: dict[int, list[float]] = {number: [] for number in range(4)}
     whole = Units.compute_gradient
 
-    def gradient(self, rows, part):
-        def noted(shard, networks):
-            found, sums = part(shard, networks)
-            if "actor" in networks:
-                samples = shard.rows.stop - shard.rows.start
-                own[shard.number].append(sums["approx_kl"] / samples)
-            return found, sums
+    def gradient(self, rows, parts):
+        def noted(shards, networks):
+            for shard, (found, sums) in zip(shards, parts(shards, networks), strict=True):
+                if "actor" in networks:
+                    samples = shard.rows.stop - shard.rows.start
+                    own[shard.number].append(sums["approx_kl"] / samples)
+                yield found, sums
 
         return whole(self, rows, noted)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rlflame.learning import optim
 from rlflame.learning.networks import heads, mlp
 from rlflame.learning.optim import Adam, clip_by_norm
+from rlflame.learning.parallel.process_group import Shards
 from rlflame.learning.ppo import loss
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.reinforce import reinforce
@@ -326,6 +327,40 @@ def test_shards_add_up(provider):
 
     assert_close(added, whole)
     assert counted == pytest.approx(sums, rel=1e-4, abs=1e-4)
+
+
+SPECS = {
+    "gaussian": {},
+    "one action": {"actions": 1, "activation": "relu", "hidden": (5,)},
+    "many actions": {"actions": 17, "hidden": (64, 64)},
+    "categorical": {"kind": "discrete", "actions": 4, "activation": "relu"},
+    "linear": {"kind": "discrete", "actions": 2, "hidden": ()},
+    "gsde": {"kind": "gsde"},
+}
+
+
+@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize(("rows", "count"), [(64, 4), (512, 8), (66, 4), (9, 8), (6, 6), (2, 2)])
+@pytest.mark.parametrize("networks", [("actor", "critic"), ("critic",)])
+def test_shards_computed_together_have_the_bits_of_shards_computed_apart(
+    case, rows, count, networks
+):
+    rng = np.random.default_rng(rows)
+    spec = policy_spec(**SPECS[case])
+    network, vector = random_network(rng, spec)
+    batch = ppo_minibatch(rng, spec, reference.tensors(vector), rows, entropy_weight=0.1)
+    shards = Shards(count).split(rows)
+    together, apart = NumpyPpo(vector, network), NumpyPpo(vector, network)
+    for _ in range(2):  # the second time, the buffers are not new
+        found = together.compute_shards(batch, rows, networks, shards)
+        for shard, (gradient, sums) in zip(shards, found, strict=True):
+            expected, expected_sums = apart.compute_gradient(
+                batch.select_rows(shard.rows), rows, networks
+            )
+            assert sums == expected_sums
+            for name in networks:
+                span = vector.find_span(f"{name}.")
+                assert gradient[span].tobytes() == expected[span].tobytes()
 
 
 def test_buffers_leave_no_trace():

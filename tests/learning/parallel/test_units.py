@@ -27,10 +27,15 @@ def compute_part(shard, networks):
     return gradient, sums
 
 
+def each(part):
+    """Return the function that calls `part` for each of several shards."""
+    return lambda shards, networks: (part(shard, networks) for shard in shards)
+
+
 def compute_all(seat, count: int, rows: int):
     shards = Shards(count) if seat is None else Shards(count, seat)
     units = Units(shards, SPANS, SUMS)
-    gradient, squares, sums = units.compute_gradient(rows, compute_part)
+    gradient, squares, sums = units.compute_gradient(rows, each(compute_part))
     vector = np.zeros(5, np.float32)
     for span in units.own_spans:
         vector[span] = gradient[span]
@@ -67,7 +72,7 @@ def test_every_unit_is_computed_once_and_every_network_has_one_owner(count, lear
             computed.extend((shard.number, name) for name in networks)
             return np.zeros(5, np.float32), {key: 0.0 for name in networks for key in SUMS[name]}
 
-        units.compute_gradient(count * 3, note)
+        units.compute_gradient(count * 3, each(note))
 
     together(learners, work)
     assert sorted(computed) == sorted(itertools.product(range(count), SPANS))
@@ -95,7 +100,7 @@ def test_too_few_rows_for_the_shards_are_computed_by_the_owners():
             asked.append((shard.rows, tuple(networks)))
             return np.ones(5, np.float32), {key: 1.0 for name in networks for key in SUMS[name]}
 
-        _, squares, sums = Units(Shards(8, seat), SPANS, SUMS).compute_gradient(5, part)
+        _, squares, sums = Units(Shards(8, seat), SPANS, SUMS).compute_gradient(5, each(part))
         return asked, squares, sums
 
     results = together(4, work)

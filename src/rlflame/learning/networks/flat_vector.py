@@ -19,18 +19,22 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class FlatVector:
-    """A contiguous float32 vector; `vector[name]` is a view of a named part."""
+    """A contiguous float32 vector; `vector[name]` is a view of a named part.
 
-    def __init__(self, shapes: Shapes) -> None:
-        self.shapes = dict(shapes)
-        self.data: Float32 = np.zeros(sum(map(math.prod, self.shapes.values())), np.float32)
+    With `leading` axes, it holds several vectors, and each view has these axes first.
+    """
+
+    def __init__(self, shapes: Shapes, leading: tuple[int, ...] = ()) -> None:
+        self.shapes, self.leading = dict(shapes), leading
+        size = sum(map(math.prod, self.shapes.values()))
+        self.data: Float32 = np.zeros((*leading, size), np.float32)
         self._starts: dict[str, int] = {}
         self._views: dict[str, Float32] = {}
         start = 0
         for name, shape in self.shapes.items():
             end = start + math.prod(shape)
             self._starts[name] = start
-            self._views[name] = self.data[start:end].reshape(shape)
+            self._views[name] = self.data[..., start:end].reshape(*leading, *shape)
             start = end
 
     def __getitem__(self, name: str) -> Float32:
@@ -42,7 +46,8 @@ class FlatVector:
         start, bias = self._starts[f"{layer}.weight"], self._starts[f"{layer}.bias"]
         if bias != start + fan_in * fan_out:
             raise ValueError(f"the biases of {layer} do not follow its weights")
-        return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
+        block = self.data[..., start : bias + fan_out]
+        return block.reshape(*self.leading, fan_in + 1, fan_out)
 
     def find_span(self, prefix: str) -> slice:
         """Return the slice of the adjacent views whose names begin with `prefix`."""

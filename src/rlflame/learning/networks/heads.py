@@ -1,6 +1,8 @@
 """Action distributions for learning: log-densities, samples and their gradients.
 
-Arrays are laid out `[units, rows]`, as in `mlp.py`. Sampling heads take the noise as an input, so
+Arrays are laid out `[units, rows]` or `[shards, units, rows]`, as in `mlp.py`.
+
+Sampling heads take the noise as an input, so
 an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
 """
 
@@ -10,7 +12,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlflame.rollout.distributions import (
     LOG_STD_HIGH,
@@ -26,14 +27,16 @@ from .mlp import MLP
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _HALF, _FLOAT_ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
 _MINUS_HALF = np.array(-0.5, np.float32)
+#: A sum over rows, or an array with a sum for each shard.
+Sum = float | Array
 
 
 class GaussianHead:
     """Independent Gaussians with one learned log standard deviation per action.
 
-    `log_prob` takes the network's outputs `[units, rows]` and returns the log-density of each row's
-    action. `sum_entropy` adds the entropies of these rows. `backward` returns d(loss)/d(output),
-    given d(loss)/d(log_prob) of each row and a d(loss)/d(entropy) that is shared by all rows.
+    `log_prob` takes the network's outputs and returns the log-density of each row's action.
+    `sum_entropy` adds the entropies of each shard's rows. `backward` returns d(loss)/d(output) for
+    a d(loss)/d(log_prob) of each row and a d(loss)/d(entropy) that is shared by all rows.
     """
 
     def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
@@ -49,25 +52,32 @@ class GaussianHead:
         total = float(np.add.reduce(self._log_std))
         self._log_volume = total + 0.5 * len(self._log_std) * _LOG_TWO_PI
         self._inverse = np.exp(-self._log_std)[:, None]
-        z = actions.T - out
+        z = actions.mT - out
         z *= self._inverse
         self._z = z
         self._squares = z * z
-        result: Float32 = np.add.reduce(self._squares, axis=0)
+        result: Float32 = np.add.reduce(self._squares, axis=-2)
         result *= _MINUS_HALF
         result -= np.float32(self._log_volume)
         return result
 
-    def sum_entropy(self) -> float:
-        rows = self._z.shape[1]
-        return float(rows * (self._log_volume + 0.5 * len(self._log_std)))
+    def sum_entropy(self) -> Sum:
+        *leading, _, rows = self._z.shape
+        entropy = rows * (self._log_volume + 0.5 * len(self._log_std))
+        return np.full(leading, entropy) if leading else entropy
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
-        np.dot(self._squares, d_log_prob, out=self._gradient)
-        self._gradient += np.float32(d_entropy * len(d_log_prob)) - np.add.reduce(d_log_prob)
-        gradient = self._z * d_log_prob
-        gradient *= self._inverse
-        return gradient
+        if d_log_prob.ndim == 1:
+            np.dot(self._squares, d_log_prob, out=self._gradient)
+        else:
+            shards = zip(self._squares, d_log_prob, self._gradient, strict=True)
+            for squares, slopes, gradient in shards:
+                np.dot(squares, slopes, out=gradient)
+        total = np.add.reduce(d_log_prob, axis=-1, keepdims=True)
+        self._gradient += np.float32(d_entropy * d_log_prob.shape[-1]) - total
+        result: Float32 = self._z * d_log_prob[..., None, :]
+        result *= self._inverse
+        return result
 
 
 class CategoricalHead:
@@ -76,31 +86,38 @@ class CategoricalHead:
     def __init__(self) -> None:
         self._log_softmax: Float32 = np.empty((0, 0), np.float32)
         self._softmax = self._log_softmax
-        self._actions: NDArray[np.int64] = np.empty(0, np.int64)
-        self._rows = self._actions
+        #: The index of the actions in the outputs, and its part that depends only on their shape.
+        self._index: tuple[Array, ...] = ()
+        self._grid: tuple[Array, ...] = ()
+        self._shape: tuple[int, ...] = ()
 
     def log_prob(self, out: Float32, actions: Array) -> Float32:
-        logits = out - np.maximum.reduce(out, axis=0)
+        logits = out - np.maximum.reduce(out, axis=-2, keepdims=True)
         self._softmax = np.exp(logits)
-        total = np.add.reduce(self._softmax, axis=0)
+        total = np.add.reduce(self._softmax, axis=-2, keepdims=True)
         self._softmax /= total
         logits -= np.log(total)
         self._log_softmax = logits
-        self._actions = actions
-        if len(self._rows) != len(actions):
-            self._rows = np.arange(len(actions))
-        result: Float32 = logits[actions, self._rows]
+        if self._shape != actions.shape:
+            self._shape, self._grid = actions.shape, np.indices(actions.shape, sparse=True)
+        *shards, rows = self._grid
+        self._index = (*shards, actions, rows)
+        result: Float32 = logits[self._index]
         return result
 
-    def sum_entropy(self) -> float:
-        return -float(np.vdot(self._softmax, self._log_softmax))
+    def sum_entropy(self) -> Sum:
+        if self._softmax.ndim == 2:
+            return -float(np.vdot(self._softmax, self._log_softmax))
+        shards = zip(self._softmax, self._log_softmax, strict=True)
+        return np.array([-float(np.vdot(*shard)) for shard in shards])
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
-        result = self._softmax * -d_log_prob
-        result[self._actions, self._rows] += d_log_prob
+        result: Float32 = self._softmax * -d_log_prob[..., None, :]
+        result[self._index] += d_log_prob
         if d_entropy:
             entropy_slope = self._softmax * self._log_softmax
-            entropy_slope -= self._softmax * np.add.reduce(entropy_slope, axis=0)
+            total = np.add.reduce(entropy_slope, axis=-2, keepdims=True)
+            entropy_slope -= self._softmax * total
             entropy_slope *= np.float32(d_entropy)
             result -= entropy_slope
         return result

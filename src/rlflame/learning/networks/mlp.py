@@ -9,6 +9,9 @@ and all other operations run over contiguous memory. The tests compare the gradi
 For small minibatches the call overhead dominates, so the code uses the fastest calls: `np.dot`
 instead of `np.matmul`, 0-d arrays instead of Python numbers, `np.add.reduce` instead of `sum`. The
 results are bit-identical. Views are created once, since creating one takes as long as a small call.
+
+A network whose gradients have a leading axis processes several shards of equal size in one pass,
+laid out `[shards, units, rows]`. The bits are those of separate passes.
 """
 
 from __future__ import annotations
@@ -35,16 +38,20 @@ MOMENT_RATE = 0.01
 class _Workspace:
     """Preallocated buffers and their views for a fixed number of rows."""
 
-    def __init__(self, sizes: tuple[int, ...], rows: int, standardise: bool) -> None:
-        self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
-        self.units: list[Float32] = [x[:-1] for x in self.inputs]
-        self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
+    def __init__(
+        self, sizes: tuple[int, ...], leading: tuple[int, ...], rows: int, standardise: bool
+    ) -> None:
+        self.inputs: list[Float32] = [
+            np.ones((*leading, n + 1, rows), np.float32) for n in sizes[:-1]
+        ]
+        self.units: list[Float32] = [x[..., :-1, :] for x in self.inputs]
+        self.out: Float32 = np.empty((*leading, sizes[-1], rows), np.float32)
         hidden = sizes[1:-1]
         #: Per hidden layer: d(loss)/d(units), and the derivative of the activation.
-        self.deltas: list[Float32] = [np.empty((n, rows), np.float32) for n in hidden]
-        self.delta_rows: list[Float32] = [delta.T for delta in self.deltas]
+        self.deltas: list[Float32] = [np.empty((*leading, n, rows), np.float32) for n in hidden]
+        self.delta_rows: list[Float32] = [delta.mT for delta in self.deltas]
         self.slope: list[Float32] = [np.empty_like(delta) for delta in self.deltas]
-        self.active = [np.empty((n, rows), np.bool_) for n in hidden]
+        self.active = [np.empty((*leading, n, rows), np.bool_) for n in hidden]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
         #: Per layer, for standardising its inputs.
@@ -67,8 +74,10 @@ class MLP:
         self._hidden = layers - 1
         self._sizes = (len(self._weights[0]), *(block.shape[1] for block in self._blocks))
         self._tanh = tanh
+        self._leading = gradients.leading
+        self._multiply = np.matmul if self._leading else np.dot
         self._workspaces: dict[int, _Workspace] = {}
-        self._workspace = _Workspace(self._sizes, 0, self._standardises)
+        self._workspace = self._make_workspace(0)
 
     def prepare_inputs(self, rows: int) -> Float32:
         """Return the input buffer of the next pass, `[units, rows]`."""
@@ -77,13 +86,16 @@ class MLP:
             # The last minibatch of a batch can have any size, so keep only a few workspaces.
             if len(self._workspaces) >= _MAX_WORKSPACES:
                 del self._workspaces[next(iter(self._workspaces))]
-            space = self._workspaces[rows] = _Workspace(self._sizes, rows, self._standardises)
+            space = self._workspaces[rows] = self._make_workspace(rows)
         self._workspace = space
         return space.units[0]
 
+    def _make_workspace(self, rows: int) -> _Workspace:
+        return _Workspace(self._sizes, self._leading, rows, self._standardises)
+
     def forward(self, x: Float32) -> Float32:
         """Return the outputs `[units, rows]` for the rows of `x`; valid until the next pass."""
-        np.copyto(self.prepare_inputs(len(x)), x.T)
+        np.copyto(self.prepare_inputs(x.shape[-2]), x.mT)
         return self.run()
 
     def run(self) -> Float32:
@@ -91,12 +103,12 @@ class MLP:
         space = self._workspace
         for layer in range(self._hidden):
             units = space.units[layer + 1]
-            np.dot(self._forwards[layer], space.inputs[layer], out=units)
+            self._multiply(self._forwards[layer], space.inputs[layer], out=units)
             if self._tanh:
                 np.tanh(units, out=units)
             else:
                 np.maximum(units, space.zeros, out=units)
-        return np.dot(self._forwards[-1], space.inputs[-1], out=space.out)
+        return self._multiply(self._forwards[-1], space.inputs[-1], out=space.out)
 
     def get_latent(self) -> Float32:
         """Return the last layer's inputs in the latest pass, `[units, rows]`."""
@@ -104,12 +116,12 @@ class MLP:
 
     def backward(self, upstream: Float32) -> None:
         """Write the gradients of the latest forward pass, given d(loss)/d(output)."""
-        space, by_rows = self._workspace, upstream.T
+        space, by_rows = self._workspace, upstream.mT
         for layer in range(self._hidden, 0, -1):
-            np.dot(space.inputs[layer], by_rows, out=self._gradients[layer])
+            self._multiply(space.inputs[layer], by_rows, out=self._gradients[layer])
             upstream = self._backward_layer(layer, upstream)
             by_rows = space.delta_rows[layer - 1]
-        np.dot(space.inputs[0], by_rows, out=self._gradients[0])
+        self._multiply(space.inputs[0], by_rows, out=self._gradients[0])
 
     def backward_in_threads(
         self, thread_pair: ThreadPair, upstream: Float32, latent_gradient: Float32 | None
@@ -147,7 +159,12 @@ class MLP:
         """Return d(loss)/d(input of the activation below `layer`), given `upstream`."""
         space = self._workspace
         units, delta = space.units[layer], space.deltas[layer - 1]
-        np.dot(self._weights[layer], upstream, out=delta)
+        if self._leading and upstream.shape[-2] == 1:
+            # For an inner product of length 1, matmul does not call BLAS and is slow.
+            for part, out in zip(upstream, delta, strict=True):
+                np.dot(self._weights[layer], part, out=out)
+        else:
+            self._multiply(self._weights[layer], upstream, out=delta)
         if latent_gradient is not None:
             delta += latent_gradient
         if self._tanh:

@@ -8,7 +8,8 @@ the number of learners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from ..base import Metrics
 from ..optim import compute_square_norm
 from .process_group import Shard, Shards
 
-#: Computes the gradient of some networks for a shard, and the sums of their losses.
-PartialGradient = Callable[[Shard, Sequence[str]], tuple[Float32, Metrics]]
+#: Yields the gradient of some networks and the sums of their losses, for each of several shards.
+PartialGradients = Callable[[Sequence[Shard], Sequence[str]], Iterator[tuple[Float32, Metrics]]]
 
 
 class Units:
@@ -61,45 +62,58 @@ class Units:
         self._parts: Float32 = np.zeros((self._per_learner, width), np.float32)
 
     def compute_gradient(
-        self, rows: int, compute_part: PartialGradient
+        self, rows: int, compute_parts: PartialGradients
     ) -> tuple[Float32, list[float], Metrics]:
         """Return the gradient, and the squared norms and the sums of all networks."""
         # The gradient is valid only in `own_spans`, until the next call.
         shards = self._shards.split(rows)
-        if len(shards) > 1:
-            gradient, sums = self._add_shards(shards, compute_part)
+        if self._is_spread and len(shards) > 1:
+            gradient, sums = self._add_spread_shards(shards, compute_parts)
         elif self._own_numbers:
-            gradient, sums = compute_part(shards[0], self._own_names)
+            gradient, sums = self._add_own_shards(compute_parts(shards, self._own_names))
         else:
             gradient, sums = self._total, {}
         if self._is_alone:
             return gradient, [compute_square_norm(gradient[span]) for span in self._spans], sums
         return gradient, *self._exchange_numbers(gradient, sums)
 
-    def _add_shards(
-        self, shards: Sequence[Shard], compute_part: PartialGradient
+    def _add_own_shards(self, parts: Iterator[tuple[Float32, Metrics]]) -> tuple[Float32, Metrics]:
+        """Return the gradient and the sums of the own networks, all of whose shards are here."""
+        gradient, sums = next(parts)
+        for part, part_sums in parts:
+            for span in self.own_spans:
+                np.add(gradient[span], part[span], out=self._total[span])
+            gradient = self._total
+            sums = {name: total + part_sums[name] for name, total in sums.items()}
+        return gradient, sums
+
+    def _add_spread_shards(
+        self, shards: Sequence[Shard], compute_parts: PartialGradients
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of the own networks, added over all shards."""
+        """Return the gradient and the sums of the own networks, added over all learners."""
         count, per_learner, parts = self._shards.count, self._per_learner, self._parts
         first = self._group.rank * per_learner
-        for shard in shards:
+
+        def find_own_numbers(shard: Shard) -> list[int]:
             units = [number * count + shard.number for number in range(len(self._names))]
-            numbers = [n for n, unit in enumerate(units) if first <= unit < first + per_learner]
+            return [n for n, unit in enumerate(units) if first <= unit < first + per_learner]
+
+        for numbers, group in groupby(shards, key=find_own_numbers):
             if not numbers:
                 continue
-            gradient, sums = compute_part(shard, [self._names[number] for number in numbers])
-            for number in numbers:
-                part, span = parts[units[number] - first], self._spans[number]
-                part[: span.stop - span.start] = gradient[span]
-                # The float64 sums follow the gradient as pairs of float32.
-                values = [sums[name] for name in self._sums[number]]
-                part[self._width :].view(np.float64)[: len(values)] = values
-        all_parts = parts if not self._is_spread else self._group.gather(parts)
-        rows = all_parts.reshape(-1, parts.shape[1])
-        first_row = 0 if self._is_spread else first
+            own_shards, names = list(group), [self._names[number] for number in numbers]
+            gradients = compute_parts(own_shards, names)
+            for shard, (gradient, sums) in zip(own_shards, gradients, strict=True):
+                for number in numbers:
+                    part, span = parts[number * count + shard.number - first], self._spans[number]
+                    part[: span.stop - span.start] = gradient[span]
+                    # The float64 sums follow the gradient as pairs of float32.
+                    values = [sums[name] for name in self._sums[number]]
+                    part[self._width :].view(np.float64)[: len(values)] = values
+        rows = self._group.gather(parts).reshape(-1, parts.shape[1])
         all_sums: Metrics = {}
         for number in self._own_numbers:
-            own_rows = rows[number * count - first_row :][:count]
+            own_rows = rows[number * count :][:count]
             total = self._total[self._spans[number]]
             total[:] = own_rows[0, : len(total)]
             for row in own_rows[1:]:

@@ -7,8 +7,9 @@ compute one each.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,9 @@ from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import GradientProvider, Metrics
 from ..networks.flat_vector import FlatVector
-from ..networks.heads import make_head
+from ..networks.heads import Sum, make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
+from ..parallel.process_group import Shard
 
 #: The networks, and the sums that accompany each gradient.
 NETWORKS = {
@@ -59,6 +61,22 @@ class PpoMinibatch:
             self.entropy_weight,
         )
 
+    def divide(self, count: int) -> PpoMinibatch:
+        """Return the minibatch with a leading axis of `count` equal shards."""
+        shape = count, len(self.returns) // count
+        return PpoMinibatch(
+            self.observations.reshape(*shape, -1),
+            self.actions.reshape(*shape, *self.actions.shape[1:]),
+            self.log_probs.reshape(shape),
+            self.advantages.reshape(shape),
+            self.returns.reshape(shape),
+            self.old_values.reshape(shape),
+            self.clip_range,
+            self.clip_range_value,
+            self.value_weight,
+            self.entropy_weight,
+        )
+
 
 class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
     """Computes the gradients of both networks, and the critic's estimates."""
@@ -71,45 +89,46 @@ class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
     ) -> tuple[Float32, Metrics]:
         """Return the gradient of these networks; the rest of the vector is undefined."""
 
+    def compute_shards(
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str], shards: Sequence[Shard]
+    ) -> Iterator[tuple[Float32, Metrics]]:
+        """Yield the result of `compute_gradient` for each of these adjacent shards."""
+        for shard in shards:
+            yield self.compute_gradient(minibatch.select_rows(shard.rows), count, networks)
+
     def compute_values(self, observations: Float32) -> Float32:
         """Return the critic's estimate for each normalised observation."""
 
 
-class NumpyPpo:
-    """Computes the loss and its gradient in numpy."""
+class _Networks:
+    """The networks and their gradients, for one shard or several shards of equal size."""
 
-    chunk_rows = CHUNK_ROWS
-
-    def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
-        self._gradients = FlatVector(parameters.shapes)
+    def __init__(
+        self, parameters: FlatVector, spec: PolicySpec, leading: tuple[int, ...] = ()
+    ) -> None:
+        self.gradients = FlatVector(parameters.shapes, leading)
         shape = len(spec.hidden) + 1, spec.activation == "tanh"
-        self._actor = MLP(parameters, self._gradients, "actor", *shape)
-        self._critic = MLP(parameters, self._gradients, "critic", *shape)
-        self._head = make_head(parameters, self._gradients, self._actor)
+        self._actor = MLP(parameters, self.gradients, "actor", *shape)
+        self.critic = MLP(parameters, self.gradients, "critic", *shape)
+        self._head = make_head(parameters, self.gradients, self._actor)
 
-    def compute_gradient(
-        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)
-    ) -> tuple[Float32, Metrics]:
-        sums: Metrics = {}
-        if "actor" in networks:
+    def compute_sums(
+        self, minibatch: PpoMinibatch, count: int, names: Sequence[str]
+    ) -> dict[str, Sum]:
+        """Write the gradients of the networks with these names; return the sums of each shard."""
+        sums: dict[str, Sum] = {}
+        if "actor" in names:
             sums |= self._compute_policy_gradient(minibatch, count)
-        if "critic" in networks:
+        if "critic" in names:
             sums["value_loss"] = self._compute_value_gradient(minibatch, count)
-        return self._gradients.data, sums
+        return sums
 
-    def compute_values(self, observations: Float32) -> Float32:
-        result = np.empty(len(observations), np.float32)
-        for start in range(0, len(result), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            result[part] = self._critic.forward(observations[part])[0]
-        return result
-
-    def _compute_policy_gradient(self, batch: PpoMinibatch, count: int) -> Metrics:
+    def _compute_policy_gradient(self, batch: PpoMinibatch, count: int) -> dict[str, Sum]:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
         clip_ratio = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
-        clip_count = np.count_nonzero(clip_ratio != ratio)
+        clipped = clip_ratio != ratio
         surrogate = ratio * batch.advantages
         clip_ratio *= batch.advantages
         # Where the clipped term is smaller, the objective is constant in the ratio.
@@ -120,15 +139,16 @@ class NumpyPpo:
         ratio -= _FLOAT_ONE
         ratio -= log_ratio
         return {
-            "policy_gradient_loss": -float(np.add.reduce(objective)),
+            "policy_gradient_loss": -np.add.reduce(objective, axis=-1),
             "entropy_loss": -self._head.sum_entropy(),
-            "approx_kl": float(np.add.reduce(ratio)),
-            "clip_fraction": float(clip_count),
+            "approx_kl": np.add.reduce(ratio, axis=-1),
+            # With an axis, count_nonzero is several times slower.
+            "clip_fraction": np.count_nonzero(clipped, axis=None if clipped.ndim == 1 else -1),
         }
 
-    def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> float:
+    def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> Sum:
         """Write the gradient of the value loss, which may be clipped; return the loss."""
-        values = self._critic.forward(batch.observations)[0]
+        values = self.critic.forward(batch.observations)[..., 0, :]
         error = values - batch.returns
         slope = error
         loss = error * error
@@ -142,8 +162,60 @@ class NumpyPpo:
             slope = np.where((clip_loss > loss) & (clip_change != change), 0.0, error)
             loss = np.maximum(loss, clip_loss)
         upstream = slope * np.float32(2.0 * batch.value_weight / count)
-        self._critic.backward(upstream[None])
-        return float(np.add.reduce(loss))
+        self.critic.backward(upstream[..., None, :])
+        result: Float32 = np.add.reduce(loss, axis=-1)
+        return result
+
+
+class NumpyPpo(PpoProvider):
+    """Computes the loss and its gradient in numpy."""
+
+    chunk_rows = CHUNK_ROWS
+
+    def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
+        self._parameters, self._spec = parameters, spec
+        self._networks = _Networks(parameters, spec)
+        #: The networks for several equal shards, by the number of shards.
+        self._group_networks: dict[int, _Networks] = {}
+
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)
+    ) -> tuple[Float32, Metrics]:
+        sums = self._networks.compute_sums(minibatch, count, networks)
+        return self._networks.gradients.data, {name: float(sums[name]) for name in sums}
+
+    def compute_shards(
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str], shards: Sequence[Shard]
+    ) -> Iterator[tuple[Float32, Metrics]]:
+        if self._spec.exploration == "gsde":  # its head has no leading axis
+            yield from super().compute_shards(minibatch, count, networks, shards)
+            return
+        for _, group in groupby(shards, key=lambda shard: shard.rows.stop - shard.rows.start):
+            equal = list(group)
+            rows = minibatch.select_rows(slice(equal[0].rows.start, equal[-1].rows.stop))
+            if len(equal) == 1:
+                yield self.compute_gradient(rows, count, networks)
+            else:
+                yield from self._compute_equal_shards(rows, count, networks, len(equal))
+
+    def compute_values(self, observations: Float32) -> Float32:
+        result = np.empty(len(observations), np.float32)
+        for start in range(0, len(result), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            result[part] = self._networks.critic.forward(observations[part])[0]
+        return result
+
+    def _compute_equal_shards(
+        self, rows: PpoMinibatch, count: int, networks: Sequence[str], shard_count: int
+    ) -> Iterator[tuple[Float32, Metrics]]:
+        group = self._group_networks.get(shard_count)
+        if group is None:
+            group = _Networks(self._parameters, self._spec, (shard_count,))
+            self._group_networks[shard_count] = group
+        sums = group.compute_sums(rows.divide(shard_count), count, networks)
+        columns = [np.asarray(values).tolist() for values in sums.values()]
+        for gradient, values in zip(group.gradients.data, zip(*columns, strict=True), strict=True):
+            yield gradient, dict(zip(sums, map(float, values), strict=True))
 
 
 def find_spans(parameters: FlatVector) -> dict[str, slice]:

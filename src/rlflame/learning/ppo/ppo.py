@@ -167,11 +167,12 @@ class Ppo:
     ) -> tuple[Float32, float, Metrics]:
         """Return the gradient, its norm, and the sums of the losses."""
 
-        def compute_part(shard: Shard, networks: Sequence[str]) -> tuple[Float32, Metrics]:
-            rows = minibatch.select_rows(shard.rows)
-            return self._provider.compute_gradient(rows, count, networks)
+        def compute_parts(
+            shards: Sequence[Shard], networks: Sequence[str]
+        ) -> Iterator[tuple[Float32, Metrics]]:
+            return self._provider.compute_shards(minibatch, count, networks, shards)
 
-        gradient, squares, sums = self._units.compute_gradient(count, compute_part)
+        gradient, squares, sums = self._units.compute_gradient(count, compute_parts)
         return gradient, compute_norm(squares), sums
 
     def _make_minibatches(

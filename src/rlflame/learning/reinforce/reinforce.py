@@ -55,7 +55,7 @@ class NumpyReinforce:
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
         return self._gradients.data, {
             "loss": -float(np.dot(log_probs, batch.weights)),
-            "entropy_loss": -self._head.sum_entropy(),
+            "entropy_loss": -float(self._head.sum_entropy()),
         }
 
 
