@@ -66,7 +66,8 @@ def make_findings() -> str:
         "- **MuJoCo rollouts:** two processes that only run rollouts reach "
         f"{format_shares('inline', ROLLOUT_ENVS[:4])} times the speed of bare `mj_step` calls. If "
         "the driver, the process that collects the results, runs on the same two cores, two "
-        f"workers reach {format_shares('local', ROLLOUT_ENVS[:4])} times this speed.",
+        f"workers reach {format_shares('local', ROLLOUT_ENVS[:4])} times the speed of bare "
+        "`mj_step` calls.",
         "- **Box2D rollouts:** two workers reach "
         f"{format_shares('local', ROLLOUT_ENVS[4:])} times the speed of bare Gymnasium.",
         "- **Learners:** two processes compute PPO's gradients "

@@ -20,7 +20,7 @@ def main() -> None:
     if in_foreground:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
-    # Workers load only what this command names, not what the caller's environment names.
+    # Workers load only the code that this command names, not what inherited variables name.
     for name in (user_code.FILE_VARIABLE, user_code.FOLDER_VARIABLE):
         os.environ.pop(name, None)
     with contextlib.ExitStack() as stack:
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams; new files would take their numbers."""
+    """Open /dev/null for closed standard streams, whose numbers new files would take."""
     for number in range(3):
         try:
             os.fstat(number)

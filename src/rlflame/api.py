@@ -99,7 +99,8 @@ def train(
 ) -> RunResult:
     """Train a policy in a new run folder, from a config or an environment's preset.
 
-    A given `fleet` stays open. Otherwise, the run opens the fleet in its runtime settings.
+    A given `fleet` stays open. Otherwise, the run opens and closes the fleet that its runtime
+    settings name.
     """
     preset = ""
     if config is None:

@@ -1,4 +1,4 @@
-"""Errors for the user, each with a description of the problem and a next command.
+"""Errors for the user, each with a description of the problem and a hint.
 
 Imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
 """
@@ -21,7 +21,7 @@ def format_command(*words: object) -> str:
 
 
 def format_shell(*words: object) -> str:
-    """Return a command quoted for a shell; leading dashes of paths get `./`."""
+    """Return a command quoted for a shell; a path with a leading dash gets `./`."""
     return " ".join(
         quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))
         for word in words
@@ -29,7 +29,7 @@ def format_shell(*words: object) -> str:
 
 
 def quote(word: str) -> str:
-    """Quote a word for a shell, with control characters for terminals escaped.
+    """Quote a word for a shell, with terminal control characters escaped.
 
     bash, ksh and zsh decode $'...' to the same bytes, even if a name is not UTF-8. Quotes and
     backslashes become octal too, so a shell without $'...' still reads one quoted word.
@@ -48,14 +48,14 @@ def _escape_octets(character: str) -> str:
 
 
 def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
-    """Replace a path's suffix; a name of dots and dashes becomes `default_name`."""
+    """Replace a path's suffix; a name of only dots and dashes becomes `default_name`."""
     if out.name.strip(".-"):
         return out.with_suffix(suffix)
     return (out.parent if out.name.strip(".") else out) / f"{default_name}{suffix}"
 
 
 class RlflameError(Exception):
-    """An error for the user, with a description of the problem and a hint for a remedy."""
+    """An error for the user: a description of the problem and a hint for fixing it."""
 
     exit_code = 1
 
@@ -78,7 +78,7 @@ class RlflameError(Exception):
 
 
 def from_exception(error: BaseException) -> RlflameError:
-    """Convert any exception to an RlflameError; a bug becomes its `__cause__`."""
+    """Convert any exception to an RlflameError; an unexpected one is its `__cause__`."""
     if isinstance(error, RlflameError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -110,7 +110,7 @@ def is_documented(error: BaseException) -> bool:
 
 @contextmanager
 def mark_errors_documented() -> Iterator[None]:
-    """Mark every exception from this block as already documented."""
+    """Mark every exception from this block, because its JSON document was printed."""
     try:
         yield
     except BaseException as error:

@@ -29,7 +29,7 @@ Strata = Sequence[Float64]
 
 @np.errstate(over="ignore", invalid="ignore")  # a sum that overflows is shown as infinity
 def compute_interquartile_means(values: Float64) -> Float64:
-    """Return the mean of the middle half along the last axis, with fractional ends."""
+    """Return the mean of the middle half along the last axis; edges count partly."""
     sorted_values = np.sort(values, axis=-1)
     n = sorted_values.shape[-1]
     # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
@@ -121,7 +121,7 @@ def compute_mean_std(values: Float64) -> MeanStd:
 def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, MeanStd] | None:
     """Return the step with the highest mean of the (steps, values) curves, and the mean.
 
-    Only steps that all curves cover count; without such steps, the result is None. Papers often
+    Only steps covered by all curves count; without such steps, the result is None. Papers often
     report this mean as the best result. It is biased upwards, and more so with more points.
     """
     if not curves or not all(len(steps) for steps, _ in curves):
@@ -197,7 +197,7 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
 def compare_medians(
     values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
 ) -> Interval:
-    """Return the difference of the medians in percent of the baseline, with interval."""
+    """Return the change in percent of the baseline's median, with its interval."""
     values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
@@ -234,7 +234,7 @@ def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class _ResampledStatistic:
-    """A statistic of all resamples, or of a random sample of them, on the last axis."""
+    """A statistic of all resamples, or of a random sample, along the last axis."""
 
     values: Float64
     is_exhaustive: bool
@@ -255,7 +255,7 @@ class _ResampledStatistic:
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
     """Return the statistic of all resamples, or of a random sample of `RESAMPLES`."""
-    # A random sample is used if there are more resamples. Each stratum has its own stream.
+    # A random sample is used if there are more than `RESAMPLES`. Each stratum has its own stream.
     combinations = [len(part) ** len(part) for part in strata]
     if math.prod(combinations) <= RESAMPLES:
         places = np.unravel_index(np.arange(math.prod(combinations)), combinations)

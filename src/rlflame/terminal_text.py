@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import IO, Any
 
-#: C0 and C1 controls except tab and newline, DEL, bidirectional controls (UAX #9), the line and
+#: C0 (except tab and newline) and C1 controls, DEL, bidirectional controls (UAX #9), the line and
 #: paragraph separators, and lone surrogates, which no terminal encoding can represent.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

@@ -66,7 +66,7 @@ def test_config_lists_every_setting_once_with_its_explanation():
     [
         ("learning.seed", "0  (integer >= 0 and < 2^63)"),
         ("learning.algorithm", '"ppo"  (ppo | reinforce | sac)'),
-        ("learning.network.hidden", "[64, 64]  (list of integer >= 1 and <= 65,536)"),
+        ("learning.network.hidden", "[64, 64]  (list of integers >= 1 and <= 65,536)"),
         ("learning.ppo.learning_rate", "0.0003  (number > 0 and <= 10)"),
         ("learning.ppo.target_kl", '"none"  (number > 0 and <= 100 | none)'),
         ("learning.ppo.scale_rewards", "true  (true | false)"),

@@ -1,4 +1,4 @@
-"""Makes charts of runs: chooses the metric and the axis, smooths, aggregates."""
+"""Makes charts of runs: chooses the metric and axis, smooths and aggregates."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def make_chart(
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
-    """Return the evaluation metric if runs have enough evaluations, else training's."""
+    """Return the evaluation metric if all runs have enough, else a training metric."""
     if axis != "episodes" and all(
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
@@ -216,7 +216,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Return x values that all curves cover: their own, or an even grid if many."""
+    """Return x values that all curves cover: their own, or an even grid if too many."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]

@@ -77,7 +77,7 @@ def make_env_case(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[Case, RuntimeSettings]:
-    """Make a case that trains an environment's preset for a few iterations."""
+    """Make a case that trains with an environment's preset for a few iterations."""
     flags = TrainFlags(env=environment, algo=algorithm, preset=preset, sets=sets)
     config, name = resolve.resolve(flags, components.has_continuous_actions)
     runtime, defaults = config.runtime, RuntimeSettings()
@@ -108,7 +108,7 @@ def make_sleeping_cases(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
-    """Make a REINFORCE case, one task per episode, for each length of sleep."""
+    """Make a REINFORCE case for each episode length, with one task per episode."""
     module_trust.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length_ms in episode_ms:

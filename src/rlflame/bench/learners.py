@@ -62,7 +62,7 @@ class TimedProcessGroup:
 
 
 class LearnersBenchmark(Benchmark):
-    """Times the same training with each number of learners, listed in `workers`."""
+    """Times the same training with each number of learners listed in `workers`."""
 
     name = "learners"
 
@@ -156,7 +156,7 @@ def run_with_learners(
 
 
 def describe_side(side: Side, base: Side) -> dict[str, Any]:
-    """Return the measurements of a number of learners, with its speed-up."""
+    """Return the measurements for one number of learners, with the speed-up."""
     update_ms, exchange_ms = (
         median(1000.0 * run[part] / max(1, run["updates"]) for run in side.repetitions)
         for part in ("learn_s", "exchange_s")
@@ -191,6 +191,6 @@ def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:
-    """Return the smallest number of at least `fewest` shards that `counts` divide."""
+    """Return the smallest shard count of at least `fewest` that all `counts` divide."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

@@ -28,7 +28,7 @@ class LoadMonitor:
         self._start = None if any(map(is_remote, fleets)) else _read_counters()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the machine and its load; exact only after all children have ended."""
+        """Describe the machine and its load, which is exact only after all children end."""
         load = _compute_load(self._start, _read_counters())
         others = max(0.0, load[0] - load[1]) if load else None
         busiest = max(value for value in (self._at_work, others, 0.0) if value is not None)
@@ -69,7 +69,7 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Return seconds: wall time, all busy processors, this process with children."""
+    """Return wall seconds, and busy seconds of all processors and this process tree."""
     try:
         # The fourth and the fifth value are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]

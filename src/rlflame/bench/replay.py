@@ -1,4 +1,4 @@
-"""Measures how fast a fleet fills a replay buffer and how fast it is sampled.
+"""Measures how fast a fleet fills a replay buffer, and how fast sampling is.
 
 Nothing is learned, because learning would hide the cost of moving transitions.
 """

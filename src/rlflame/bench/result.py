@@ -109,7 +109,7 @@ def has_equal_digests(digests: Sequence[str]) -> bool | None:
 
 
 def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
-    """Return a sentence about bit-identity in a list, empty if nothing was compared."""
+    """Return a sentence about bit-identity as a list, empty if nothing was compared."""
     values = [value for value in results if value is not None]
     if all(values):
         return [f"{subject} are bit-identical on all sides."] if values else []

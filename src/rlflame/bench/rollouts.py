@@ -87,7 +87,8 @@ class RolloutRounds(ContextManagerMixin):
 def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
     """Collect whole rounds for at least `seconds` and return the counts.
 
-    `episode_steps` counts all steps of the episodes that ended, including steps before the start.
+    `episode_steps` counts all steps of the episodes that ended, including steps before the
+    measurement.
     """
     start_s, steps, lengths = clock(), 0, list[int]()
     while (elapsed := clock() - start_s) < seconds or not steps:
@@ -195,7 +196,7 @@ class RolloutsBenchmark(Benchmark):
 
 
 def describe_rate(side: Side) -> dict[str, Any]:
-    """Return the measurements of a number of workers, with its share of each limit."""
+    """Return the measurements for one number of workers, with shares of the limits."""
     rates, episodes = side.list_values("steps_per_s"), sum(side.list_values("episodes"))
     limits = {way: side.list_values(way) for way in WAYS if way in side.repetitions[0]}
     shares = {
@@ -204,7 +205,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
     }
     ms_per_episode = None
     if episodes:
-        # The time of one worker, with the mean length of the finished episodes.
+        # The time of one worker for an episode of the mean length of the finished ones.
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {

@@ -24,7 +24,7 @@ from rlflame.training.trainer import StopInterrupt, StopRequest
 
 
 class BenchSession:
-    """The resources of a benchmark: fleets of a runtime, status line, stop request."""
+    """The resources of a benchmark: its fleets, the status line and the stop request."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BenchSession:
                 yield side
 
     def take_retried(self) -> int:
-        """Return the tasks sent to a second worker since the last call, on all fleets."""
+        """Return how many tasks were sent to a second worker since the last call."""
         return sum(self._events.take().values())
 
     def _show_event(self, event: FleetEvent) -> None:
@@ -83,13 +83,14 @@ class Benchmark:
 
     @property
     def case(self) -> Case:
-        """The first case, which is the only one of some benchmarks."""
+        """The first case; some benchmarks have only one."""
         return self.cases[0]
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         """Measure everything; yield after each complete part.
 
-        A fleet without workers is one process. It is measured only with the fewest workers.
+        A fleet without workers is one process. It is measured once, together with the smallest
+        number of workers.
         """
         clock = session.clock
         for count in self.workers:
@@ -180,7 +181,7 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write the result so far; a failure is noted and retried at the end."""
+        """Write the result so far; after a failure, show a note and retry at the end."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
@@ -197,7 +198,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print the result and write it even if printing fails; return False if none."""
+        """Print the result; write it even if that fails. Return False if there is none."""
         result = self._make_result(complete)
         if result is None:
             return False

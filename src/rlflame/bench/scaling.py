@@ -1,8 +1,8 @@
 """Times the same work on several fleets with different numbers of workers.
 
-Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the time
-of learning. Least squares over the sides of a fleet estimate `o`, the overhead of a task, and `a`,
-the overhead of an iteration.
+Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the
+learning time. A least-squares fit over the sides of a fleet estimates `o`, the overhead of a task,
+and `a`, the overhead of an iteration.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _compute_task_s(case: Case) -> float:
 
 
 def _find_pair(fleets: Iterable[str]) -> tuple[str, str] | None:
-    """Return the local and the remote fleet, and the numbers of workers, if both were measured."""
+    """Return the names of the local and the remote fleet, or None if one is missing."""
     local = [name for name in fleets if has_workers(name) and not is_remote(name)]
     remote = [name for name in fleets if is_remote(name)]
     return (local[0], remote[0]) if local and remote else None
@@ -217,7 +217,7 @@ def _fit_line(points: Float64) -> dict[str, float]:
 
 
 def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> float | None:
-    """Return the episode length in seconds from which `other` is faster, or None."""
+    """Return the episode length in seconds above which `other` is faster, or None."""
     few, many = (ceil(_EPISODES / count) for count in workers)
     if many >= few:
         return None

@@ -1,7 +1,7 @@
 """Defines an environment whose episodes sleep for a given time.
 
-Sleeping uses no processor, so the number of cores does not limit how many episodes run at once.
-All time beyond the sleep is the cost of the fleet.
+Sleeping uses no processor time, so the number of cores does not limit how many episodes run at
+once. All time beyond the sleep is the cost of the fleet.
 """
 
 from __future__ import annotations

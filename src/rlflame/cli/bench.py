@@ -22,7 +22,7 @@ FLEETS = ("local", "flame", "inline")
 _MAX_COUNT, _MAX_TRANSITIONS, _MAX_EPISODE_MS = 4096, 1_000_000_000, 600_000
 #: The largest relative difference between two results that counts as equivalent.
 MARGIN = 0.1
-#: The minimum number of gradient shards of an update.
+#: The minimum number of gradient shards per update.
 _BENCH_SHARDS = 8
 #: Settings that make PPO's updates large enough for several learners.
 LARGE_UPDATES = (
@@ -108,7 +108,8 @@ def scaling(
 ) -> None:
     """Time the same work with different fleets and numbers of workers.
 
-    Episodes only sleep unless --env is set. Reports speed-up, overhead and when Flame is faster.
+    Episodes only sleep unless --env is set. Reports the speed-up, the overhead, and the episode
+    length above which Flame is faster.
     """
     from rlflame.bench.case import make_env_case, make_sleeping_cases
     from rlflame.bench.scaling import ScalingBenchmark
@@ -140,7 +141,8 @@ def rollouts(
     ] = 2.0,
     repeat: Repeat = 3,
     limit: Annotated[
-        bool, typer.Option("--limit/--no-limit", help="Also measure without policy (not on Flame).")
+        bool,
+        typer.Option("--limit/--no-limit", help="Also measure without a policy (not on Flame)."),
     ] = True,
     algo: Algo = None,
     preset: Preset = None,
@@ -237,7 +239,7 @@ def _list_counts() -> str:
 
 
 def parse_fleets(compare: str | None) -> list[str]:
-    """Return the fleets to compare: by default local, and a configured Flame."""
+    """Return the fleets to compare: by default local, and flame if it is configured."""
     if compare is None:
         from rlflame.fleet.flame.cluster_config import find_configuration
 

@@ -45,7 +45,7 @@ ExpectRecorded = Annotated[
     bool,
     typer.Option(
         "--expect-recorded",
-        help="Repeat the evaluation recorded in CKPT. Exit with code 1 if the returns differ, or "
+        help="Repeat the evaluation recorded in CKPT. Exit with code 1 if the returns differ or, "
         "on another kind of machine, if the 95% intervals do not overlap.",
     ),
 ]

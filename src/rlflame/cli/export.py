@@ -19,7 +19,10 @@ Out = Annotated[
     ),
 ]
 Onnx = Annotated[
-    bool, typer.Option("--onnx", help="Write ONNX with the observation normaliser and bounds.")
+    bool,
+    typer.Option(
+        "--onnx", help="Write an ONNX model with the observation normaliser and action bounds."
+    ),
 ]
 Check = Annotated[
     bool,

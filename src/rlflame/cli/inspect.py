@@ -78,7 +78,7 @@ def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
 def _find_differences(
     files: Sequence[Path], jobs: Sequence[Mapping[str, FileContent]]
 ) -> Iterator[Difference]:
-    """Yield the first difference of each other file from the first, seed by seed."""
+    """Yield the first difference between the first file and each other, seed by seed."""
     from rlflame.experiment.comparison import find_first_difference
 
     for path, job in zip(files[1:], jobs[1:], strict=True):

@@ -21,7 +21,10 @@ Runs = Annotated[
         help="Run folders, folders that contain them, or one .csv file with run times.",
     ),
 ]
-_AXIS_HELP = "x-axis: steps, total-steps, wall (time), cpu (time) or episodes. [default: steps]"
+_AXIS_HELP = (
+    "x-axis: steps (per learner), total-steps (of all learners), wall (time), cpu (time) or "
+    "episodes. [default: steps]"
+)
 Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,

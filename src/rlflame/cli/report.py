@@ -59,7 +59,7 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Report the returns, speed, settings and machines of runs.
+    """Report the returns, speed, curves and machines of runs.
 
     With --vs, test whether the runs are better than, equivalent to, or not worse than other runs.
     """

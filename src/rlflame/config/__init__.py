@@ -1,1 +1,1 @@
-"""Settings: the recipe determines the result, and the runtime only the speed."""
+"""Settings: the recipe determines the result; the runtime does not affect it."""

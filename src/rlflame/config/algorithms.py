@@ -228,9 +228,10 @@ class AlgorithmTraits:
     uses_replay: bool = False
     #: Budgets and progress count iterations of whole episodes; stale data is not supported.
     counts_iterations: bool = False
-    #: Networks whose gradients are independent, so that two processes can compute them.
+    #: Number of networks with independent gradients, which separate processes can compute.
     independent_networks: int = 1
-    #: `learning.threads` sets the threads of BLAS; otherwise it enables a thread pair.
+    #: Whether `learning.threads` is the number of BLAS threads. If not, it enables two Python
+    #: threads that share the work.
     uses_blas_threads: bool = True
 
 

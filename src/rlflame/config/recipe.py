@@ -1,4 +1,4 @@
-"""Defines the recipe, which determines the result, and the config of a run.
+"""Defines the recipe (which determines the result) and the config of a run.
 
 The descriptions of the fields appear in help texts, error messages and the docs' settings table.
 """
@@ -136,7 +136,8 @@ class _CommonLearningSettings(SettingsModel):
         None, description="Step at which schedules end. If unset, the initial stop_at_steps."
     )
     horizon_iterations: Positive | None = Field(
-        None, description="Final iteration of schedules. If unset, the initial stop_at_iterations."
+        None,
+        description="Iteration at which schedules end. If unset, the initial stop_at_iterations.",
     )
     provider: Literal["numpy", "torch"] = Field(
         "numpy", description="Library for gradients: numpy (hand-derived) or torch (autograd)."
@@ -152,8 +153,9 @@ class _CommonLearningSettings(SettingsModel):
     )
     policy_average: Positive | None = Field(
         None,
-        description="Evaluate and save an average of the policies from about this many iterations, "
-        "at most the last 5% of all. Training uses the newest policy. If unset, no average.",
+        description="Evaluate and save an average of the policies from about this many recent "
+        "iterations, at most the last 5% of the iterations so far. Training uses the newest "
+        "policy. If unset, no average.",
     )
     init_policy: str | None = Field(
         None, pattern=r"^[0-9a-f]{32}$", description="Hash of the policy that --init-from copied."
@@ -229,7 +231,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
 
 class EvaluationSettings(SettingsModel):
-    """When and how the policy is evaluated. These settings never change the weights."""
+    """When and how the policy is evaluated. Only `until_return` can change weights."""
 
     every_steps: Positive | None = Field(
         None, description="Steps between evaluations. If unset, evaluate only at the end."
@@ -299,7 +301,7 @@ def make_defaults(algorithm: str) -> dict[str, Any]:
 
 
 class RunConfig(Recipe):
-    """The config of a run, which is a recipe and a runtime."""
+    """The config of a run, which consists of a recipe and a runtime."""
 
     runtime: RuntimeSettings = RuntimeSettings()
 
@@ -314,7 +316,7 @@ class RunConfig(Recipe):
 
 
 def count_units(learning: LearningSettings) -> int:
-    """Return the number of units, each a network and a shard, in one update."""
+    """Return the number of work units in one update: one per network and shard."""
     return learning.gradient_shards * learning.traits.independent_networks
 
 

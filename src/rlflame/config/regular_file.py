@@ -34,14 +34,14 @@ def open_to_read(path: Path) -> BinaryIO:
 def open_to_append(path: Path) -> io.TextIOWrapper:
     """Open a regular file for appending, or create it; reject a symbolic link.
 
-    Line ends are written unchanged.
+    Line endings are written unchanged.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return open(descriptor, "a", encoding="utf-8", newline="")
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Read a UTF-8 file of at most `limit` bytes, with all line ends as newlines."""
+    """Read a UTF-8 file of at most `limit` bytes, with all line endings as newlines."""
     with open_to_read(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -52,7 +52,7 @@ def read_text(path: Path, limit: int) -> str:
 def read_lines(
     path: Path, *, newline: str | None = None, encoding: str = "utf-8", limit: int = LINE_BYTES
 ) -> Iterator[str]:
-    """Yield the lines of a file, with line ends; `newline` has the meaning of `open`."""
+    """Yield the lines of a file, with line endings; `newline` works as in `open`."""
     with io.TextIOWrapper(open_to_read(path), encoding, newline=newline) as file:
         lines = iter(lambda: file.readline(limit + 1), "")
         for number, line in enumerate(lines, 1):

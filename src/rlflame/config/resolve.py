@@ -79,7 +79,7 @@ def list_presets() -> list[str]:
 
 
 def choose_preset(id: str, algorithm: str) -> str:
-    """Return the most specific preset: for an id, its family or an algorithm."""
+    """Return the most specific preset: for the id, its family or only the algorithm."""
     alias = _ALIAS_BY_ID.get(id)
     names = [alias, ALIASES[alias].family] if alias else []
     candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
@@ -236,7 +236,7 @@ def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
 def _check_code(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Raise ConfigError for code that a config file names, but no option."""
+    """Raise ConfigError for code that a config file names but no option does."""
     env_file = get_nested(file_layer, "runtime.env_file")
     if isinstance(env_file, str) and get_nested(typed_layer, "runtime.env_file") is None:
         raise ConfigError(
@@ -322,7 +322,7 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
 
 
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `overrides` over `base`; a budget in `overrides` replaces all of `base`."""
+    """Merge `overrides` over `base`; a budget in `overrides` replaces all in `base`."""
     budgets = ("stop_at_steps", "stop_at_iterations")
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}

@@ -1,4 +1,4 @@
-"""The runtime: where a run executes, how it shows progress, what it keeps.
+"""The runtime: where a run executes, how it shows progress and what it keeps.
 
 These settings affect the speed and must never change the weights.
 """

@@ -46,7 +46,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the tables of a text; raise a ValueError beyond the limits of a config."""
+    """Return the tables of a text; raise a ValueError if it exceeds the limits."""
     _check_keys(text)
     tables = tomllib.loads(text)
     _check_values(tables)
@@ -101,7 +101,7 @@ def to_toml(config: BaseModel) -> str:
 
 
 def _replace_none(value: Any) -> Any:
-    """Replace the word `none` with None; unescape the literal text."""
+    """Replace the word `none` with None; remove one backslash from an escaped `none`."""
     if isinstance(value, Mapping):
         return {key: _replace_none(inner) for key, inner in value.items()}
     if isinstance(value, list):

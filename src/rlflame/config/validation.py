@@ -18,7 +18,7 @@ _SHOULD = "Input should "
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
-    """Validate a config; errors have the setting, its description and its value."""
+    """Validate a config; errors show the setting, its description and its value."""
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
@@ -82,7 +82,7 @@ def _is_json_value(value: Any) -> bool:
 
 
 def parse_set(text: str) -> tuple[str, Any]:
-    """Parse `ppo.clip_range=0.1` to the setting's full path and its value."""
+    """Parse `ppo.clip_range=0.1` into the setting's full path and its value."""
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
@@ -126,7 +126,7 @@ def _find_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _find_setting(location: Sequence[int | str]) -> str:
-    """Return the setting at an error's location, which may include a part or a choice."""
+    """Return the setting of an error's location, which may end in an item or a type."""
     path = ".".join(map(str, location))
     return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
 

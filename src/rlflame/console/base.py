@@ -1,4 +1,4 @@
-"""The interface between runs and displays: events, results, an empty display.
+"""The interface between runs and displays: events, results and a null display.
 
 A sweep of several seeds uses the same interface as a run of one seed.
 """
@@ -28,7 +28,7 @@ class SweepResources:
     concurrent_seeds: int
     #: Worker processes of each seed; 0 if a seed steps its environments in its own process.
     workers_per_seed: int
-    #: Whether memory, and not the number of cores, limits the seeds that run at once.
+    #: Whether memory, and not the number of cores, limits how many seeds run at once.
     memory_bound: bool = False
 
 
@@ -114,7 +114,7 @@ class RunView:
     def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
 
     def show_fleet_event(self, event: FleetEvent) -> None:
-        """Show an event of the fleet; called from any thread."""
+        """Show an event of the fleet; may be called from any thread."""
 
     def show_seed_start(self, seed: int) -> None:
         """Show that the process of a seed starts; its first event arrives seconds later."""

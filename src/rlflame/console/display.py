@@ -1,7 +1,7 @@
 """Common parts of the displays, the quiet display, and the choice of a display.
 
-A run in this process produces the same events as the process of a seed, so that each display
-handles one kind of event.
+A run in this process produces the same events as the process of a seed, so that a display handles
+both in the same way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Display(RunView):
-    """The common part of the displays; each shows events and blocks in its way."""
+    """The common part of the displays; each shows events and blocks in its own way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)
@@ -116,7 +116,7 @@ class Display(RunView):
 
 
 class QuietDisplay(Display):
-    """Prints only the folder for scripts; failed seeds go to standard error."""
+    """Prints only the run folder, for scripts; failed seeds go to standard error."""
 
     def show_note(self, text: str) -> None: ...
 

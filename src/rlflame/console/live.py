@@ -57,7 +57,7 @@ class LiveDisplay(Display):
                 redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
             )
             with live:
-                # Show the cursor again, however the process ends.
+                # Rich hides the cursor; show it now, in case the process is killed.
                 self._console.show_cursor(True)
                 try:
                     yield
@@ -83,7 +83,7 @@ class LiveDisplay(Display):
         return bar.append(f"  {format_duration(progress.elapsed_s)} gone{rest}", "not bold")
 
     def _format_seeds(self) -> list[str]:
-        """Return a line per seed that fits; running seeds come first."""
+        """Return a line per seed that fits; running seeds have priority."""
         rows, room = self.progress.rows, max(1, self._console.height - _OTHER_LINES)
         seeds = sorted(rows, key=lambda seed: rows[seed].state != "running")
         visible = seeds if len(rows) <= room else seeds[: max(1, room - 1)]

@@ -25,7 +25,7 @@ import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
-#: Frames that tracebacks of environments hide; other machines may have rlflame elsewhere.
+#: Paths of frames to hide in environment tracebacks; other machines may have rlflame elsewhere.
 _HIDDEN_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/", "/gymnasium/")
 
 
@@ -36,7 +36,7 @@ def is_interactive(stream: IO[str] | None) -> bool:
 
 
 def escape_standard_streams() -> None:
-    """Replace sys.stdout and sys.stderr by streams that escape control characters."""
+    """Replace sys.stdout and sys.stderr with streams that escape control characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, EscapingStream):
@@ -44,7 +44,7 @@ def escape_standard_streams() -> None:
 
 
 def print_result(text: str) -> None:
-    """Print a line of the result; a newline in it is a value's, and is escaped."""
+    """Print a line of the result; newlines, which come from values, are escaped."""
     print_result_lines(escape_line(text))
 
 
@@ -167,7 +167,7 @@ def mute(stream: IO[str]) -> None:
 
 
 def discard_unwritten_results() -> None:
-    """Drop output that could not be written, or Python writes it again at exit."""
+    """Drop output that could not be written, so that Python does not retry at exit."""
     if sys.stdout is not None:
         with _mute_when_gone(sys.stdout):
             sys.stdout.flush()
@@ -189,7 +189,7 @@ def as_json_text(value: Any, indent: int | None = None) -> str:
     return escape_unicode(json.dumps(finite, indent=indent))
 
 
-#: With fewer columns than this beside its name, a text is printed below the name.
+#: If fewer columns than this remain beside a name, its text is printed below the name.
 _MIN_TEXT_COLUMNS = 28
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rlflame.storage.sweep_folder import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
 
-#: A line is printed after each of these parts of the budget, or after this time without a line.
+#: A line is printed each time another 1/20 of the budget is spent, or after 300 s without one.
 _BUDGET_PARTS = 20
 _SILENCE_S = 300.0
-#: If iterations are whole episodes, every tenth one prints a line, as in Flame's example.
+#: If iterations consist of whole episodes, every tenth one prints a line, as in Flame's example.
 _EPISODE_LINE_ITERATIONS = 10
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.fleet.base import FleetEvent
 
-#: The number of episodes in the recent return.
+#: The number of episodes over which the recent return is averaged.
 RECENT_EPISODES = 100
-#: The number of iterations over which the speed is measured, including evaluations and checkpoints.
+#: The speed is measured over this many iterations, with their evaluations and checkpoints.
 _RECENT_ITERATIONS = 50
 
 
@@ -47,7 +47,7 @@ class FleetProgress:
             # A slot that is submitted again starts the next round.
             if event.kind == "submitted" and event.slot in states:
                 states.clear()
-            # A slot outside the round has a late event of the previous round.
+            # An event of a slot outside this round is a late event of the previous round.
             if event.kind == "submitted" or event.slot in states:
                 states[event.slot] = event.kind
 
@@ -122,7 +122,7 @@ class RunProgress:
             self.add_event({"event": "start", "steps": self.row.steps})
 
     def stop(self) -> None:
-        """Stop the clock of the elapsed time."""
+        """Stop measuring the elapsed time."""
         self._stop_s = self._clock()
 
     def add_returns(self, returns: Sequence[float]) -> None:
@@ -130,7 +130,7 @@ class RunProgress:
         self.row.returns.extend(returns)
 
     def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
-        """Add an event of `rlflame train --json`; a single `seed` may be omitted."""
+        """Add an event of `rlflame train --json`; outside a sweep, `seed` may be None."""
         row, name = self.row if seed is None else self.rows[seed], event["event"]
         row.events[name] = event
         if name == "start":

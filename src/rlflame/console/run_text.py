@@ -33,7 +33,7 @@ def format_headline(start: RunStart) -> str:
 
 
 def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
-    """Format the information about a run that starts, as pairs of a name and a text."""
+    """Format the information at the start of a run, as pairs of a name and a text."""
     lines = start.summary.format_lines(format_seeds(tuple(start.checkpoints)))
     lines += [("rollouts", _format_place(start)), ("folder", str(start.folder))]
     if start.is_resume and start.resources is not None:

@@ -24,13 +24,16 @@ from rlflame.training.trainer import BUFFER_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class ReplayFiles:
-    """The replay segment files that a checkpoint needs. `tail` counts transitions."""
+    """The replay segment files that a checkpoint needs.
+
+    `tail` is the number of transitions that are not in a segment yet.
+    """
 
     transitions: int
     segments: int
     bytes: int
     tail: int
-    #: Whether the replay folder is missing, as for a copied file, which cannot be resumed.
+    #: Whether the replay folder is missing, so that the file (perhaps a copy) cannot be resumed.
     absent: bool
     #: An error message about a missing or damaged file; None if all files are intact.
     problem: str | None
@@ -227,7 +230,10 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """Check the return and, with `differences` of machines, the recorded returns."""
+    """Check the mean return and, if `differences` is given, the recorded returns.
+
+    `differences` lists how this machine differs from the one that made the checkpoint.
+    """
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return
@@ -241,7 +247,7 @@ def check_evaluation(
 def _check_against_record(
     expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
 ) -> EvaluationCheck:
-    """Require bit-identical returns on an equal machine, else overlapping intervals."""
+    """Require bit-identical returns if machines match, else interval overlap."""
     if record.returns == expected.returns and record.lengths == expected.lengths:
         return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are bit-identical to the record."

@@ -95,7 +95,7 @@ def _get_first_line(error: BaseException) -> str:
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """Return the shape of a recipe's policy; raise ConfigError if it does not fit."""
+    """Return the policy's shape; raise ConfigError if it does not fit the env."""
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
@@ -136,7 +136,7 @@ def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
 def make_initial_checkpoint(
     recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None
 ) -> Checkpoint:
-    """Make the checkpoint of a run before its first step, which has no snapshot."""
+    """Make the initial checkpoint of a run, which has no snapshot yet."""
     spec = make_policy_spec(recipe.learning, env)
     learner = make_algorithm(recipe.learning, spec, start)
     return Checkpoint(
@@ -157,7 +157,7 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer at a checkpoint's position; by default, it learns alone."""
+    """Make a trainer that starts at a checkpoint, by default with one learner."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(
@@ -179,8 +179,9 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """Make the algorithm of a checkpoint before any update; in a group, its leader.
+    """Make the algorithm of a checkpoint, before any update.
 
+    With a group of several learners, return the algorithm of rank 0, which leads the others.
     `start` is the policy that provides the initial weights.
     """
     learning, spec = checkpoint.recipe.learning, checkpoint.policy_spec

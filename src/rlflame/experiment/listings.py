@@ -1,6 +1,7 @@
 """Lists runs, environments and settings for `rlflame runs`, `envs` and `config`.
 
-Listing never writes files. A sweep takes one line; the listing of a sweep folder, one per seed.
+Listing never writes files. A sweep takes one line, but listing the sweep folder itself shows one
+line per seed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class RunOverview:
 
 
 def list_runs(folder: Path) -> list[RunOverview]:
-    """List the run folders in a folder, newest last, or the folder itself."""
+    """List the runs and sweeps in a folder, newest last.
+
+    For a run folder, list only that run; for a sweep folder, list its seeds.
+    """
     if is_run(folder):
         return [read_run_overview(folder)]
     if is_sweep(folder):
@@ -117,7 +121,7 @@ def read_run_overview(folder: Path) -> RunOverview:
 
 
 def _read_age(folder: Path) -> tuple[float, str]:
-    """Return the time of a run's or its seeds' last change, and the folder name."""
+    """Return when a run or sweep last changed, and the folder name."""
     times = [0.0]
     for path in (folder, *list_seed_runs(folder)):
         for name in ("metrics.jsonl", "config.toml"):
@@ -161,7 +165,7 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """List all aliases with the installed environments' sizes and presets."""
+    """List all aliases with their presets and, if installed, their sizes."""
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []
@@ -207,7 +211,8 @@ def _format_range(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if schema["type"] == "array":
-        return f"list of {_format_range(schema['items'])}"
+        items = _format_range(schema["items"])
+        return f"list of {items.replace('integer', 'integers', 1)}"
     bounds = [
         f"{sign} {_format_bound(schema[name])}" for name, sign in _BOUNDS.items() if name in schema
     ]

@@ -1,6 +1,7 @@
 """The checks before a run, shared by train, resume, sweeps and dry runs.
 
-All checks run before anything is written. numpy is imported only after the settings are valid.
+All checks run before anything is written. numpy is imported only after the settings have been
+validated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
 
-#: Bytes per number of a step: the collected float32 and its copy in minibatch order.
+#: Bytes per number stored for a step: the collected float32 and its copy in minibatch order.
 _BYTES_PER_NUMBER = 8
 #: Bytes per weight: the float32 weight, its gradient and the two moments of Adam.
 _BYTES_PER_WEIGHT = 16
@@ -82,7 +83,7 @@ def run_preflight(
 
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
-    """Check the settings that need no environment, before a command opens a fleet."""
+    """Run the checks that need no environment, before a command opens a fleet."""
     rank, units = read_rank(), count_units(recipe.learning)
     useful = units if rank is None else count_useful_learners(units, rank.size)
     if rank is not None and rank.size > useful:
@@ -162,7 +163,7 @@ def check_memory(recipe: Recipe, env: EnvSpec) -> None:
         transitions = format_count(replay.rows * replay.columns, "transition")
         setting = f"{learning.algorithm}.buffer_size"
         needs.append((f"A replay of {transitions}", setting, replay.nbytes))
-    elif rollout.unit == "steps":  # the length of episodes is not known
+    elif rollout.unit == "steps":  # for "episodes", the size of a batch is not known
         action = env.action_size if env.action_kind == "continuous" else 1
         batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
         numbers = (env.observation_size + action + 4) * rollout.steps_per_iteration

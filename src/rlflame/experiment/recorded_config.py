@@ -22,7 +22,7 @@ def read_recorded_config(target: Path) -> dict[str, Any]:
     file = _find_config(target)
     if not file.is_file() and list_seed_runs(file.parent):
         raise ConfigError(f"{file.parent} holds seeds but no {SWEEP_FILE}.", RESTORE_HINT)
-    # Checkpoints also hold the recipe of a run, but only this file defines a sweep.
+    # Checkpoints also hold the recipe of a run, but only job.toml defines a sweep.
     is_run = file.name != SWEEP_FILE
     hint = f"repair it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT
     try:
@@ -39,7 +39,7 @@ def read_recorded_threads(config_layer: Mapping[str, Any]) -> int:
 def resolve_resumed_runtime(
     target: Path, config_layer: Mapping[str, Any], flags: RuntimeFlags
 ) -> RuntimeSettings:
-    """Return the saved runtime, overridden by command-line options and --set."""
+    """Return the saved runtime, overridden by options such as --set."""
     file = _find_config(target)
     config = file.with_name("config.toml")
     policy = config.with_name("latest.safetensors") if target.is_dir() else target

@@ -45,7 +45,7 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
 def load_source(
     target: Path, steps: int | None, *, fresh_replay: bool, show_note: Callable[[str], None]
 ) -> Checkpoint:
-    """Load the latest checkpoint of a run, or a checkpoint file, with a new end."""
+    """Load a run's latest checkpoint or a checkpoint file; set a new budget."""
     source = load_newest_checkpoint(target, show_note)
     if not source.resumable:
         raise CheckpointError(
@@ -58,7 +58,7 @@ def load_source(
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """Return a checkpoint with a new end; raise ConfigError if it is out of reach.
+    """Return `source` with a new budget; raise ConfigError if it cannot be met.
 
     `policy` is the file that the error suggests as the start of a new run.
     """
@@ -120,7 +120,7 @@ def find_best_policy(run: Path, fallback: Path) -> Path:
 def format_train_command(source: Checkpoint, policy: Path, steps: int | None = None) -> str:
     """Return the command that starts a new run from a policy of an ended run.
 
-    With `steps`, the new run has that end and schedules that fit it.
+    With `steps`, the new run ends after that many steps, and its schedules fit that length.
     """
     learning, folder = source.recipe.learning, policy.parent
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
@@ -167,7 +167,10 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
 
 
 def check_state(source: Checkpoint, target: Path) -> None:
-    """Check that saved state is complete and fits the recipe, before any writing."""
+    """Check that the saved state is complete and fits the recipe.
+
+    This happens before anything is written.
+    """
     if source.snapshot is None:
         return
     learning = source.recipe.learning.model_copy(update={"threads": 1})
@@ -185,7 +188,7 @@ def check_state(source: Checkpoint, target: Path) -> None:
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with an empty replay, which a new lineage number marks."""
+    """Return the checkpoint with an empty replay and a new lineage number."""
     snapshot = source.snapshot
     learner = {} if snapshot is None else dict(snapshot.learner)
     replay = {
@@ -204,7 +207,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """Return commands that continue without the full replay, the lossless one first."""
+    """Return commands that continue despite a lost replay, lossless first."""
     goal, steps = source.recipe.stop_at_steps, source.progress.steps
     end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
     fresh_command = format_command("resume", target, "--fresh-replay", *end)

@@ -1,4 +1,4 @@
-"""Runs the training of a config or a checkpoint until it has a result.
+"""Trains from a config or a checkpoint, and returns the result of the run.
 
 Imports torch only if the recipe needs it.
 """
@@ -91,8 +91,8 @@ def resume_run(
 ) -> RunResult:
     """Continue a run from its latest checkpoint, or from the file `target`.
 
-    `fresh_replay` keeps the weights and empties the replay. From then on it is a different run with
-    different digests.
+    `fresh_replay` keeps the weights and empties the replay. From then on, the run differs from the
+    original one, and so do its digests.
     """
     folder = _open_run_folder(target, host.view)
     try:
@@ -168,7 +168,7 @@ class Run:
     is_resume: bool = False
 
     def train(self) -> RunResult:
-        """Train until the recipe's end or a stop request, then score the final policy."""
+        """Train until the budget is spent or a stop is requested, then evaluate."""
         (fleet, counts), host = self.rollouts, self.host
         traffic = TrafficCounter(fleet)
         recorder = FileRecorder(
@@ -199,7 +199,7 @@ class Run:
         return _make_result(self.folder, self.runtime, result, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
-        """Train and evaluate the final policy; return whether both are complete."""
+        """Train, then evaluate the final policy; return whether both are complete."""
         source, runtime, host = self.source, self.runtime, self.host
         machine_log = MachineLog(self.folder, fleet, source.progress.steps)
         if runtime.tensorboard:
@@ -265,7 +265,7 @@ def _make_result(
     environment = result.recipe.learning.environment
     options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
     if runtime.env_file is not None:
-        options = ["--env-file", Path(runtime.env_file)]  # the file names its own module
+        options = ["--env-file", Path(runtime.env_file)]  # also allows the file's module
     best = resume.find_best_policy(folder.path, folder.latest)
     command = resume.format_continue_command(result, folder.path, best)
     return RunResult(

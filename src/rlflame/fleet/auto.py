@@ -2,8 +2,8 @@
 
 An iteration is timed from the submission of its tasks to the last fragment, because a run waits for
 the last fragment. Both fleets return identical fragments, so the choice does not change the run.
-The first iterations after a switch are not timed, because workers have to start and to restore
-their environments. The slower fleet is closed as soon as its last task has ended.
+The first iterations after a switch are not timed, because workers have to start and restore their
+environments. The slower fleet is closed as soon as its last task has ended.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AutoFleet(ContextManagerMixin):
         self._turns = generate_turns(
             lambda: remote.ready, lambda: len(remote.probe()) >= remote.capacity, self._rates
         )
-        #: The side of the latest training iteration, which also runs evaluations.
+        #: The side of the latest training iteration. Evaluations run on this side, too.
         self._side: FleetSide = "home"
         self._has_decided = False
         self._open_counts: Counter[FleetSide] = Counter()
@@ -209,7 +209,7 @@ class AutoFleet(ContextManagerMixin):
 
 @dataclass(eq=False)
 class _Lap:
-    """A submission that reports its steps once; zero if it fails or is cancelled."""
+    """Reports a submission's step count once: zero if it fails or is cancelled."""
 
     submission: Submission
     on_finish: Callable[[int], None] | None

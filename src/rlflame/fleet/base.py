@@ -27,12 +27,12 @@ EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
 class FleetEvent:
     """A change in the state of a task or of the fleet, for displays.
 
-    A submitted task is running, retried or speculated (sent to a second worker because the first
-    one is slow) any number of times. The task ends once: done (with a fragment), lost (with an
-    error) or cancelled. A retry without a text has the same reason as the previous retry. A `phase`
-    event says why no task runs yet, and an empty text ends the phase. A `workers` event reports how
-    many workers have answered, if workers may join and leave. A `note` is a message for the user.
-    Observers may be called from any thread.
+    After a task is submitted, any number of running, retried and speculated events may follow (a
+    speculated task is sent to a second worker because the first one is slow). The task ends once:
+    done (with a fragment), lost (with an error) or cancelled. A retry with an empty text has the
+    same reason as the previous retry. A `phase` event says why no task is running, and an empty
+    text ends the phase. In fleets whose workers may join and leave, a `workers` event reports how
+    many have answered. A `note` is a message for the user. Observers may be called from any thread.
     """
 
     kind: EventKind
@@ -124,7 +124,7 @@ class TrafficCounter:
 
 
 class Submission(Protocol):
-    """A group of submitted tasks. Iteration raises the error of a failed task."""
+    """A group of submitted tasks. Iterating over it raises a failed task's error."""
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
@@ -147,7 +147,7 @@ class Fleet(Protocol):
         """Whether the fleet has started or failed, so that tasks need not wait for it."""
 
     def put(self, policy: PolicyArrays) -> str:
-        """Store weights and return their ID. Each call needs a call to `release`."""
+        """Store weights; return their ID. Each call needs a matching `release` call."""
 
     def release(self, policy_id: str) -> None: ...
 

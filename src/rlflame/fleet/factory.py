@@ -46,7 +46,8 @@ def make_fleet(
 ) -> Fleet:
     """Create the configured fleet, with at most one worker per concurrent task.
 
-    If `auto` finds a cluster, a training run times the cluster and this machine and keeps one.
+    If `auto` finds a cluster, a training run times both the cluster and this machine, and keeps the
+    faster one.
     """
     name = resolve_fleet_kind(runtime)
     request = FleetRequest(runtime, tasks, observer, environment, prestart_pool)
@@ -66,7 +67,7 @@ def make_fleet(
 
 
 def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
-    """Create the fleet that runs in this process, with a readable position."""
+    """Create the fleet that runs in this process and exposes `current_position`."""
     from rlflame.fleet.inline import InlineFleet  # imports Gymnasium
 
     return InlineFleet(observer)

@@ -107,7 +107,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """Keeps what the thread that made it prints; other threads print to the original stream."""
+    """Captures the output of the thread that made it, and passes on all other output."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

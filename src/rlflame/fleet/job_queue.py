@@ -1,6 +1,6 @@
 """Assigns jobs to workers, and delivers the outcomes of jobs.
 
-Threads that share a `JobQueue` hold a lock during every call.
+Threads that share a `JobQueue` hold a lock during every call except `deliver_news`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlflame.rollout.task_batching import split_fragment
 from .base import EventKind, FleetEvent, Observer
 
 #: `stray`: an answer that says nothing about the environment. `loss`: an attempt without an answer.
-#: `delay`: a loss because an attempt with only this job took too long.
+#: `delay`: a loss in which an attempt with only this job took too long.
 FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
 #: The outcomes of a submission's jobs. After a cancellation, None wakes the waiting reader.
 AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
@@ -139,7 +139,7 @@ class JobQueue:
         self._news.append((events, job, outcome))
 
     def deliver_news(self, lock: AbstractContextManager[Any], observer: Observer) -> None:
-        """Deliver events and outcomes without `lock`, as an observer may call the fleet."""
+        """Call the observer without holding `lock`, as it may call the fleet."""
         while True:
             with lock:
                 if not self._news:
@@ -190,7 +190,7 @@ class JobSubmission:
         if self._waiting:
             self._waiting = 0
             self._cancel_jobs(self._jobs)
-            self._answers.put(None)  # for an iteration that waits in another thread
+            self._answers.put(None)  # wakes a reader in another thread
         self._finish()
 
     def _finish(self) -> None:

@@ -98,7 +98,7 @@ class LocalFleet(ContextManagerMixin):
         except RuntimeError:  # the thread did not start
             raise
         except BaseException:
-            # Ctrl-C may have come while the thread started. End the thread before the workers.
+            # Ctrl-C may have arrived while the thread was starting. End it before the workers.
             with self._lock:
                 self._closing = True
             self._wake_pipe.wake()
@@ -157,7 +157,8 @@ class LocalFleet(ContextManagerMixin):
                     try:
                         self._pool.dispatch()
                     except BaseException:
-                        # Cancel it before the thread replaces the worker and counts a failure.
+                        # Cancel the job before the dispatcher replaces the worker and counts a
+                        # failure.
                         self._jobs.cancel([job])
                         raise
         with self._lock:
@@ -227,7 +228,7 @@ class LocalFleet(ContextManagerMixin):
             for channel in wait(worker_by_channel, _TICK_S, self._wake_pipe):
                 self._receive(worker_by_channel[channel])
             for worker in [worker for worker in self._pool.workers if worker.process.has_exited]:
-                # A program that the worker started may keep its pipe open, so no EOF arrives.
+                # A program that the worker started may keep the worker's pipe open: no EOF arrives.
                 self._receive(worker)
                 with self._lock:
                     self._pool.handle_loss(worker)

@@ -27,7 +27,7 @@ class PrestartPool:
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
-        """Create a pool for the arguments of `train`; in torchrun, only for rank 0."""
+        """Create a pool for `train`'s arguments; under torchrun, only rank 0 fills it."""
         is_first_learner = os.environ.get("RANK", "0") == "0"
         # With `module:Id`, a worker needs the folder of the module.
         is_excluded = any(

@@ -15,7 +15,7 @@ from rlflame.terminal_text import format_count
 from .base import check_fragment, make_environment_failure
 from .job_queue import FleetJob
 
-#: The maximum number of stray answers to a job. With the pauses, they bridge an outage of a minute.
+#: The maximum number of stray answers to a job. With pauses, the retries bridge about a minute.
 MAX_STRAYS = 30
 _STRAY_REASONS = {
     "no_policy": "its weights were missing from the cache",
@@ -77,7 +77,7 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """Count a hang; return an error for the second, as system sleep can cause one."""
+    """Count a hang. System sleep can cause a first one; a second one is an error."""
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
         return None

@@ -121,7 +121,7 @@ class _RemoteSubmission:
 class FleetServer:
     """Handles the requests of one seed; `close()` cancels its submissions.
 
-    One thread handles the requests in order. Each submission has another thread, so that the sweep
+    One thread handles the requests in order. Each submission has its own thread, so that the sweep
     never waits for the fleet. Answers are sent over the seed's `channel`. If the pipe is full, the
     thread that waits on the channel is woken to send the rest.
     """

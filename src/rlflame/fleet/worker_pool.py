@@ -20,7 +20,7 @@ from .base import TrafficMeter
 from .job_queue import FleetJob, JobQueue
 from .retry_policy import HANG_REASON, count_death, count_hang
 
-#: The limits on consecutive failed starts. Killed processes get more, as kills may not recur.
+#: The limits on consecutive failed starts. The limit is higher for kills, which may not recur.
 _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 START_DEADLINE_S = 120.0
@@ -46,7 +46,7 @@ class WorkerHandle:
 
     @property
     def idle(self) -> bool:
-        """Whether the worker can take a job. An ended process must not fail a job."""
+        """Whether the worker can take a job. A job sent to a dead process would fail."""
         ready = self.hello is not None and self.job is None and not self.is_mid_send
         return ready and not self.process.has_exited
 
@@ -58,7 +58,7 @@ class WorkerHandle:
         self.is_mid_send = False
 
     def send_job(self, job: FleetJob, now: float) -> None:
-        """Send a job, after its policy if the worker does not have it."""
+        """Send a job, preceded by its policy if the worker does not have the policy."""
         self.job = job
         self.moved_at, self.position = now, None
         name = job.task.policy_id
@@ -109,7 +109,7 @@ class WorkerPool:
         self._failed_starts = 0
 
     def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
-        """Fill the pool, first with `processes` that already run."""
+        """Fill the pool, first with `processes`, which are already running."""
         for process in processes:
             self.workers.append(self._start_worker(process))
         while len(self.workers) < count:

@@ -1,7 +1,8 @@
 """Interfaces for algorithms and buffers, and the data that they exchange and save.
 
 `Algorithm.get_state()` returns the complete state of an algorithm. The buffer selects the batches
-that the algorithm learns from in each iteration, so it makes learning on-policy or off-policy.
+that the algorithm learns from in each iteration, so it determines whether learning is on-policy or
+off-policy.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _MAX_COUNT = 2**53
 class Batch:
     """Fragments joined side by side in slot order, as arrays `[T, columns, ...]`.
 
-    If the rollout unit is episodes, a column ends with its episode. At the remaining steps of the
-    column, `valid` is False and the arrays are zero.
+    If rollouts consist of whole episodes, each column holds one episode. After the episode has
+    ended, `valid` is False and the arrays are zero.
     """
 
     observations: Float32
@@ -56,16 +57,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """Steps drawn from a replay, as arrays `[batch, ...]`; valid until the next draw."""
+    """Steps from a replay buffer, `[batch, ...]`; valid until the next draw."""
 
     #: Raw observations from the environment, not normalised.
     observations: Float32
     actions: Float32
-    #: The discounted sum of rewards over n steps, or over fewer if the episode or data ends.
+    #: The discounted sum of rewards over n steps, or fewer if the episode or the data ends.
     rewards: Float32
     #: The observation after the last summed step; after truncation, the true final observation.
     next_observations: Float32
-    #: The factor for the value of `next_observations`: the discount, or 0 after a termination.
+    #: The factor for the value of `next_observations`: the discount over the summed steps, or 0
+    #: after a termination.
     bootstrap: Float32
 
 
@@ -75,7 +77,7 @@ class ReplayBatch:
 
     #: The iteration's new steps, used for observation statistics.
     fresh: Batch
-    #: The number of the first update. Numbers start at zero and run through the whole run.
+    #: The number of the first update. Updates are numbered from zero throughout the run.
     first_update: int
     updates: int
     draw: Callable[[int], Transitions]
@@ -138,12 +140,12 @@ class Buffer(Protocol[Yields]):
     """Turns fragments into the batches that an algorithm learns from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        """Add one iteration's fragments, in slot order, and the weights that acted."""
+        """Add one iteration's fragments, in slot order, and the acting policy."""
 
     def take_batches(self) -> Iterator[Yields]: ...
 
     def get_state(self) -> State:
-        """Return all data of the buffer that is not in a segment."""
+        """Return all of the buffer's data that is not in a segment."""
 
     def list_segments(self) -> tuple[Segment, ...]:
         """Return the segments in use, which complete the data from `get_state`."""
@@ -158,7 +160,7 @@ class GradientProvider(Protocol[MinibatchT]):
     """
 
     def compute_gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
-        """Return d(sum of sample losses / count)/d(parameters), and sums over samples.
+        """Return d(sum of sample losses / count)/d(parameters), and summed metrics.
 
         `count` is the size of the whole minibatch. `minibatch` may be one shard of it: the
         gradients and sums of the shards add up. The gradient is valid until the next call.
@@ -167,7 +169,7 @@ class GradientProvider(Protocol[MinibatchT]):
 
 @dataclass
 class Counter:
-    """An integer in a saved state; incrementing it is much faster than with an array."""
+    """An integer in a saved state; much faster to increment than an array."""
 
     value: int = 0
 

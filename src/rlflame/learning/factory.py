@@ -1,6 +1,6 @@
 """Makes the algorithm and the buffer of a recipe.
 
-A new algorithm needs a function that makes it and an entry in ALGORITHMS.
+To add an algorithm, write a function that makes it and add an entry to ALGORITHMS.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_algorithm(
 ) -> ShardedAlgorithm:
     """Make the algorithm of a recipe, with new weights or those of `start_policy`.
 
-    The learners of a group divide the `shards`. By default, this process computes all shards.
+    The learners of a group share out the `shards`. By default, this process computes all of them.
     """
     shards = shards or Shards(learning.gradient_shards)
     result = ALGORITHMS[learning.algorithm](learning, spec, start_policy or {}, shards)
@@ -178,8 +178,8 @@ def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> N
 def make_normaliser_state(start_policy: PolicyArrays) -> dict[str, Array]:
     """Make normaliser statistics from a policy's mean and scale, with a count of 1,000.
 
-    A policy file has no count. A thousand samples keep the old statistics long enough for the
-    weights to adapt, and let new observations change them within a few iterations.
+    A policy file has no count. This count preserves the old statistics long enough for the weights
+    to adapt, but lets new observations change them within a few iterations.
     """
     count = 1000.0
     scale = start_policy["normaliser.scale"].astype(np.float64)

@@ -61,7 +61,7 @@ def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:
-    """Return copies of the actor's arrays, and of the normaliser if there is one."""
+    """Return copies of the actor's arrays, and of any normaliser's arrays."""
     arrays = actor.copy_views("actor.")
     return arrays if normaliser is None else {**arrays, **normaliser.make_arrays()}
 

@@ -71,7 +71,7 @@ class Adam:
             np.subtract(b, second, out=b)
             np.multiply(b, _TO_SECOND, out=b)
             np.add(second, b, out=second)
-            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), bias corrections folded into scalars.
+            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), with bias corrections in scalars.
             np.sqrt(second, out=b)
             np.add(b, epsilon, out=b)
             np.divide(first, b, out=b)
@@ -96,7 +96,10 @@ def compute_square_norm(gradient: Float32) -> float:
 
 
 def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient, or a part, in place if the whole `norm` exceeds `max_norm`."""
+    """Scale a gradient, or part of it, in place if `norm` exceeds `max_norm`.
+
+    `norm` is the norm of the whole gradient.
+    """
     if max_norm is not None and math.isfinite(norm) and norm > max_norm:
         np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
 
@@ -112,7 +115,7 @@ class GradientGuard:
         self._section = section
 
     def is_refused(self, norm: float, sums: Metrics) -> bool:
-        """Return whether the gradient norm or one of the sums is not finite; count it."""
+        """Return whether the norm or one of the sums is not finite; count refusals."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
             self.counts[1] = 0
             return False

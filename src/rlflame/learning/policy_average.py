@@ -1,7 +1,7 @@
 """An average of policies, evaluated and saved in place of the latest policy.
 
-Late in training, the weights often oscillate, and single versions score lower than the policy with
-the average weights.
+Late in training, the weights often oscillate, and individual versions score lower than the policy
+with the average weights.
 """
 
 from __future__ import annotations

@@ -119,12 +119,12 @@ class _TorchProvider:
     def __init__(
         self, parameters: FlatVector, spec: PolicySpec, threads: int = 1, device: str = "cpu"
     ) -> None:
-        # The recipe sets the number of threads, because it changes the order of additions.
+        # The recipe sets the number of threads, because the number affects the order of additions.
         torch.set_num_threads(threads)
         self._networks = TorchNetworks(parameters, spec, device)
 
     def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
-        """Return each row's log-density of the action and entropy of the distribution."""
+        """Return the log-density of each row's action, and each row's entropy."""
         latent = self._networks.compute_latent("actor", observations)
         action_tensor = self._networks.make_tensor(actions)
         out = self._networks.compute_outputs("actor", latent)

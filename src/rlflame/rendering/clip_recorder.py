@@ -35,7 +35,7 @@ _NICE = 10
 #: The maximum time that the end of a run waits for its last clip.
 CLOSE_TIMEOUT_S = 60.0
 _POLL_S = 0.1
-#: The time that a cancelled clip has to end.
+#: The time allowed for a cancelled clip to end.
 _STOP_TIMEOUT_S = 2.0
 
 
@@ -111,7 +111,7 @@ class ClipRecorder:
         return self._thread is not None
 
     def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for the current clip; cancel it on `hurry()` or after CLOSE_TIMEOUT_S."""
+        """Wait for the clip; cancel it when `hurry()` is true or after CLOSE_TIMEOUT_S."""
         if self.is_busy() and not hurry():
             self._note("The last video is being rendered; press Ctrl-C to skip it.")
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

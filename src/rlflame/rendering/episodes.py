@@ -40,7 +40,8 @@ class RenderInfo:
 
     modes: tuple[str, ...]
     steps_per_s: float
-    #: Whether MuJoCo draws it, and whether it is a Gymnasium class, which draws at any size.
+    #: Whether MuJoCo draws the environment, and whether its class is one of Gymnasium's MuJoCo
+    #: classes, which can draw at any size.
     uses_mujoco: bool
     is_resizable: bool
     #: Whether its model has a camera that follows the body.
@@ -72,7 +73,7 @@ def read_render_info(spec: EnvSpec) -> RenderInfo:
 def make_render_spec(
     spec: EnvSpec, info: RenderInfo, width: int | None, height: int | None
 ) -> EnvSpec:
-    """Return the spec with MuJoCo's image size and a camera on the body.
+    """Return the spec with an image size and a camera that follows the body.
 
     Arguments that the recipe sets stay as they are.
     """

@@ -1,7 +1,8 @@
 """Finds a working MuJoCo renderer by trying each one in a child process.
 
-The renderer that worked last is stored in a cache folder and tried first the next time. This
-process never imports MuJoCo, and its environment variables do not change.
+The renderer that worked last is stored in a cache folder. The next search tries it before all
+others except the user's choice. The search does not import MuJoCo or change environment variables
+in this process.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file; like freedesktop.org, ignore a relative cache folder."""
+    """Return the cache file; as freedesktop.org specifies, ignore a relative folder."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"

@@ -1,6 +1,7 @@
 """The process that renders a job, or tries one of MuJoCo's renderers.
 
-MuJoCo reads its renderer from the environment only once, and graphics drivers can crash.
+A separate process is needed because MuJoCo reads its environment variable only once, and because
+graphics drivers can crash.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def probe_renderer() -> None:
     """Use MuJoCo in a new context: a library may load but fail to draw."""
     import mujoco
 
-    from rlflame.rollout.envs import make  # noqa: F401  defers what is loaded with MuJoCo
+    from rlflame.rollout.envs import make  # noqa: F401  defers glfw and imageio
 
     context = mujoco.GLContext(64, 64)
     context.make_current()

@@ -30,7 +30,7 @@ _HOLD_S = 1.0
 _PAPER = (24, 26, 31)
 _INK = (240, 240, 240)
 _GAP = 4
-#: The numbers of colours to try for a GIF. One is reserved for pixels that do not change.
+#: The numbers of colours to try for a GIF. A GIF reserves one for pixels that do not change.
 COLOURS = (255, 127, 63)
 _SLOWEST_FPS = 8.0
 _SAMPLED_PIXELS = 1_000_000
@@ -71,7 +71,7 @@ class Video:
         default_width = None if self._options.height else _WIDTHS.get(self._kind)
         size = self._options.width or default_width, self._options.height
         env = episodes.make_render_spec(job.env, self._info, *size)
-        # Resize each image at once: a long episode at full size takes gigabytes.
+        # Resize each image immediately: a long episode at full size takes gigabytes.
         self._player = EpisodePlayer(
             job, env, mode, lambda picture: np.asarray(resize_image(picture, *size))
         )
@@ -82,7 +82,7 @@ class Video:
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the job; `report_progress` receives the recorded and all episodes."""
+        """Draw the job; `report_progress` gets the recorded and total counts."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
@@ -195,9 +195,9 @@ def _load_font(size: int) -> Font:
 
 
 def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:
-    """Encode an endless GIF with one palette; return it and its number of frames.
+    """Encode a looping GIF with one palette; return it and its number of frames.
 
-    To reach a size limit, reduce the colours, then drop every second frame and start again.
+    To stay within a size limit, reduce the colours, then drop every second frame and start again.
     """
     remaining, data = list(frames), b""
     while True:

@@ -16,7 +16,7 @@ _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 #: Bounds of the log standard deviation of a squashed Gaussian (Haarnoja et al., 2018).
 LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
-#: Keeps a density finite if all latent units of a state are zero, and the noise is zero, too.
+#: Keeps a density finite if all latent units of a state, and therefore its noise, are zero.
 VARIANCE_FLOOR = 1e-6
 
 
@@ -153,7 +153,7 @@ class _SquashedDistribution(Distribution):
         return actions, np.full(len(noise), -self._size * _LOG_TWO, np.float32)
 
     def to_environment(self, actions: Array) -> Array:
-        # Rounding may exceed a bound slightly.
+        # Because of rounding, an action may slightly exceed a bound.
         env_actions: Array = self._middle + actions * self._half_range
         np.maximum(env_actions, self._low, out=env_actions)
         return np.minimum(env_actions, self._high, out=env_actions)
@@ -182,7 +182,7 @@ class Gaussian(_ClippedDistribution):
 
 
 class SquashedGaussian(_SquashedDistribution):
-    """The tanh of a normal distribution whose log deviation is a network output."""
+    """The tanh of a normal distribution whose log std is a network output."""
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         noise = block[0][step]

@@ -1,7 +1,7 @@
 """Describes this machine: host, CPU, and the versions that can change results.
 
-This module imports only the standard library, because executors describe themselves before
-packages are installed. The functions that compare results across machines import numpy.
+This module imports only the standard library, because executors describe themselves before packages
+are installed. `read_fingerprint` also imports numpy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from . import blas
 
-#: Fingerprint fields that can change the last bits of results. Other fields are informative.
+#: Fingerprint fields that can change the last bits of results. Other fields are informational.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
 #: Fields that affect only gradients, not actions. They are compared if both fingerprints have them.
 _GRADIENT_FIELDS = ("torch", "cpu_vendor", "card")
@@ -87,7 +87,7 @@ def count_usable_cores() -> int:
 
 
 def compute_usable_share() -> float:
-    """Return the CPU seconds that this process may use per second, maybe fractional."""
+    """Return the CPU seconds per second that this process may use, e.g. 1.5."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

@@ -1,7 +1,7 @@
 """The forward pass of a policy in numpy, including observation normalisation.
 
-Every matrix product has the width of the spec and contiguous arrays, because the last bits of a row
-in a float32 product depend on the number of rows.
+Every matrix product uses contiguous arrays with as many rows as the spec's `width`, because the
+last bits of a row in a float32 product depend on the number of rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs one task, in a loop that acts, steps and records.
 
 The loop does not use the time, global random state or the identity of the worker. The random
-numbers of actions are keyed, so they do not depend on where a task begins or how often it is run.
+numbers of actions come from keyed generators (`seeding.py`), so they do not depend on where a task
+begins or how often it is run.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class FragmentRecorder:
             return None
         is_finite = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
         is_finite &= np.isfinite(self.log_probs)
-        # Rows after a slot's last step contain old values.
+        # Values after a slot's last step are undefined.
         rows = self._task.rows
         slot_lengths = self.lengths.reshape(-1, rows).max(axis=1).repeat(rows)
         is_finite |= np.arange(len(is_finite))[:, None] >= slot_lengths
@@ -202,7 +203,7 @@ class Rollout:
     def collect(self) -> Fragment:
         task = self._task
         height = task.policy.width * len(task.slots)
-        # Other rows than the task's own stay zero: every pass has the policy's full width.
+        # Rows other than the task's own stay zero: every pass has the policy's full width.
         rows = np.zeros((height, task.policy.observation_size), np.float32)
         task_rows = rows[self._row_slice]
         if not task_rows.flags.c_contiguous:  # environments write faster into contiguous rows

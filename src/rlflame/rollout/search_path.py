@@ -1,6 +1,6 @@
 """Sets the folders from which this process and its children import modules.
 
-This module runs first, so it imports only modules that the interpreter has loaded at its start.
+This module runs first, so it imports only modules that the interpreter loads at startup.
 """
 
 import os
@@ -11,7 +11,7 @@ def remove_current_folder() -> None:
     """Remove the current folder from the module path unless PYTHONPATH names it.
 
     `python -m` adds the current folder as the first entry, and an empty entry in PYTHONPATH also
-    stands for it. A file in this folder would replace any module that is not installed.
+    stands for it. A file in this folder could shadow any module of the same name.
     """
     sys.path[:] = _list_entries_without_current_folder()
 
@@ -35,9 +35,10 @@ def _list_entries_without_current_folder() -> list[str]:
 
 def _find_installed_folders() -> list[str]:
     """Return the folders of the standard library and of installed packages."""
-    # They are kept even if one is the current folder. Any folder may be called `site-packages`.
+    # They are kept even if one is the current folder. They are not found by name, because any
+    # folder may be called `site-packages`.
     library = os.path.dirname(os.__file__)
-    # Missing under `python -S`. An import could search the current folder.
+    # `site` is missing under `python -S`, and importing it could search the current folder.
     site = sys.modules.get("site")
     return [
         library,

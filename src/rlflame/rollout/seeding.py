@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import numpy as np
 
-#: The largest number that fits 32 bits.
+#: The largest unsigned number that fits in 32 bits.
 _MAX_WORD = 2**32 - 1
 
 

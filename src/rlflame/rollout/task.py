@@ -1,6 +1,6 @@
 """The values that a learner and its workers exchange.
 
-A rollout task is a pure function of RolloutTask and PolicyArrays that returns a Fragment or a
+Running a task is a pure function: it maps a RolloutTask and PolicyArrays to a Fragment or a
 RolloutFailure.
 """
 
@@ -19,8 +19,8 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 #: A policy's weights by name: `actor.<i>.weight` [in, out] and `actor.<i>.bias`; `actor.log_std`
-#: for a Gaussian with one deviation or with gsde; `normaliser.mean` and `normaliser.scale` with
-#: observation normalisation.
+#: for a Gaussian whose standard deviations do not depend on the observation, or with gsde;
+#: `normaliser.mean` and `normaliser.scale` with observation normalisation.
 PolicyArrays = Mapping[str, Array]
 
 ActionKind = Literal["discrete", "continuous"]
@@ -53,13 +53,13 @@ class EnvSpec:
 
 
 def compute_output_size(actions: int, squash: bool, exploration: Exploration) -> int:
-    """Return the network's output size; a squashed Gaussian also outputs deviations."""
+    """Return the network's output size, including any log standard deviations."""
     return 2 * actions if squash and exploration == "independent" else actions
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """The shape of a policy network, and the width of all its passes."""
+    """The shape of a policy network; `width` is the number of rows per pass."""
 
     action_kind: ActionKind
     observation_size: int
@@ -72,7 +72,7 @@ class PolicySpec:
     observation_clip: float
     width: int
     #: Whether tanh squashes Gaussian actions, which are then scaled to the action bounds. Recorded
-    #: actions lie in [-1, 1], and the deviation depends on the observation.
+    #: actions lie in [-1, 1], and the standard deviation depends on the observation.
     squash: bool = False
     #: The noise of sampled actions: new at every step, or the last hidden layer times a random
     #: matrix that is held for `exploration_interval` steps, or for an episode if None.
@@ -86,7 +86,7 @@ class PolicySpec:
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:
-        """The shape of learned log deviations; None if the network outputs them."""
+        """The shape of `actor.log_std`; None if the policy has no such array."""
         if self.action_kind == "discrete":
             return None
         if self.exploration == "gsde":
@@ -215,7 +215,7 @@ STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
 class Fragment:
     """The result of a task, as arrays `[T, N, ...]`. Steps past `lengths` are idle.
 
-    For several slots, N starts with the rows of the first slot, followed by those of the next.
+    For several slots, axis N holds the rows of the first slot, followed by those of the next.
     """
 
     iteration: int

@@ -68,7 +68,7 @@ def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
 
 def _can_merge(task: RolloutTask) -> bool:
     """Return whether a task may be merged without a change in its results."""
-    # Whole episodes of heavy environments are not merged: each row is an instance.
+    # Whole episodes of heavy environments are not merged, as each row needs its own instance.
     policy = task.policy
     return (
         task.purpose == "train"

@@ -1,11 +1,12 @@
 """Encodes the values of `task` as a JSON header and a buffer, without pickle.
 
 Layout: 6 bytes of magic, the CRC-32 of the rest, 8 bytes of little-endian header length, the
-header, padding to 64, then the arrays, each aligned to 64. The header contains the type, its plain
-fields, and dtype, shape and offset of each array. Encoding and decoding reject NaN everywhere and
-infinity in arrays. Decoding checks types, dtypes and bounds before it creates a value. States and
-episodes, of which a task or fragment has many, are encoded column by column, because the names of a
-thousand small fields would take more space than their values.
+header, padding to a multiple of 64 bytes, then the arrays, each aligned to 64 bytes. The header
+contains the type, its plain fields, and the dtype, shape and offset of each array. Encoding and
+decoding reject NaN everywhere and infinity in arrays. Decoding checks types, dtypes and bounds
+before it creates a value. States and episodes, of which a task or fragment has many, are encoded
+column by column, because the names of a thousand small fields would take more space than their
+values.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class WireError(ValueError):
     """A value cannot be encoded, or bytes are not a valid message."""
 
 
-# Values that are not finite raise WireError with a message instead.
+# No warnings are needed, because values that are not finite raise WireError.
 @np.errstate(over="ignore", invalid="ignore")
 def encode(value: Any) -> bytes:
     """Encode a dataclass of `task`, an array, or JSON values that contain them."""
@@ -211,7 +212,7 @@ def _pack_items(items: Sequence[Any], arrays: list[np.ndarray[Any, Any]]) -> lis
 
 
 def _prepare_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make an array contiguous and little-endian; reject other types and NaN."""
+    """Make an array contiguous and little-endian; reject unsupported types and NaN."""
     if array.dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
         little = array.dtype.newbyteorder("<")
         array = np.ascontiguousarray(array, dtype=little).reshape(array.shape)

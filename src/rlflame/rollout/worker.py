@@ -32,7 +32,7 @@ _MAX_SLOTS = 64
 
 
 class RolloutWorker:
-    """Runs the tasks of a worker process, on every fleet.
+    """Runs the tasks of a worker, in every fleet.
 
     `env_factory` makes a slot's environments. Renderers pass a factory of renderable environments.
     """

@@ -61,7 +61,7 @@ def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -
     directory = base / path.lstrip("/")
     for folder in (directory, *directory.parents):
         with contextlib.suppress(OSError, ValueError):
-            # A group without a limit contains `max`, or has no such file.
+            # Without a limit, the file contains `max` or does not exist.
             free_bytes = int((folder / limit).read_text()) - int((folder / usage).read_text())
             # The page cache counts as used, but the kernel reclaims it when needed.
             yield free_bytes + _read_number(folder / "memory.stat", cache)

@@ -222,7 +222,7 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Check the sizes of allocated memory, which a crafted file could set freely.
+    """Check the values that set array sizes, because a crafted file may hold any.
 
     The recipe alone determines how the environment is made. A missing time limit stays missing,
     because the environment's registration sets the limit wherever the policy runs.

@@ -37,7 +37,7 @@ def check_onnx_available() -> None:
 
 
 def check_target(file: Path, out: Path, onnx: bool) -> None:
-    """Raise ConfigError for an output path with a wrong suffix, or of the checkpoint."""
+    """Raise ConfigError if `out` has the wrong suffix or is the checkpoint."""
     suffix = ".onnx" if onnx else ".safetensors"
     if out.suffix.lower() != suffix or (out.exists() and out.samefile(file)):
         raise ConfigError(

@@ -75,7 +75,7 @@ class LineFile:
     """A log file whose lines, except the header, are counted by checkpoints.
 
     Opening the file changes nothing. `truncate` removes the lines that were written after the
-    checkpoint, because their work will be repeated.
+    checkpoint, because the work they record will be repeated.
     """
 
     def __init__(self, path: Path, lines: int, header: str = "") -> None:

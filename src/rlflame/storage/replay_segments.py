@@ -2,8 +2,8 @@
 
     RUN/replay/segment-000012-0123456789abcdef.safetensors
 
-The name contains the start of the digest, which covers all earlier segments. Therefore, data that
-a run collects again after a rewind is never confused with the data before the rewind.
+The name contains the start of the digest, which covers all earlier segments. Therefore, data that a
+run collects again after a rewind is never confused with the data from before it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """A run folder: its lock, config, logs and checkpoints.
 
-config.toml          recipe and runtime
-metrics.jsonl        one line per iteration and per evaluation; no wall-clock times
-episodes.csv         one line per training episode; no wall-clock times
-timing.jsonl         wall and CPU seconds of each iteration by phase, and bytes transferred
-machines.json        every process that trained here, with its machine and workers
-checkpoints/         the latest checkpoints, such as step-000100000.safetensors
-replay/              the replay segments that these checkpoints name
-latest.safetensors   the latest checkpoint
-best.safetensors     the policy with the best evaluation
-result.json          the final evaluation
-videos/              short videos of the policy, if enabled
+config.toml          recipe and runtime metrics.jsonl        one line per iteration and per
+evaluation; no wall-clock times episodes.csv         one line per training episode; no wall-clock
+times timing.jsonl         wall and CPU seconds per iteration, seconds per phase, bytes transferred
+machines.json        every process that trained here, with its machine and workers checkpoints/ the
+latest checkpoints, such as step-000100000.safetensors replay/              the replay segments that
+these checkpoints name latest.safetensors   the latest checkpoint best.safetensors     the policy
+with the best evaluation result.json          the final evaluation videos/              short videos
+of the policy, if enabled
 """
 
 from __future__ import annotations
@@ -98,13 +95,16 @@ class RunFolder:
             )
 
     def check_all(self) -> None:
-        """Run `check`, and reject symbolic links through which a write leaves the folder."""
+        """Run `check`, and reject symbolic links that lead out of the folder."""
         self.check()
         refuse_links(self.path)
 
     @classmethod
     def create(cls, target: Path) -> RunFolder:
-        """Create a folder or use an empty one, and lock it; number a name that is taken."""
+        """Create a folder or use an empty one, and lock it.
+
+        If the name is taken, a number is appended to it.
+        """
         if target.name in ("", ".."):
             target = target.resolve()
         path, number = target, 1
@@ -325,7 +325,8 @@ def _acquire_lock(path: Path, hint: str) -> int:
             f"Another rlflame process is training in {path}.",
             "wait for it, or start a new run with another --out",
         )
-    # Any user who can open a lock file can hold it. Files of other users cannot be changed.
+    # Any user who can open a lock file can hold it. The mode of another user's lock file cannot be
+    # changed.
     with contextlib.suppress(OSError):
         os.fchmod(lock_fd, 0o600)
     return lock_fd

@@ -1,7 +1,8 @@
 """Reads a run folder for plots, reports and listings. Never writes.
 
-A damaged log or final evaluation raises an error that names the file, because results depend on the
-file. A single value of an unexpected type, or too large to be averaged, counts as missing.
+Damage to metrics.jsonl, episodes.csv or result.json raises an error that names the file, because
+results depend on these files. Damage to timing.jsonl and machines.json is ignored. A single value
+of an unexpected type, or too large to be averaged, counts as missing.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class FileRecorder:
 
     def _set_aside(self, snapshot: Snapshot) -> None:
         """Keep a checkpoint of this step if the run continues with a different state."""
-        # The names are `*.replaced`, `*.replaced-2` and so on. Their segments are kept, too.
+        # It is renamed to `*.replaced`, `*.replaced-2` and so on. Its segments are kept, too.
         path = get_step_path(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
             existing = checkpoint.load(path)
@@ -260,7 +260,7 @@ class FileRecorder:
                 )
 
     def _find_best(self) -> Checkpoint | None:
-        """Return the best policy at the rewound step, if a checkpoint still holds it."""
+        """Return the best policy as of this step, if a checkpoint still holds it."""
         with contextlib.suppress(CheckpointError):
             lines = run_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
@@ -304,8 +304,8 @@ class FileRecorder:
 def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
     """Return the episodes of an iteration with their slots, in a fixed order.
 
-    Fragments list episodes in the order of their ends, short ones first, which would bias a moving
-    average over the last episodes towards long ones.
+    Fragments list episodes in the order in which they end, short ones first. This would bias a
+    moving average over the last episodes towards long ones.
     """
     episodes = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
     return sorted(episodes, key=lambda item: (item[0], item[1].row, item[1].episode))

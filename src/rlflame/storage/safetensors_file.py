@@ -103,9 +103,9 @@ def read(
     """Read the strings and tensors of a file after verifying all of its bytes.
 
     `mark` is the field that identifies the kind of file, and `fields` are the required fields. The
-    header is checked first, also by `check`. No bytes are read beyond those that it describes.
-    Raises CheckpointError for a file of another kind, OSError for an unreadable file, and
-    ValueError with the reason for a damaged file.
+    header is checked first, and `check`, if given, checks it too. At most one byte is read beyond
+    those that the header describes. Raises CheckpointError for a file of another kind, OSError for
+    an unreadable file, and ValueError with the reason for a damaged file.
     """
     with regular_file.open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -227,13 +227,13 @@ def _sort_metadata(data: bytes) -> bytes:
     header = json.loads(data[8 : 8 + length])
     header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    # Tensors start at a multiple of eight bytes, as in safetensors.
+    # Tensors start at a multiple of eight bytes, as in files that safetensors writes.
     text += b" " * (-len(text) % 8)
     return b"".join((struct.pack("<Q", len(text)), text, data[8 + length :]))
 
 
 def _format_seal(checksum: str) -> bytes:
-    """Format the checksum entry, which is unique in a header with escaped quotes."""
+    """Format the checksum entry, which is unique because strings escape quotes."""
     return f'"checksum":"{checksum}"'.encode()
 
 

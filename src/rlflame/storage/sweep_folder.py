@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SWEEP_FILE = "job.toml"
 #: The hint for a damaged or missing job.toml.
 RESTORE_HINT = "restore it from a copy, or resume each seed folder by itself with rlflame resume"
-#: A longer list of seeds is probably a typing error.
+#: A longer list of seeds is probably a typo.
 MAX_SEEDS = 1000
 _PART = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
 _MAX_NAME_LENGTH = 60

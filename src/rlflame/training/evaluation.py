@@ -18,7 +18,7 @@ from rlflame.fleet.base import Fleet
 from rlflame.rollout.task import EnvSpec, EpisodeStat, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
-#: A limit for records in files, far above `final_episodes` and `eval --episodes`.
+#: A limit for records in files, far above the maximum of `final_episodes` (100,000).
 _MAX_EPISODES = 10_000_000
 
 

@@ -14,9 +14,9 @@ from types import FrameType
 from rlflame.errors import Interruption
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
-#: Seconds for the default action of a second signal, before the thread ends the process.
+#: Seconds that a second signal has to end the process before the watching thread does.
 _GRACE_S = 0.5
-#: The interval, and the maximum number, of interruptions of a wait that a signal did not end.
+#: If a signal does not end a wait, the wait is interrupted at this interval, this many times.
 _PENDING_MS, _NUDGES = 100, 20
 #: The signal that interrupts the wait; no other code uses it.
 _NUDGE = signal.SIGURG
@@ -52,9 +52,10 @@ class _SignalHandlers:
     """Installs signal handlers, with a thread that sees every signal immediately.
 
     Python runs a handler when the main thread next executes Python code, which may be never. If a
-    signal arrives just before a wait, or in another thread, the wait does not end. The thread then
-    interrupts the wait until the signal `is_received` or a time limit passes. A wait inside torch
-    or in a hung simulator ends only with the process, which `exits` at the second signal if set.
+    signal arrives just before a wait, or in another thread, the wait does not end. The watching
+    thread then interrupts the wait until the signal `is_received` or a time limit passes. A wait
+    inside torch or in a hung simulator ends only when the process does. If `exits` is set, the
+    second signal ends the process.
     """
 
     def __init__(
@@ -155,8 +156,9 @@ def exit_on_signal() -> Iterator[None]:
 class SignalStop:
     """Handles SIGINT, SIGTERM and SIGHUP in a block; a second signal ends the process.
 
-    A closing terminal may send SIGHUP twice, and late. Therefore, SIGHUP never counts as the second
-    signal, and after a first SIGHUP, the signal is ignored until the process ends.
+    A closing terminal may send SIGHUP twice, the second time much later. Therefore, SIGHUP never
+    counts as the second signal, and after a first SIGHUP, further ones are ignored until the
+    process ends.
     """
 
     def __init__(self) -> None:

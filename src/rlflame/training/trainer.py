@@ -109,7 +109,7 @@ class Recorder(Protocol):
     ) -> None: ...
 
     def time_phase(self, name: str) -> AbstractContextManager[None]:
-        """Add the time that the block takes to this phase."""
+        """Count the time of the block towards this phase."""
 
 
 class StopRequest(Protocol):
@@ -341,7 +341,7 @@ class Trainer(Generic[BatchT]):
 
 
 def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
-    """Make a task per slot for an iteration, without the name of the policy."""
+    """Make one task per slot for an iteration; the `policy_id` is set later."""
     rollout, replay = plan.rollout, plan.recipe.learning.replay
     acts_randomly = replay is not None and progress.steps < replay.learning_starts
     return [

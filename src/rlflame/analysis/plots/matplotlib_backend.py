@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _NOTE_LETTERS = 150
-#: With more lines, the legend is beside the plot; a longer label needs a panel of full width.
+#: With more lines, the legend is beside the plot, in a panel of full width. A panel whose label has
+#: more letters than the second limit also gets the full width.
 _MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
 #: The height of a row of panels.
 _PANEL_INCHES = 4.4
@@ -55,9 +56,10 @@ _STYLE: Any = {
 #: When the colours run out, they repeat with the next dash pattern or hatch.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _HATCHES = ("", "//", "xx")
-#: With more bars than the first limit, heights are vertical; beyond the second, they are omitted.
+#: With more bars than the first limit, the height labels are vertical; beyond the second, they are
+#: omitted.
 _MOST_LEVEL_HEIGHTS, _MOST_HEIGHTS = 18, 36
-#: The background of a height, which keeps it readable on the dashed line of the ideal.
+#: The background of a height label, which keeps it readable over the dashed ideal line.
 _GROUND: Any = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}
 
 
@@ -78,7 +80,7 @@ def check_suffix(out: Path) -> None:
 
 
 def render_image(plot: Plot, out: Path) -> bytes:
-    """Return the bytes of an image file, in the format of the suffix of `out`."""
+    """Return the bytes of an image file, in the format given by the suffix of `out`."""
     kind, data = out.suffix[1:].lower(), io.BytesIO()
     # An SVG would contain its creation date; a PNG has no such metadata.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None

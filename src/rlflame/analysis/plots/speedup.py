@@ -30,8 +30,8 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 
     The columns are workers (or learners), fleet (or backend or recipe), seconds and, optionally,
     steps and case. A bar is the median of the rows with the same workers and fleet. The baseline of
-    a case (height 1) is the fastest fleet with the fewest workers, so that no fleet is compared
-    with its own overhead.
+    a case (height 1) is the fastest fleet with the fewest workers, so that no fleet's overhead is
+    hidden in its own baseline.
     """
     unit, times = _read_run_times(table)
     fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))

@@ -36,7 +36,10 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Render as text, at most `width` columns wide (minimum: 12), with `height` lines per panel."""
+    """Render a plot as text of at most `width` columns (12 or more).
+
+    Each panel of lines is `height` lines high.
+    """
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
     for part, numbers in zip(panels.parts, panels.number_lines(), strict=True):
@@ -136,7 +139,7 @@ def _draw_lines(
 def _list_dots(
     series: Series, bounds: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the column and row of each Braille dot of a line, or of its own dots."""
+    """Return the column and row of each Braille dot of a series (its line or dots)."""
     x_low, x_high, low, high = bounds
     x, y = series.dots if series.dots and not len(series.x) else (series.x, series.y)
     across = _scale(x, x_low, x_high, 2 * shape[1] - 1)

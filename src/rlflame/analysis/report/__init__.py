@@ -1,1 +1,1 @@
-"""Reports of runs and benchmarks as Markdown, HTML and JSON."""
+"""Reports on runs and benchmarks as Markdown, HTML and JSON."""

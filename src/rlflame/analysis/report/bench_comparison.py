@@ -80,7 +80,7 @@ class BenchmarkResults(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of a quantity from a baseline, in percent; positive is better."""
+    """The change in a quantity from a baseline, in percent; positive is better."""
 
     current: Measurement
     baseline: Measurement

@@ -1,4 +1,4 @@
-"""Builds reports of runs or of benchmark results, and checks claims about them."""
+"""Builds reports on runs or benchmark results, and checks claims about them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class UnsupportedClaimError(RlflameError):
 
 
 def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
-    """Build a report of benchmark results (.json) or of runs; `margin` is a share."""
+    """Build a report on benchmark results (.json) or on runs; `margin` is a fraction."""
     tables = [path for path in (*current, *baseline) if path.suffix == ".json"]
     if not tables:
         return _build_run_report(current, baseline, margin)
@@ -179,7 +179,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
-    """Describe runs, which refer to machines and clusters by index in their lists."""
+    """Describe runs; each refers to its machine and cluster by list index."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
     descriptions = []

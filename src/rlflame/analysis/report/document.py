@@ -1,4 +1,4 @@
-"""Defines documents of text, tables and charts, and renders Markdown or HTML."""
+"""Defines documents of text, tables and charts; renders them as Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Table:
     words: int = 1
 
 
-#: A column as its head, the key of its values and their format; or as the key, which is the head.
+#: A column: its head, the key of its values and their format, or one word for both head and key.
 Column = str | tuple[str, str, str]
 
 

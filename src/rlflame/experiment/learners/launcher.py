@@ -56,7 +56,7 @@ def start_learners(
 
 
 def release_learners() -> None:
-    """Release the learners that torchrun started when the run is already complete."""
+    """Release the learners that torchrun started for an already complete run."""
     learner_rank = read_rank()
     if learner_rank is not None:
         with _join_torchrun(RuntimeSettings(), learner_rank, NullStop()):

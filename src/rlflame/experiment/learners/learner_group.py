@@ -1,8 +1,8 @@
 """Runs several learners on this machine, and replaces lost processes.
 
 The other learners join at the first batch after they have loaded. If one of them dies, hangs or is
-late, this process restores the state before the batch, processes the batch itself, and starts the
-remaining number of learners again. The results stay bit-identical; only the speed changes.
+late, this process restores the state from before the batch, processes the batch itself, and
+restarts as many learners as remain. The results stay bit-identical; only the speed changes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LearnerGroup:
         self._learning, self._policy, self._runtime = learning, policy, runtime
         self._note, self._wrap = note, wrap
         self._fingerprint = compute_fingerprint(learning)
-        #: The number of batches that several learners have computed.
+        #: The number of batches that several learners have processed together.
         self.batch_count = 0
         self._processes: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []
@@ -244,7 +244,7 @@ class LearnerGroup:
 def choose_size(
     recipe: Recipe, runtime: RuntimeSettings, progress: Progress, *, has_idle_cores: bool
 ) -> int:
-    """Return the number of learners to start for a run at this point of its progress.
+    """Return the number of learners to start for a run at this stage.
 
     `has_idle_cores` is True if workers that wait during an update leave their cores idle.
     """
@@ -266,7 +266,7 @@ def choose_size(
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
-    """Return the number of samples that are left to learn, counted once per epoch."""
+    """Return the number of samples that are left to learn from, once per epoch."""
     learning = recipe.learning
     remaining = []
     if recipe.stop_at_steps is not None:

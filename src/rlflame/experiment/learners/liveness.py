@@ -1,6 +1,6 @@
 """Connects the learners, and finds a hung learner after a failed exchange.
 
-In each learner, a thread waits for the query of rank 0 on a separate connection. The thread answers
+In each learner, a thread waits for a query from rank 0 on a separate connection. The thread answers
 with the learner's number of exchanges, which shows whether the learner is behind the others.
 """
 
@@ -108,7 +108,10 @@ class LearnerProcess(NamedTuple):
 
 
 class LivenessMonitor:
-    """Sends or answers liveness queries; `exchanges` counts this learner's own."""
+    """Sends or answers liveness queries.
+
+    `exchanges` returns this learner's number of exchanges.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class LivenessMonitor:
             raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
     def start_answering(self, on_answer: Callable[[], None]) -> None:
-        """Start a thread that answers the query of the first learner."""
+        """Start a thread that answers a query from the first learner."""
 
         def listen() -> None:
             try:
@@ -144,7 +147,10 @@ class LivenessMonitor:
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Answer in advance that this learner ends; `healthy` if another failed first."""
+        """Report in advance that this learner is ending.
+
+        `healthy` is True if another learner failed first.
+        """
         self._answer(self._exchanges() if healthy else _END)
 
     def _answer(self, exchanges: int) -> None:

@@ -48,7 +48,7 @@ def run_replica(learner_rank: LearnerRank) -> None:
 
 
 def learn(group: ProcessGroup) -> None:
-    """Run a learner of the recipe that rank 0 sends, until rank 0 releases it."""
+    """Learn with rank 0's recipe until rank 0 releases this learner."""
     from rlflame.config.recipe import LearningSettings
     from rlflame.learning.factory import count_blas_threads
     from rlflame.learning.parallel import process_group
@@ -93,7 +93,7 @@ def run_under_torchrun(learner_rank: LearnerRank) -> int:
 
 
 def _exit_soon() -> None:
-    """Exit even if the main thread hangs, because torchrun would wait for it."""
+    """Exit even if the main thread hangs: torchrun would wait for this process."""
     time.sleep(_GRACE_S)
     _exit(LOST_EXIT_CODE)
 

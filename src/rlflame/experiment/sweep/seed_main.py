@@ -1,7 +1,7 @@
 """The process of one seed, which trains a run and reports to the sweep.
 
-The process receives an order, then STOP and the answers of a shared fleet. It sends EVENT messages,
-requests to the shared fleet, and finally RESULT or FAILURE.
+The process receives an order, then answers from the shared fleet, if any, and possibly STOP. It
+sends EVENT messages, requests to the shared fleet, and finally RESULT or FAILURE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POLL_S = 1.0
 
 
 def main() -> None:
-    """Run `python -m rlflame.experiment.sweep.seed_main DESCRIPTOR`."""
+    """Implements `python -m rlflame.experiment.sweep.seed_main DESCRIPTOR`."""
     channel = ParentChannel.open()
     order = channel.receive_order()
     with SignalStop() as stop:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _report_error(error: BaseException, folder: Path, channel: ParentChannel) -> None:
-    """Send the error that ended the seed; a bug includes its traceback."""
+    """Send the error that ended the seed, with the traceback if it is a bug."""
     failure = from_exception(error)
     if isinstance(error, DamagedCheckpointsError):
         command = format_shell("rm", "-r", folder)

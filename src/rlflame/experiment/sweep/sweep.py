@@ -54,7 +54,7 @@ class SeedStatus:
     folder: Path
     is_started: bool = False
     is_finished: bool = False
-    #: The latest checkpoint, with the end of the sweep; None if none can be read.
+    #: The latest checkpoint, with the sweep's `stop_at_steps`; None if it cannot be read.
     checkpoint: Checkpoint | None = None
 
 
@@ -96,7 +96,7 @@ def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
 
 
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
-    """Return a seed's status; remove a folder without a first checkpoint.
+    """Return a seed's status; remove its folder if it has no checkpoint yet.
 
     A damaged checkpoint is not an error here, because the process of the seed reports it.
     """
@@ -125,8 +125,8 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
 def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
     """Raise ConfigError before any seed starts if one of them cannot continue.
 
-    A seed cannot continue if its checkpoint has a different recipe from the sweep file, or if the
-    requested end is behind it or out of reach of its schedules.
+    A seed cannot continue if its checkpoint has a different recipe from the sweep file, if it has
+    already taken `steps` steps, or if its learning rate has already been annealed to 0.
     """
     for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint

@@ -129,7 +129,7 @@ def split_resources(
 
 
 def _await_processes(folder: Path, sweep: Sweep) -> None:
-    """Wait for a killed sweep's seed processes, which notice its end late."""
+    """Wait for a killed sweep's seed processes, which take a moment to exit."""
     deadline = time.monotonic() + _WAIT_S
     for seed in sweep.seeds:
         path = get_seed_folder(folder, seed)
@@ -138,7 +138,7 @@ def _await_processes(folder: Path, sweep: Sweep) -> None:
 
 
 def _open_shared_fleet(sweep: Sweep, show: RunView) -> AbstractContextManager[Fleet | None]:
-    """Open the cluster that all seeds share; None if each seed has its own processes."""
+    """Open the remote fleet that all seeds share; None if seeds run locally."""
     runtime = sweep.config.runtime
     if not factory.is_remote(factory.resolve_fleet_kind(runtime)):
         return nullcontext()
@@ -188,7 +188,7 @@ def _split_resources(
     sweep: Sweep, seeds: int, summary: RecipeSummary, fleet: Fleet | None
 ) -> SweepResources:
     runtime, learning = sweep.config.runtime, sweep.config.learning
-    # The two threads of a numpy update wait for each other without spinning: one core is enough.
+    # SAC's two numpy threads wait for each other without spinning, so one core is enough.
     is_numpy = learning.provider == "numpy"
     threads = count_blas_threads(learning) if is_numpy else learning.threads
     return split_resources(

@@ -1,7 +1,8 @@
-"""Runs attempts at jobs, each of which is one task on the cluster.
+"""Runs attempts at jobs. Each attempt is one task on the cluster.
 
-Every wait is bounded. A task whose watch breaks or reports nothing is polled. Calls to a session
-manager that does not answer are retried for up to `reconnect_s`.
+Every wait is bounded. If a task's watch (flamepy's stream of status updates) breaks or reports
+nothing, the task is polled. Calls to a session manager that does not answer are retried for up to
+`reconnect_s`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class JobBoard:
         self.deliver()
 
     def deliver(self, *events: FleetEvent) -> None:
-        """Deliver outcomes and events without `lock`, from one thread at a time."""
+        """Deliver outcomes and events without holding `lock`, one thread at a time."""
         with self._notify_lock:
             try:
                 self.jobs.deliver_news(self.lock, self._observer)
@@ -195,7 +196,7 @@ class AttemptRunner:
                 self.leftover_tasks.append((task, time.monotonic() + _ABANDONED_INTERVAL_S))
 
     def poll(self, attempt: Attempt) -> None:
-        """Check whether the task is running, because a late watch misses changes."""
+        """Check whether the task is running. A watch that starts late misses changes."""
         with contextlib.suppress(Exception):
             session = self.starter.wait().session
             self._handle_status(attempt, self.client.get_task_status(session, attempt.task))

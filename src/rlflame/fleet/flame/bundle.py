@@ -43,7 +43,7 @@ _SUPERVISOR = "rlflame.fleet.flame.service_supervisor"
 
 
 class Loader:
-    """Unpacks the modules of a worker; Flame instantiates it once per executor.
+    """Unpacks a worker's modules. Flame makes one instance per executor.
 
     The class is sent as text, so it must not use names from this module. A subclass, which is also
     sent, holds the archive of modules and the settings of the service.

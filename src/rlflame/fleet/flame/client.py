@@ -223,8 +223,8 @@ class FlameClient:
         texts = [event.message for event in task_state.events if event.code == FAILED]
         return TaskStatus(int(task_state.state), task_state.output, texts[-1] if texts else "")
 
-    # These calls run in another thread. Ctrl-C during a gRPC call can leave the channel without
-    # answers, so that the session could not be closed.
+    # The calls below run in another thread, because Ctrl-C during a gRPC call can leave the channel
+    # unresponsive. The session could then not be closed.
 
     def send_request(self, session: Any, method: str, *arguments: Any) -> str:
         payload = make_request(method, *arguments)
@@ -273,9 +273,10 @@ def remove_run(
 ) -> str:
     """Remove a run from the cluster; return the last error or "".
 
-    Objects are deleted after the sessions that write them, and before the applications by which
-    cluster-check finds the run. An error restarts the sequence: a session with running tasks
-    cannot be closed, and workers check the lease only every 2 s.
+    Objects are deleted after the sessions that write them are closed, and before the applications
+    are unregistered, because cluster-check finds the run by its applications. An error restarts the
+    sequence: a session with running tasks cannot be closed, and workers check the lease only every
+    2 s.
     """
     names = (run, f"{run}-i")  # a run that installs packages has a second application
     deadline = time.monotonic() + timeout_s

@@ -28,7 +28,7 @@ from .scheduler import Scheduler
 from .session_starter import PREFIX, SessionStarter
 from .timed_call import call_with_timeout, format_error
 
-#: How long `close()` retries calls that the cluster rejects, and how long it takes at most.
+#: How long `close()` retries calls that the cluster rejects, and the time limit of the cleanup.
 _DRAIN_S, _CLEAN_S = 12.0, 16.0
 _START_END_S = 5.0
 
@@ -152,7 +152,7 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
             room += cpus // runtime.flame.cpu if runtime.flame.cpu else cpus or 1
     if runtime.workers is None:
         return max(room, 1)
-    # Executors that request no processors are not limited by those of the nodes.
+    # The nodes' processors do not limit executors that request none.
     return runtime.workers if runtime.flame.cpu == 0 else min(runtime.workers, max(room, 1))
 
 

@@ -29,7 +29,7 @@ _ARRAY_MARK = b"FLM\x03"
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, EOFError, StopIteration, MemoryError)
 #: The last part of the key of a worker's answer. The cache generates a UUID.
 _OBJECT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
-#: An address that is safe to print: it has no special characters of a terminal or shell.
+#: An address that is safe to print: no character is special to a terminal or a shell.
 _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 
 
@@ -44,7 +44,7 @@ class Reference:
     key: str
 
     def as_argument(self) -> Any:
-        """Return an argument that flamepy replaces with the object on the worker."""
+        """Return an argument that flamepy, on the worker, replaces with the object."""
         from flamepy.core import ObjectRef
 
         return ObjectRef(self.endpoint, self.key, 0)
@@ -111,8 +111,8 @@ def delete(prefix: str) -> None:
 def parse_reference(output: bytes, session: Any) -> Reference:
     """Parse a reference to a task's result, which must belong to the session.
 
-    A hostile worker must not choose the address that the driver calls, or make the driver read or
-    delete other objects.
+    A hostile worker must not be able to choose the address that the driver calls, or to make the
+    driver read or delete other objects.
     """
     from flamepy.core import ObjectRef
 
@@ -177,7 +177,7 @@ class Lease:
     """
 
     def __init__(self, run: str) -> None:
-        #: The lease's location for executors, which may not reach the driver's address.
+        #: The lease's location for executors, which may be unable to reach the driver's address.
         self.reference = {"endpoint": "", "key": make_lease_key(run)}
         self._beat = 0
         self._closing = False

@@ -81,7 +81,7 @@ class PolicyStore:
             if reference is None or self._references.get(policy_id) != reference:
                 return
             del self._references[policy_id]
-        self.deleter.delete(reference.key)  # exists if the cache was only unreachable
+        self.deleter.delete(reference.key)  # the object exists if the cache was only unreachable
 
 
 class DeferredDeleter:

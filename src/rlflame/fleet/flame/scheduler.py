@@ -192,7 +192,7 @@ class Scheduler:
                 self.breaker.record_answer()
                 if job.is_over:  # another attempt was faster
                     continue
-                if answer["kind"] == "result":  # failures have other durations than tasks
+                if answer["kind"] == "result":  # the duration of a failure says nothing
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
             runtime = self.runner.runtime
             outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
@@ -276,7 +276,7 @@ class Scheduler:
         self._check_stall(attempts, now)
 
     def _check_stall(self, attempts: list[Attempt], now: float) -> None:
-        """Report when no task runs, because executors may be lost or fail to start."""
+        """Report if no task is running: executors may be lost, or may fail to start."""
         submissions = [attempt for attempt in attempts if attempt.task]
         if not submissions or any(attempt.running_at is not None for attempt in attempts):
             self._stall_checked_at = now

@@ -35,7 +35,7 @@ _MAX_POLICIES = 4
 _LEASE_INTERVAL_S = 2.0
 #: A run whose lease has not changed for this long is dead.
 _LEASE_DEADLINE_S = 90.0
-#: A process that still exists this long after its run has lost its executor manager.
+#: A process that exists for this long after the end of its run has lost its executor manager.
 _ORPHAN_S = 900.0
 _ORPHAN_CHECK_INTERVAL_S = 30.0
 

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def watch(record_path: str) -> None:
-    """Fork the service, and fork again if it dies. Group signals reach both of them."""
+    """Fork the service, and again if it dies. Group signals reach both processes."""
     deaths = 0
     while deaths < ATTEMPTS:
         started_at, supervisor = time.monotonic(), os.getpid()

@@ -178,7 +178,7 @@ class SessionStarter:
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
-        """Report why no task runs in the middle of a run; raise if no executor starts."""
+        """During a run, report why no task is running; raise if no executor starts."""
         session_id = self.wait().session.id
         try:
             failures = self._list_bind_failures(session_id)
@@ -202,7 +202,7 @@ class SessionStarter:
     def format_situation(
         self, session_id: str, waited_s: float, failures: Sequence[str] = ()
     ) -> str:
-        """Return one line that says why no executor answers yet."""
+        """Return one line that says why no executor has answered yet."""
         if failures:
             return f"an executor failed to start, trying again: {failures[-1][:200]}"
         executors = self.client.call("list_executors")
@@ -247,7 +247,7 @@ class SessionStarter:
 def compare_packages(
     remote: Mapping[str, str], local: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the missing packages, and those of another version than here."""
+    """Return the missing packages, and those with a different version here."""
     names = [name for name in bundle.PIN_REQUIREMENTS if name in local]
     return (
         [name for name in names if name not in remote],
@@ -260,7 +260,7 @@ def format_versions(names: list[str], remote: Mapping[str, str], local: Mapping[
 
 
 def _check_packages(session: FlameSession) -> FlameSession:
-    """Return the session; raise if a package is missing or of another major version."""
+    """Return the session; raise if a package is missing or has another major version."""
     local, remote = describe_host()["packages"], session.greeting["packages"]
     _, different = compare_packages(remote, local)
     major = [name for name in different if remote[name].split(".")[0] != local[name].split(".")[0]]

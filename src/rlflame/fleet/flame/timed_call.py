@@ -61,7 +61,7 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -
 
 
 def make_call_error(error: BaseException, operation: str) -> FleetError:
-    """Convert an error from a call to the cluster to a FleetError."""
+    """Convert an error from a call to the cluster into a FleetError."""
     if isinstance(error, FleetError):
         return error
     failure = ClusterCallError(f"The cluster rejected a call ({operation}): {format_error(error)}.")

@@ -1,1 +1,1 @@
-"""Buffers that provide batches: the rollouts of one iteration, or a replay."""
+"""Buffers that provide batches: an iteration's rollouts, or replayed steps."""

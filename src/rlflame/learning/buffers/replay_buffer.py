@@ -1,7 +1,7 @@
 """A replay buffer that samples uniformly from the latest steps.
 
-Rows that no longer change are saved once, in segments, so that successive checkpoints do not
-contain the same rows.
+A row holds one step of every column. Complete segments of rows are saved only once, so that
+successive checkpoints do not repeat them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def count_segment_rows(columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplayShape:
-    """The sizes of a replay's arrays, derived from its capacity."""
+    """The sizes of a replay buffer's arrays, derived from its capacity."""
 
     capacity: int
     columns: int
@@ -66,7 +66,7 @@ class ReplayShape:
 
     @property
     def stored_rows(self) -> int:
-        """The number of rows in memory, including a segment that is only partly sampled."""
+        """The number of rows in memory, with room to keep the oldest segment whole."""
         return self.rows + self.segment_rows - 1
 
     @property
@@ -87,9 +87,9 @@ class ReplayBuffer:
     """A replay buffer that also determines how many updates are due.
 
     After `steps` steps, exactly `floor((steps - learning_starts) * updates_per_step)` updates are
-    due, for any division of the steps into iterations. Samples are drawn with replacement, so the
-    first update needs no full batch. A new lineage (see `make_emptied_state`) counts its steps from
-    zero.
+    due in total, no matter how the steps are divided into iterations. Samples are drawn with
+    replacement, so the first update can run before the buffer holds a full batch. A new lineage
+    (see `make_emptied_state`) counts its steps from zero.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class ReplayBuffer:
         self._sealed_segments.append((number, previous, self._chain_digest))
 
     def _find_first_needed_segment(self) -> int:
-        """Return the number of the segment that contains the oldest sampled row."""
+        """Return the number of the segment with the oldest row that can be sampled."""
         return max(0, self._ring.rows_written - self._shape.rows) // self._shape.segment_rows
 
     def _read_segment(self, number: int, previous: str) -> State:
@@ -224,7 +224,7 @@ class ReplayBuffer:
         numbers = [segment.number for segment in segments]
         if end > _MAX_ROWS or numbers != list(range(first, segment_count)):
             raise _make_mismatch_error("its segments do not match its counters")
-        # Reuse an empty ring, because memory may not hold a second one.
+        # Reuse an empty ring, because a second one may not fit in memory.
         ring = self._make_ring() if self._ring.rows_written else self._ring
         ring.rows_written = first * shape.segment_rows
         previous_digests = [self._restore_segment(segment, ring) for segment in segments]
@@ -269,7 +269,7 @@ class ReplayBuffer:
 def make_emptied_state(state: Mapping[str, Array]) -> State:
     """Return the state of an empty replay that replaces a lost one in a new lineage.
 
-    Past updates stay counted. Updates that were due for the lost steps are dropped.
+    Past updates still count. Updates that were still due for the lost steps are dropped.
     """
     updates, lineage = (restore_count(name, state) for name in ("updates", "lineage"))
     tail = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}

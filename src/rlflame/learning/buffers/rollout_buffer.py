@@ -1,6 +1,7 @@
 """The buffer for on-policy algorithms, and functions for returns and advantages.
 
-The functions take `[T, columns]` arrays, and treat terminations and truncations differently.
+The functions take `[T, columns]` arrays. Where it matters, they distinguish terminations from
+truncations.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays
         for part in parts:
             out[: len(part), column : column + part.shape[1]] = part
             column += part.shape[1]
-        # The worker continues to step a row whose episode has ended; those steps do not count.
+        # The worker keeps stepping an environment whose episode has ended; those steps do not
+        # count.
         out[idle] = 0
         return out
 
@@ -94,7 +96,8 @@ def compute_continued_returns(
     """Compute the reward-to-go, with its mean as the value after a truncation.
 
     The mean V over all steps satisfies V = mean(G + w V). G is a step's return to the end of its
-    episode, and w is the discount of V at that step: 0 if the episode was not truncated.
+    episode, and w is the discount from that step to the truncation, or 0 if the episode was not
+    truncated.
     """
     ends = terminated | truncated
     returns = compute_discounted_returns(rewards, ends, discount)
@@ -124,7 +127,7 @@ def compute_gae(
 
 
 def _accumulate(terms: Float64, decay: Float64) -> Float64:
-    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]` from the end backwards."""
+    """Compute `result[t] = terms[t] + decay[t] * result[t + 1]` backwards."""
     result = terms.copy()
     for t in range(len(terms) - 2, -1, -1):
         result[t] += decay[t] * result[t + 1]

@@ -1,9 +1,8 @@
-"""A ring buffer for the latest steps of a run, which also gathers transitions.
+"""A ring buffer that holds a run's latest steps and gathers transitions.
 
 A row holds one step of every column. Rows are numbered from zero, and a new row overwrites the
-oldest one. The observation after a step is stored only once, in the next row. If a time limit ended
-an episode, the next row holds the start of the next episode, so a separate table holds the final
-observation.
+oldest one. The observation after a step is stored only once, in the next row. After a truncation,
+the next row holds the start of the next episode, so a separate table holds the final observation.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class TransitionRing:
         self._actions: Float32 = np.zeros((self._cells, action_size), np.float32)
         self._rewards: Float32 = np.zeros(self._cells, np.float32)
         self._end_flags: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
-        #: The final observations of episodes that a time limit ended, sorted by position.
+        #: The final observations of truncated episodes, sorted by position.
         self._final_positions: Int64 = np.zeros(0, np.int64)
         self._final_observations: Float32 = np.zeros((0, observation_size), np.float32)
 
@@ -61,7 +60,7 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Append rows with the shapes of `list_shapes`, and (row, column) boundary indices."""
+        """Append rows shaped like `list_shapes`; boundary indices: (row, column)."""
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
         self._observations[cells] = _flatten(steps["observations"])
@@ -97,7 +96,7 @@ class TransitionRing:
         return self._observations[self._find_cells(self.rows_written, self.rows_written + 1)]
 
     def copy_rows(self, first: int, stop: int) -> State:
-        """Return copies of the rows from `first` to `stop`, as `append` takes them."""
+        """Return copies of rows `first` to `stop`, in the form that `append` takes."""
         cells = self._find_cells(first, stop)
         ends = self._end_flags[cells]
         bounds = (first * self.columns, stop * self.columns)
@@ -121,7 +120,7 @@ class TransitionRing:
     def gather(self, positions: Int64, powers: Float32, out: Transitions) -> None:
         """Write the transitions that begin at these positions to `out`.
 
-        `powers[k]` is the discount of k steps. `len(powers) - 1` rewards are summed, or fewer at
+        `powers[k]` is the discount over k steps. `len(powers) - 1` rewards are summed, or fewer at
         the end of an episode or of the stored rows.
         """
         cells = positions % self._cells
@@ -173,7 +172,7 @@ class TransitionRing:
 
 
 def count_final_observation_bytes(observation_size: int) -> int:
-    """Return the bytes per final observation, including a copy during changes."""
+    """Return the bytes per final observation, including one temporary copy."""
     return 2 * (4 * observation_size + 8)
 
 

@@ -76,7 +76,7 @@ def build_network(
     for key, (prefix, gain) in enumerate(last_gains.items()):
         init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        # With gSDE, the sum over hidden units of magnitude 1 then has the configured deviation.
+        # With gSDE, the noise then has the configured deviation if all latent units are 1 or -1.
         sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
         vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
     return vector
@@ -92,10 +92,10 @@ def init_network(
     last_gain: float,
     key: int,
 ) -> None:
-    """Initialise one network with a random stream per layer; `key` is per network.
+    """Initialise the network numbered `key`, with one random stream per layer.
 
-    With `orthogonal_init`, weights are orthogonal and biases are zero. Otherwise, both are uniform
-    within 1/sqrt(fan_in), as in torch's linear layers.
+    With `orthogonal_init`, weights are orthogonal and biases are zero. Otherwise, both are drawn
+    uniformly between -1/sqrt(fan_in) and 1/sqrt(fan_in), as in torch's linear layers.
     """
     for layer in range(layers):
         weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]

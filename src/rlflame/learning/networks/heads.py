@@ -1,6 +1,6 @@
 """Action distributions for learning: log-densities, samples and their gradients.
 
-Arrays are laid out `[units, rows]` or `[shards, units, rows]`, as in `mlp.py`.
+Arrays have shape `[units, rows]` or `[shards, units, rows]`, as in `mlp.py`.
 
 Sampling heads take the noise as an input, so
 an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
@@ -211,7 +211,8 @@ class GsdeVariance:
 class GsdeHead:
     """Log-densities of given actions under gSDE (Raffin et al., 2020).
 
-    The variance passes no gradient to the network: larger units would make actions more likely.
+    The variance passes no gradient to the network. Otherwise, the network could change the
+    likelihood of actions merely by scaling its hidden units.
     """
 
     def __init__(self, variance: GsdeVariance) -> None:

@@ -1,14 +1,16 @@
 """Small multilayer perceptrons in numpy with hand-derived gradients.
 
-At the minibatch sizes of CPU reinforcement learning, an autograd framework spends most of its time
-on dispatch. This module does the same arithmetic in a few dozen calls that allocate little. Arrays
-are laid out `[units, rows]`. A layer's input ends in a row of ones that multiplies the row of
-biases below the weights, so a layer is one matrix product forward and another for its gradient,
-and all other operations run over contiguous memory. The tests compare the gradients with torch.
+At the minibatch sizes that are common for reinforcement learning on a CPU, an autograd framework
+spends most of its time on dispatch. This module does the same arithmetic in a few dozen calls that
+allocate little. Arrays have the layout `[units, rows]`. A layer's input ends with a row of ones,
+which multiplies the row of biases below the weights. The forward pass of a layer is therefore one
+matrix product, and the gradient of its parameters is another. All other operations run over
+contiguous memory. The tests compare the gradients with those of torch.
 
 For small minibatches the call overhead dominates, so the code uses the fastest calls: `np.dot`
 instead of `np.matmul`, 0-d arrays instead of Python numbers, `np.add.reduce` instead of `sum`. The
-results are bit-identical. Views are created once, since creating one takes as long as a small call.
+results are the same to the bit. Views are created only once, because creating one takes as long as
+a call on a small array.
 
 A network whose gradients have a leading axis processes several shards of equal size in one pass,
 laid out `[shards, units, rows]`. The bits are those of separate passes.
@@ -31,7 +33,7 @@ _FLOAT_ONE = np.array(1.0, np.float32)
 _MAX_WORKSPACES = 8
 #: Added to the variance, which limits the amplification of a nearly constant input to about 30.
 BATCH_EPSILON = 1e-3
-#: The step size of the running moments towards those of the latest batch.
+#: The fraction by which the running moments move towards those of the latest batch.
 MOMENT_RATE = 0.01
 
 
@@ -99,7 +101,7 @@ class MLP:
         return self.run()
 
     def run(self) -> Float32:
-        """Return the outputs for the inputs written to the buffer of `prepare_inputs`."""
+        """Return the outputs for the inputs in the buffer from `prepare_inputs`."""
         space = self._workspace
         for layer in range(self._hidden):
             units = space.units[layer + 1]
@@ -126,7 +128,7 @@ class MLP:
     def backward_in_threads(
         self, thread_pair: ThreadPair, upstream: Float32, latent_gradient: Float32 | None
     ) -> None:
-        """Write the gradients that `backward` writes, using two threads.
+        """Write the same gradients as `backward`, using a thread pair.
 
         Below the last layer, one lane computes the gradient of a layer's inputs and the other lane
         the gradient of its weights. `latent_gradient` is the part of d(loss)/d(latent) that does
@@ -148,7 +150,7 @@ class MLP:
         np.dot(space.inputs[0], space.delta_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """Return d(loss)/d(input) for inputs from `first` on; keep the weight gradients."""
+        """Return d(loss)/d(input) from input `first` on; write no weight gradients."""
         for layer in range(self._hidden, 0, -1):
             upstream = self._backward_layer(layer, upstream)
         return self._weights[0][first:] @ upstream

@@ -77,11 +77,11 @@ class Shards:
         self._update_count = 0
 
     def compare_every(self, updates: int, state: Callable[[], State]) -> None:
-        """Check every `updates` updates that all learners have the same state."""
+        """Every `updates` updates, check that all learners have the same state."""
         self._state, self._compared_updates = state, updates
 
     def use_group(self, group: ProcessGroup) -> None:
-        """Divide the shards between the learners of another group with the same state."""
+        """Divide the shards among the learners of another group in the same state."""
         self.group, self._update_count = group, 0
 
     @contextmanager
@@ -136,7 +136,7 @@ class Shards:
             size, shape = len(gradient), (self._per_learner, len(gradient) + 2 * len(sums))
             if self._parts.shape != shape:
                 self._parts = np.empty(shape, np.float32)
-            # The float64 sums follow the gradient as pairs of float32.
+            # The float64 sums follow the gradient as pairs of float32 values.
             self._parts[place, :size] = gradient
             self._parts[place, size:] = np.array(list(sums.values())).view(np.float32)
         parts = self.group.gather(self._parts)
@@ -156,7 +156,7 @@ class Shards:
 
 
 class ShardedAlgorithm(Algorithm[Any], Protocol):
-    """An algorithm whose gradients a group of learners can share."""
+    """An algorithm whose gradients a group of learners can compute together."""
 
     shards: Shards
 

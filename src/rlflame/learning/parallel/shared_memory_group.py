@@ -2,8 +2,8 @@
 
 The memory has no name: the first learner creates it and the others inherit its descriptor, so
 nothing is left behind when all of them are killed. At a barrier, each learner writes one byte into
-the inbox pipe of every other learner. The system calls on a pipe also order the memory accesses
-before and after them, on every processor architecture.
+the inbox pipe of every other learner. The system calls on the pipes also act as memory barriers on
+every processor architecture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlflame.rollout import wire
 from rlflame.rollout.task import Float32
 
 #: The number of times that a waiting learner polls before it sleeps. Polling takes about two
-#: milliseconds, more than the time by which learners differ in a small minibatch.
+#: milliseconds, which is longer than learners usually wait for each other on a small minibatch.
 _SPIN_COUNT = 1500
 #: The longest timeout that `poll` accepts, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
@@ -60,7 +60,7 @@ class GroupDescriptors(NamedTuple):
         return [self.memory, *self.inboxes, *self.outboxes]
 
     def close_foreign(self, rank: int) -> None:
-        """Close the ends of other learners, so that a write to a dead learner fails."""
+        """Close other learners' pipe ends, so that writing to a dead learner fails."""
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(outbox if number == rank else inbox)
 
@@ -74,7 +74,7 @@ class GroupDescriptors(NamedTuple):
 class _Region:
     """Memory for arrays of one size class: two rows per learner, used in turn.
 
-    While a learner still reads the rows of one exchange, a faster one may write for the next.
+    While a learner still reads the rows of one exchange, a faster one may write those of the next.
     """
 
     def __init__(self, memory: int, offset: int, size: int, capacity: int) -> None:
@@ -92,9 +92,9 @@ class _Region:
 class SharedMemoryGroup:
     """Connects this process to the other learners on one machine.
 
-    A waiting learner polls for a moment and then sleeps. The learner stops waiting at the deadline
-    or when one of the `child_pipes` becomes readable, because the death of a learner closes the
-    other end of its pipe.
+    A waiting learner polls for a moment and then sleeps. It stops waiting at the deadline, or when
+    one of the `child_pipes` becomes readable: when a learner dies, the other end of its pipe is
+    closed.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class SharedMemoryGroup:
         self._arrivals = [0, 0]
         descriptors.close_foreign(rank)
         os.set_blocking(self._inbox, False)
-        # Not `select`, which does not support descriptors above 1,023.
+        # `select.select` does not support descriptors above 1,023.
         self._spin_poll, self._sleep_poll = select.poll(), select.poll()
         for fd in (self._inbox, *child_pipes):
             self._sleep_poll.register(fd, select.POLLIN)
@@ -154,7 +154,7 @@ class SharedMemoryGroup:
         self._descriptors.close_own(self.rank)
 
     def _find_region(self, byte_count: int) -> _Region:
-        """Return the region for arrays of this size; regions are created in one order."""
+        """Return the region for a size; all learners create them in the same order."""
         capacity = max(_MIN_REGION, 1 << (byte_count - 1).bit_length())
         region = self._regions.get(capacity)
         if region is None:
@@ -164,7 +164,7 @@ class SharedMemoryGroup:
         return region
 
     def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
-        """Return the region for a shape and, per turn, this learner's and all arrays."""
+        """Return a shape's region; per turn, this learner's array and all arrays."""
         byte_count = 4 * int(np.prod(shape))
         region = self._find_region(byte_count)
         arrays = [

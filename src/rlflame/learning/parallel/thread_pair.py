@@ -1,7 +1,8 @@
 """Runs two lanes of work, one after the other or in parallel on two cores.
 
-Work is divided the same way for any number of threads, and one thread computes a whole half, so the
-results are bit-identical. numpy releases the interpreter lock inside large operations.
+Work is divided the same way for any number of threads, and each half is computed by a single
+thread, so the results are bit-identical. numpy releases the interpreter lock inside large
+operations.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _SecondThread:
     """The daemon thread of lane 1, which runs one piece of work at a time."""
 
     def __init__(self) -> None:
-        # Locks are the fastest way to wait. The other thread releases each lock.
+        # Locks are the fastest way to wait. Each thread waits for a lock that the other releases.
         self._start, self._finish = threading.Lock(), threading.Lock()
         self._start.acquire()
         self._finish.acquire()

@@ -1,7 +1,8 @@
 """A process group over torch.distributed, with gloo for CPUs and nccl for GPUs.
 
-Imported only if torchrun starts several learners. Rank 0 waits for the others up to its deadline.
-The others wait as long as rollouts take; if rank 0 dies, their connections are closed.
+Imported only if torchrun starts several learners. Rank 0 waits for the others for at most
+`deadline_s` seconds. The others wait as long as rollouts take; if rank 0 dies, their connections
+are closed.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def format_timeout(seconds: float) -> str:
 
 
 def _reset_group_count() -> None:
-    """Reset the number of torch's next group, which must be equal for all learners."""
+    """Reset torch's group counter, which must be the same for all learners."""
     if not distributed.is_initialized():
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -107,7 +107,7 @@ class Units:
                 for number in numbers:
                     part, span = parts[number * count + shard.number - first], self._spans[number]
                     part[: span.stop - span.start] = gradient[span]
-                    # The float64 sums follow the gradient as pairs of float32.
+                    # The float64 sums follow the gradient as pairs of float32 values.
                     values = [sums[name] for name in self._sums[number]]
                     part[self._width :].view(np.float64)[: len(values)] = values
         rows = self._group.gather(parts).reshape(-1, parts.shape[1])

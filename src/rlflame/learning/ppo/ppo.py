@@ -1,6 +1,7 @@
 """Proximal policy optimisation (Schulman et al., 2017), clipped objective.
 
-Minimised over minibatches, with ratio r = pi(a|s) / behaviour(a|s) and advantage A:
+Minimises this loss over minibatches, with ratio r = pi(a|s) / behaviour(a|s), advantage A, clip
+range c, value V, return R and entropy H:
 
     L = mean(-min(r A, clip(r, 1 - c, 1 + c) A)) + value_weight mean((V - R)^2) - entropy_weight H
 """
@@ -25,7 +26,7 @@ from ..parallel.process_group import Shard, Shards
 from ..parallel.units import Units
 from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
 
-#: Epochs end when a minibatch's KL estimate exceeds this multiple of the target.
+#: Training on a batch stops once a minibatch's KL estimate exceeds this multiple of the target.
 KL_STOP_FACTOR = 1.5
 
 
@@ -138,7 +139,7 @@ class Ppo:
             samples.advantages = standardise(samples.advantages)
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
-        """Take one optimizer step per minibatch, until the last epoch or the KL limit."""
+        """Take one optimizer step per minibatch; stop early at the KL limit."""
         settings, totals = self._settings, _Totals(self._settings)
         target, parameters = settings.target_kl, self._parameters.data
         kl_limit = None if target is None else KL_STOP_FACTOR * target
@@ -202,7 +203,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Scale each row to zero mean and unit deviation; keep a single sample unchanged."""
+    """Standardise each row; leave a single sample unchanged."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)

@@ -4,8 +4,8 @@ Takes one gradient step per batch of whole episodes, on the loss
 
     L = sum over samples of (-log pi(a|s) G - entropy_weight H) / n
 
-where G is the discounted reward-to-go, normalised as `normalise_returns` says, H is the entropy of
-pi(.|s), and n is the number of steps or of episodes, as `average` says.
+where G is the discounted reward-to-go, normalised as set by `normalise_returns`, H is the entropy
+of pi(.|s), and n is the number of steps or episodes, depending on `average`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReinforceMinibatch:
 
 
 class NumpyReinforce:
-    """Computes the loss in the module's docstring and its gradient in numpy."""
+    """Computes the loss defined above, and its gradient, in numpy."""
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
@@ -170,7 +170,7 @@ def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
         for column, length in enumerate(batch.valid.sum(axis=0)):
             if length > 1:
                 episode = result[:length, column]
-                # n - 1 degrees of freedom, as in torch's std, which the original recipe uses.
+                # n - 1 degrees of freedom, which is the default of `torch.std`.
                 episode -= episode.mean()
                 episode /= episode.std(ddof=1) + _EPSILON
     return result

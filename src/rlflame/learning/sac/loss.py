@@ -132,7 +132,7 @@ class NumpySac:
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         self._thread_pair.run(lambda number: self._forward_critic(number, batch))
-        # The target is the right side of the Bellman equation.
+        # The target is the right-hand side of the Bellman equation.
         target = self._critic_objective.compute_target_values(self._next_values)
         target -= np.float32(entropy_weight) * self._log_probs[1]
         target *= batch.bootstrap

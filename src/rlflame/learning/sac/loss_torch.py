@@ -47,7 +47,7 @@ class _TruncatedQuantiles:
         return pool[:, : len(values) * (self._outputs - self._drop_count)]
 
     def compute_loss(self, values: Tensor, target: Tensor) -> Tensor:
-        """Return the mean quantile Huber loss of all quantiles and target values."""
+        """Return the sum over critics and rows of the mean quantile Huber loss."""
         place = torch.arange(self._outputs, dtype=values.dtype, device=values.device)
         fractions = ((place + 0.5) / self._outputs)[:, None]
         difference = target[None, :, None, :] - values[..., None]
@@ -64,7 +64,7 @@ class TorchSac:
     """The torch counterpart of `NumpySac`."""
 
     def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
-        # The recipe sets the number of threads, because it changes the order of additions.
+        # The recipe sets the number of threads, because the number affects the order of additions.
         torch.set_num_threads(threads)
         spec = networks.spec
         self._size, self._layers = spec.action_size, len(spec.hidden) + 1
@@ -108,7 +108,7 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """Return values of the taken actions, and of the next ones without a gradient."""
+        """Return the values of recorded actions and, detached, of next actions."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()
@@ -143,7 +143,7 @@ class TorchSac:
         return torch.tanh(raw), (density - slope).sum(dim=1)
 
     def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """Return the log standard deviations, from network outputs or from gSDE noise."""
+        """Return the log standard deviations, from the outputs or gSDE parameters."""
         parameter = self._actor.tensors.get("actor.log_std")
         if parameter is None:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)

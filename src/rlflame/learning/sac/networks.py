@@ -33,7 +33,7 @@ class SacNetworks:
     critics: FlatVector
     targets: FlatVector
     moments: BatchMoments | None = None
-    #: Outputs per critic. The target omits the highest `2 * drop_count` outputs of both critics.
+    #: Outputs per critic. The target omits the highest `2 * drop_count` of all outputs.
     quantiles: int = 1
     drop_count: int = 0
 
@@ -72,7 +72,7 @@ def build_sac_networks(
 
 
 class ClippedDoubleQ:
-    """The lower of two expected returns, with half the squared error as loss.
+    """The lower of two expected returns, with half the squared error as the loss.
 
     `compute_target_values` combines both critics' values into a new array and keeps NaN and
     infinity, so that the guard detects them. `compute_error` returns d(loss / count)/d(values) of
@@ -111,7 +111,7 @@ class TruncatedQuantiles:
     def __init__(self, outputs: int, drop_count: int) -> None:
         self.outputs = outputs
         self._drop_count = drop_count
-        #: Each output represents the middle of an equal share of the probability.
+        #: Each output estimates the quantile in the middle of an equal share of the probability.
         self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
 
     def compute_target_values(self, values: Float32) -> Float32:
@@ -135,7 +135,7 @@ class TruncatedQuantiles:
             total = np.add.reduce(difference, axis=0)
             np.minimum(difference, zero, out=difference)
             shortfall = np.add.reduce(difference, axis=0)
-            # Weight 1 - fraction above the target, the fraction below it, and 0 at the target.
+            # A value has weight 1 - fraction above the target, fraction below it, and 0 at it.
             total *= np.float32(fraction)
             shortfall *= np.float32(1.0 - 2.0 * fraction)
             np.add(total, shortfall, out=slope[place])

@@ -1,13 +1,14 @@
 """Soft actor-critic (Haarnoja et al., 2018) with a learned entropy coefficient.
 
-An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), minimises
+An update draws transitions (s, a, r, s') and, with a' ~ pi(s'), a~ ~ pi(s) and the entropy
+coefficient w, minimises
 
     critics  1/2 sum_j mean((Q_j(s, a) - y)^2),  y = r + bootstrap (min_j Q'_j(s', a') - w log pi)
     actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
     entropy  -log w mean(log pi(a~|s) + target)
 
-and moves the target critics Q' towards the critics. If critics are standardised over the batch, Q'
-is Q. If critics estimate quantiles, `TruncatedQuantiles` defines the loss.
+and moves the target critics Q' towards the critics. If critics standardise their inputs over the
+batch, Q' is Q. If critics estimate quantiles, `TruncatedQuantiles` defines the loss.
 """
 
 from __future__ import annotations

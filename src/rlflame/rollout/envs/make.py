@@ -31,7 +31,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class _LazyModule(ModuleType):
-    """A module that is loaded at the first attribute access, not at the import."""
+    """A module that is loaded at the first attribute access, not when imported."""
 
     _loader: Any
 
@@ -53,7 +53,7 @@ class _LazyModule(ModuleType):
 
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
-    """Stop glfw's `python -c` from importing modules of the current folder."""
+    """Keep the current folder out of the `python -c` process that glfw starts."""
     previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -68,7 +68,7 @@ def _exclude_current_folder() -> Iterator[None]:
 def defer_imports(*names: str) -> None:
     """Register modules that are loaded at their first attribute access.
 
-    MuJoCo and Gymnasium's MuJoCo environments import all modules for windows and images at once.
+    MuJoCo and Gymnasium's MuJoCo environments immediately import modules for windows and images.
     These imports take as long as MuJoCo's own, and processes that only step do not need them.
     """
     for name in names:

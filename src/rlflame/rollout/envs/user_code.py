@@ -51,7 +51,7 @@ def add_folder(folder: str) -> None:
 
 
 def load_from_environment() -> None:
-    """Load the folder and the file that the environment variables name."""
+    """Add the folder and load the file that the environment variables name."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         add_folder(folder)

@@ -110,7 +110,7 @@ def preload_env(id: str) -> None:
 
 
 def describe_stepping(spec: EnvSpec) -> str:
-    """Return a sentence part that says which implementation steps an environment."""
+    """Return a phrase that says which implementation steps an environment."""
     is_ours = _make_mujoco_vector_env(spec, 1) is not None
     return "stepped by rlflame's own MuJoCo loop" if is_ours else "stepped by Gymnasium"
 
@@ -121,7 +121,7 @@ def _is_gymnasium_mujoco(id: str) -> bool:
 
 
 def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
-    """Make rlflame's own MuJoCo environments; None if the environment is another one."""
+    """Make rlflame's own MuJoCo environments; None if they do not cover this one."""
     if not _is_gymnasium_mujoco(spec.id):
         return None
     try:

@@ -1,7 +1,7 @@
 """Steps Gymnasium's v5 MuJoCo environments for all rows of a slot at once.
 
 The work between two calls to MuJoCo is done for all rows at once (`mujoco_task.py`, based on
-`simulation.py`). Resets repeat every random draw of Gymnasium. Results are bit-identical to
+`simulation.py`). Resets repeat every random draw of Gymnasium. Results must be bit-identical to
 Gymnasium's, so other environments and other versions of Gymnasium's source files are not accepted.
 """
 
@@ -34,7 +34,7 @@ _COMMON_MODULES = (
     "gymnasium.wrappers.common",
     f"{MUJOCO_PACKAGE}mujoco_env",
 )
-#: Every integer up to this one has an exact float.
+#: A float can represent every integer up to this one exactly.
 _EXACT_INTEGER = 2**53
 
 
@@ -71,7 +71,7 @@ class MujocoVectorEnv:
         self._rewards = np.zeros(count, np.float64)
         self._returns = np.zeros(count, np.float64)
         self._episodes, self._seeds = [0] * count, [0] * count
-        #: All rows step together and share one clock. Each row stores the clock of its reset.
+        #: All rows step together and share one clock. Each row stores the time of its reset.
         self._clock = 0
         self._start_clocks = [0] * count
         #: The number of steps until a row may reach the time limit.
@@ -110,7 +110,8 @@ class MujocoVectorEnv:
             self._start_clocks[row] = self._clock - count
             self._simulation.controls[row] = action
             self._step_physics([row])
-            # The reward is already in the state; rows that did not move are unchanged.
+            # The rewards are not added, because the saved return includes them. Rows that did not
+            # move are unchanged.
             self._task.compute_rewards(self._simulation.controls.astype(np.float32), self._rewards)
             self._task.observe(self._observations)
             out[:] = self._observations[row]
@@ -237,7 +238,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def _is_plain(value: Any, default: Any) -> bool:
-    """Return whether a setting has a type that was compared with Gymnasium."""
+    """Return whether a setting's type was tested for identical results."""
     if isinstance(default, tuple):
         is_range = type(value) in (list, tuple) and len(value) == 2
         return is_range and all(_is_plain(bound, 0.0) for bound in value)

@@ -1,10 +1,10 @@
 """Computes rewards, ends and observations of the v5 MuJoCo environments.
 
 A task repeats the operations of a Gymnasium class with the same types, because results must be
-bit-identical. Rows are computed one by one where a whole array may round differently (powers,
-sines, dot products). Settings are read from an instance of Gymnasium's class, so this module has no
-defaults. Settings are stored as arrays, because numpy would convert a number at each use, which
-takes as long as the operation.
+bit-identical. Rows are computed one by one where an operation on the whole array may round
+differently (powers, sines, dot products). Settings are read from an instance of Gymnasium's class,
+so this module has no defaults. Settings are stored as arrays, because numpy would convert a number
+at each use, which takes as long as the operation.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Hopper(Walker2d):
             np.full(self._state.shape[1] - 1, bound, np.float64)
             for bound in base_env._healthy_state_range
         )
-        # The height has its own bounds; the angle must lie within both.
+        # The height has its own bounds. The angle has two ranges, and must lie within both.
         low[0], high[0] = base_env._healthy_z_range
         low[1] = np.maximum(low[1], base_env._healthy_angle_range[0])
         high[1] = np.minimum(high[1], base_env._healthy_angle_range[1])
@@ -374,7 +374,7 @@ class Pusher(_ReachTask):
         _, self._tip, self._object, self._goal = np.split(self._observed_state, (14, 17, 20), 1)
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """Draw the position of an object away from its goal; the arm starts at rest."""
+        """Draw the position of an object away from its goal, and the arm's speeds."""
         while True:
             x, y = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
             position = np.concatenate([x, y])

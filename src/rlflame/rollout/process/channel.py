@@ -1,7 +1,8 @@
 """Messages between a process and its child: one protocol over two pipes.
 
-A message consists of its kind (one byte), its length (eight bytes), and a payload in `wire`'s
-format. The parent's end is a `Channel`, whose sends never block. The child's is a `ParentChannel`.
+A message consists of its kind (one byte), the length of the payload (eight bytes), and the payload
+in `wire`'s format. The parent's end is a `Channel`, whose sends never block. The child's is a
+`ParentChannel`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class MessageKind(IntEnum):
     BROKEN = 7  # {"traceback"} of a bug or of an unreadable message
     PREPARE = 8  # {"id"} of the environment that later tasks need
     ORDER = 9  # the work of a child that is not a rollout worker; its first message
-    STOP = 10  # end as after SIGTERM
+    STOP = 10  # a request to end, as SIGTERM is
     EVENT = 11  # an event during the work
-    FAILURE = 12  # an RlflameError as values
+    FAILURE = 12  # the fields of an RlflameError
     CANCEL = 13  # {"number"} of cancelled tasks
     PROBE = 14  # a request for a description of the fleet's workers
 
@@ -186,7 +187,7 @@ class Channel:
         self._parts.append(data)
         self._missing -= len(data)
         while not self._missing and not self._has_ended:
-            # `join` does not copy a single part.
+            # If there is only one part, `join` does not copy it.
             part = b"".join(self._parts)
             self._parts.clear()
             if self._kind is not None:
@@ -208,7 +209,7 @@ class Channel:
             self._unsent.clear()
             if self._write_fd >= 0:
                 os.close(self._write_fd)
-            # A later write fails, and cannot reach another file with the same number.
+            # A later write fails, and cannot reach another file with the same descriptor.
             self._write_fd = -1
 
     def close(self) -> None:
@@ -252,10 +253,10 @@ class WakePipe:
 def wait(
     channels: Iterable[Channel], timeout_s: float | None = None, wake_pipe: WakePipe | None = None
 ) -> list[Channel]:
-    """Wait, and return the channels with new data; may be empty after a wake.
+    """Wait, and return the channels with new data, of which there may be none.
 
     Also writes unsent messages to pipes that have room. `poll` is used because `select` rejects
-    descriptors from 1,024 on.
+    descriptors of 1,024 and above.
     """
     poll = select.poll()
     channel_by_fd: dict[int, Channel] = {}

@@ -86,11 +86,11 @@ def read_parent_pid() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, even if stopped or holding the GIL.
+    """When the parent ends, end this process, even if it is stopped or holds the GIL.
 
     A process in such a state does not notice a closed pipe, so the kernel must end it. The kernel
-    does so when the *thread* that started this process ends: see `worker_process`. Only Linux has
-    such a signal. On other systems, a closed pipe is the only sign.
+    does so when the *thread* that started this process ends: see `worker_process`. Only Linux has a
+    signal for this. On other systems, a closed pipe is the only sign.
     """
     if sys.platform == "linux":
         import ctypes
@@ -105,11 +105,11 @@ _KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0)
 
 
 def kill_group_with_process() -> None:
-    """End programs that environments have started if this process is killed.
+    """If this process is killed, end the programs that environments have started.
 
     A killed process cannot end them itself. After the first program has started, a shell in the
-    same process group waits for the end of a pipe that only this process holds. A first program
-    younger than half a second is not covered.
+    same process group waits for EOF on a pipe that only this process holds open. The first program
+    is not covered during its first half second.
     """
     if sys.platform == "linux" and os.getpgrp() == os.getpid():
         threading.Thread(target=_watch_for_programs, name="rlflame-programs", daemon=True).start()

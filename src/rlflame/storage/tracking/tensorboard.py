@@ -26,8 +26,8 @@ from rlflame.storage.run_reader import Line, read_run
 Scalar = str | bool | int | float
 
 FOLDER = "tensorboard"
-#: A separate folder, because TensorBoard's hyperparameter table shows the scalars of that folder:
-#: the final score here, instead of the alphabetically first curves.
+#: A separate folder, because TensorBoard's hyperparameter table shows the scalars of the folder
+#: that has the hyperparameters. This one has only the final score, not all curves.
 SESSION = f"{FOLDER}/hparams"
 _SUFFIX = ".rlflame"
 #: Tags for metrics that have conventional names in TensorBoard.

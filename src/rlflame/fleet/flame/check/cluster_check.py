@@ -44,7 +44,7 @@ class ClusterCheck:
     timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
     _findings: list[Finding] = field(default_factory=list, init=False)
     _snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
-    #: The snapshots until the probe gave up, all taken while its session was still open.
+    #: The snapshots from before the probe gave up and closed its session.
     _silent_snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
 
     def run(self) -> Diagnosis:

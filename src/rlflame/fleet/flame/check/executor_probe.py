@@ -33,7 +33,7 @@ _POLL_S, _PING_POLL_S = 0.05, 0.001
 _WAIT_S = 0.4
 _DELAY_RELEASE_S = 30
 _SLOW_MS = 100.0
-#: Fields that can change the last bits. Workers may not start with another minor Python version.
+#: Fields that can change the last bits of results. Workers may fail to start with another Python.
 _MACHINE_FIELDS = {"processor": "", "libc": "libc ", "system": "system ", "python": "Python "}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-#: Runs work despite a warning. A failed check prevents runs.
+#: A warning does not prevent runs. A failed check may prevent them.
 Status = Literal["ok", "warning", "failed"]
 CheckVerdict = Literal["healthy", "degraded", "unreachable"]
 #: The maximum length of an error text. Longer texts are truncated.
@@ -79,11 +79,11 @@ class CheckTimeouts:
     #: A run whose lease has not changed for this long is dead: its workers give up after 90 s.
     lease_s: float = 100.0
     #: The same if the driver's process no longer exists on this machine. Containers can share a
-    #: host name but not its processes, so the lease must also miss two renewals.
+    #: host name without sharing processes, so the lease must also miss two renewals.
     gone_s: float = 11.0
     #: How long to wait for the first answer from an executor.
     first_answer_s: float = 45.0
     #: How long to wait for answers from all executors.
     all_answers_s: float = 20.0
-    #: How long to retry the removal of a run that the cluster rejects.
+    #: How long to retry the removal of a run if the cluster rejects the removal.
     closing_s: float = 15.0

@@ -178,7 +178,7 @@ def check_sessions(runs: Sequence[ClusterRun], snapshot: ClusterSnapshot) -> Fin
 
 
 def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s: float) -> Finding:
-    """Remove dead runs, and note why each other run was left alone."""
+    """Remove dead runs, and note why every other run was left alone."""
     removed_notes, kept_notes, failure_notes = [], [], []
     for run in runs:
         if run.state != "dead":
