@@ -78,14 +78,16 @@ class RlflameError(Exception):
 
 
 def from_exception(error: BaseException) -> RlflameError:
-    """Convert any exception to an RlflameError; an unexpected one is its `__cause__`."""
+    """Convert any exception to an RlflameError; an unexpected one becomes `__cause__`."""
     if isinstance(error, RlflameError):
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interruption("Interrupted.", "run the same command again", signal.SIGINT)
     if isinstance(error, MemoryError):
-        hint = "reduce rollout.steps, rollout.num_slots or buffer_size; with --seeds, --workers 1"
-        return RlflameError("Memory ran out.", hint)
+        hint = (
+            "reduce rollout.steps, rollout.num_slots or buffer_size; with --seeds, use --workers 1"
+        )
+        return RlflameError("Out of memory.", hint)
     if isinstance(error, OSError):
         file_text = f" ({error.filename})" if error.filename is not None else ""
         hint = "fix the cause, then run the same command again"

@@ -22,7 +22,7 @@ from rlflame.storage.run_reader import RunData
 AXES = {
     "steps": "Environment steps",
     "total-steps": "Environment steps",
-    "wall": "Wall clock",
+    "wall": "Wall-clock time",
     "cpu": "Processor time, workers included",
     "episodes": "Training episodes",
 }
@@ -52,7 +52,9 @@ _GRID_POINTS = 200
 def make_figure(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:
-    """Return a chart, or one panel per environment, because returns differ in scale.
+    """Return a chart, or a panel for each of several environments.
+
+    Environments have separate panels, because their returns differ in scale.
 
     Notes list the runs that cannot be drawn. If no run can be drawn, raise the first error.
     """
@@ -113,7 +115,7 @@ def make_chart(
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
-    """Return the evaluation metric if all runs have enough, else a training metric."""
+    """Choose evaluation returns if every run has enough of them, else training ones."""
     if axis != "episodes" and all(
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
@@ -149,7 +151,7 @@ def _make_curve(run: RunData, axis: str, metric: str, smooth: int) -> Series:
 
 
 def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
-    """Return a dot for every episode, and their moving average as a line."""
+    """Return a dot for each episode, and the moving average of the dots as a line."""
     returns, lengths = run.read_episodes()
     if not len(returns):
         raise CheckpointError(f"{run.folder} has not finished an episode yet.", "try again later")
@@ -171,7 +173,7 @@ def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
     else:
         clock = run.compute_elapsed_s("wall_s") if axis == "wall" else _read_cpu_s(run)
     if clock is None:
-        quantity = "wall clock" if axis == "wall" else "workers' processor time"
+        quantity = "wall-clock time" if axis == "wall" else "workers' processor time"
         raise CheckpointError(f"{run.folder} has no record of its {quantity}.", "use -x steps")
     at, values = clock
     positions: Float64 = np.interp(steps, np.append(0.0, at), np.append(0.0, values))
@@ -216,7 +218,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Return x values that all curves cover: their own, or an even grid if too many."""
+    """Return x values that all curves cover: their own or, if they are many, a grid."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]

@@ -15,7 +15,8 @@ from rlflame.terminal_text import format_count
 
 #: The setting that is ignored when recipes are compared.
 _SEED = "learning.seed"
-#: The value of an unset setting, in a config file and in Python. Old runs lack newer settings.
+#: The values of an unset setting, in a config file and in Python. Unset settings are not compared,
+#: because old runs lack newer settings.
 _UNSET = ("none", None)
 #: The maximum number of settings in a label.
 _MOST_SETTINGS = 3

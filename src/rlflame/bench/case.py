@@ -89,7 +89,7 @@ def make_env_case(
     if episodes is not None:
         if config.learning.rollout.unit != "episodes":
             raise ConfigError(
-                f"--episodes is {episodes}, but {name} collects steps, not whole episodes.",
+                f"--episodes is {episodes}, but preset {name} collects steps, not whole episodes.",
                 "omit --episodes, or use --algo reinforce",
             )
         config = copy_with_episodes(config, episodes)

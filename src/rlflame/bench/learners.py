@@ -29,13 +29,13 @@ _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exch
 #: The timed parts of a run, by their names in the table.
 _PARTS = {"learning": "learn_s", "whole run": "seconds"}
 _COLUMNS = (
-    *("learners", "times"),
+    *("learners", ("repetitions", "times", "")),
     ("learning, s", "learn_s", ",.3f"),
     ("speed-up", "speedup_learning", ",.2fx"),
     ("ideal", "ideal", ".3gx"),
     ("whole run, s", "seconds", ",.3f"),
     ("speed-up", "speedup_whole", ",.2fx"),
-    ("ms an update", "update_ms", ".2f"),
+    ("ms per update", "update_ms", ".2f"),
     ("computing", "compute_ms", ".2f"),
     ("exchange and wait", "exchange_ms", ".2f"),
     ("share", "exchange_share", ".1%"),
@@ -108,7 +108,7 @@ class LearnersBenchmark(Benchmark):
         blocks: list[Block] = [
             f"{self.case.name}: {units} units, {learning.samples_per_gradient:,} samples per "
             f"update, {format_count(self.case.iterations - 1, 'iteration')} after a warm-up. "
-            "All sides collect the same rollouts, whose time counts only in the whole run. Updates "
+            "All runs collect the same rollouts, whose time counts only in the whole run. Updates "
             "are timed on the first learner.",
             make_table(facts["sides"], _COLUMNS),
             *format_bits([same_bits], "The learned weights"),

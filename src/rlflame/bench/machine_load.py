@@ -35,7 +35,7 @@ class LoadMonitor:
         return {
             "machine": self._machine,
             "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            # Busy processors before the benchmark, and those of other programs during it.
+            # Processors that were busy before the benchmark, and with other programs during it.
             "at_work": self._at_work,
             "others": others,
             "busy": busiest > max(0.5, _BUSY_SHARE * count_usable_cores()),
@@ -53,7 +53,8 @@ def format_conditions(facts: dict[str, Any]) -> list[str]:
         f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores usable, "
         f"{format_size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, "
         f"Python {machine['python']}; {packages}; BLAS {machine['blas']}.",
-        f"Busy processors before the benchmark: {first}; by other programs during it: {own_load}.",
+        f"Busy processors before the benchmark: {first}; busy with other programs during it: "
+        f"{own_load}.",
     ]
 
 
@@ -71,7 +72,7 @@ _Counters = tuple[float, float, float] | None
 def _read_counters() -> _Counters:
     """Return wall seconds, and busy seconds of all processors and this process tree."""
     try:
-        # The fourth and the fifth value are idle and iowait. The rest, guests included, is work.
+        # The fourth and fifth values are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
         busy_s = (sum(values) - values[3] - values[4]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):

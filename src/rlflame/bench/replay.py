@@ -26,12 +26,12 @@ _PHASES = ("collect_s", "add_s", "sample_s")
 _MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
 _RATE = "transitions_per_s"
 _COLUMNS = (
-    *("fleet", "workers", "times"),
+    *("fleet", "workers", ("repetitions", "times", "")),
     ("transitions/s", _RATE, ",.0f"),
     ("collecting", "collect_share", ".1%"),
     ("adding alone, /s", "added_per_s", ",.0f"),
     ("sampling alone, /s", "drawn_per_s", ",.0f"),
-    ("bytes a transition", "bytes_per_transition", ",.1f"),
+    ("bytes per transition", "bytes_per_transition", ",.1f"),
 )
 
 
@@ -102,9 +102,9 @@ class ReplayBenchmark(Benchmark):
             "fillings": fillings,
         }
         blocks: list[Block] = [
-            f"{case.env.id}: {sides[0].repetitions[0]['transitions']:,} transitions of random "
-            f"actions in {format_count(case.iterations, 'iteration')}, added to the replay, with a "
-            "batch sampled after each iteration. Start-up is not included.",
+            f"{case.env.id}: {sides[0].repetitions[0]['transitions']:,} transitions from "
+            f"random actions in {format_count(case.iterations, 'iteration')}, added to the replay "
+            "buffer, with a batch sampled after each iteration. Start-up is not included.",
             make_table(fillings, _COLUMNS, 2),
             *format_bits([same_bits], "The contents of the replays"),
         ]

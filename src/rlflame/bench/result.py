@@ -112,8 +112,8 @@ def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
     """Return a sentence about bit-identity as a list, empty if nothing was compared."""
     values = [value for value in results if value is not None]
     if all(values):
-        return [f"{subject} are bit-identical on all sides."] if values else []
-    return [f"{subject} differ between sides, perhaps because executors run on other machines."]
+        return [f"{subject} are bit-identical in all rows."] if values else []
+    return [f"{subject} differ between rows, perhaps because executors run on other machines."]
 
 
 class ResultFolder:
@@ -138,7 +138,7 @@ class ResultFolder:
         return [self._make_path(suffix) for suffix in contents]
 
     def draw(self) -> Path:
-        """Draw the table; raise PlotUnavailableError if matplotlib is not installed."""
+        """Draw a chart of the table; raise PlotUnavailableError without matplotlib."""
         matplotlib_backend.check_available()
         file = self._make_path("png")
         chart = make_speedup_chart(self._make_path("csv"))

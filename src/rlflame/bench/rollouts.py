@@ -35,9 +35,9 @@ from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 
 _COLUMNS = (
-    *("fleet", "workers", "times"),
+    *("fleet", "workers", ("repetitions", "times", "")),
     ("steps/s", "rate", ",.0f"),
-    ("ms an episode", "ms_per_episode", ",.2f"),
+    ("ms per episode", "ms_per_episode", ",.2f"),
 )
 _WARM_ROUNDS = 2
 
@@ -100,7 +100,7 @@ def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[
 
 
 def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProcesses:
-    """Start processes that collect rounds with their own seeds, like a sweep."""
+    """Start processes that collect rounds with their own seeds, as in a sweep."""
     learning = case.recipe.learning
     seeds = [learning.model_copy(update={"seed": learning.seed + n}) for n in range(workers)]
     recipes = [case.recipe.model_copy(update={"learning": learning}) for learning in seeds]
@@ -180,12 +180,13 @@ class RolloutsBenchmark(Benchmark):
         ]
         note = (
             f"{self.case.name}: environment steps per second with an untrained policy that does "
-            f"not learn, in rounds of {self.case.tasks} tasks, at most one for each worker. The "
+            f"not learn, in rounds of {self.case.tasks} tasks, each run by one worker. The "
             "limits are bare stepping: the same number of processes repeat episodes of random "
-            "actions, in turn with the workers. A share is the median over these pairs."
+            "actions, in turn with the workers. A share is the median of the workers' speed "
+            "divided by the limit."
         )
         if not has_workers(self.fleets[0]) and max(self.workers) > 1:
-            note += " Several workers are separate processes, each with its own seed."
+            note += " With several workers, each is a separate process with its own seed."
         work = self.case.work
         return BenchResult(
             self.name,
@@ -205,7 +206,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
     }
     ms_per_episode = None
     if episodes:
-        # The time of one worker for an episode of the mean length of the finished ones.
+        # One worker's time for an episode as long as the mean of the finished episodes.
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {

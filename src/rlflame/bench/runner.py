@@ -48,7 +48,7 @@ class BenchSession:
         return factory.make_fleet(runtime, None, self._events)
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
-        """Yield every side in turn, so that a drift in the machine's speed affects all."""
+        """Yield every side in turn, so that drifts in machine speed affect all equally."""
         for number in range(repeat):
             for side in sides:
                 self.turn = f"{side.name}: {number + 1} of {repeat}"
@@ -171,7 +171,7 @@ class BenchRunner:
             except BaseException as error:
                 session.show_status("")
                 if isinstance(error, StopInterrupt) and stop.signal_number is not None:
-                    message = f"Stopped during {session.turn or 'the start'}."
+                    message = f"Stopped during {session.turn or 'start-up'}."
                     hint = "run the same command again"
                     error = Interruption(message, hint, stop.signal_number)
                 if self._report(complete=False):

@@ -29,7 +29,7 @@ _FEWEST_ROWS = 3
 #: The episodes per iteration for which break-even times are computed.
 _EPISODES = 100
 _COLUMNS = (
-    *("case", "fleet", "workers", "answered", "tasks", "times"),
+    *("case", "fleet", "workers", "answered", "tasks", ("repetitions", "times", "")),
     ("seconds", "seconds", ",.3f"),
     ("steps/s", "steps_per_s", ",.0f"),
     ("theoretical", "theoretical", ".2fx"),
@@ -41,8 +41,8 @@ _COLUMNS = (
 )
 _OVERHEADS = (
     "fleet",
-    ("ms a task", "task_s", "ms"),
-    ("ms an iteration", "iteration_s", "ms"),
+    ("ms per task", "task_s", "ms"),
+    ("ms per iteration", "iteration_s", "ms"),
     ("rows", "cells", ""),
 )
 _CSV_HEAD = ("case", "workers", "fleet", "seconds", "steps", "episodes", "collect_s", "learn_s",
@@ -97,19 +97,20 @@ def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
 
 def _make_blocks(facts: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [
-        "Medians of the same training on every side, with 95% bootstrap intervals from "
-        f"{FEWEST_SEEDS} repetitions on. Speed-up is relative to the fastest side with the fewest "
-        "workers; theoretical is its limit from the number of tasks. Gain compares Flame's "
-        "throughput with the same number of local workers. Latency and dispatch is the time beyond "
-        "learning and episodes of known length. Start-up is not included in other columns.",
+        "Medians; all rows of a case do the same training. The 95% bootstrap intervals need at "
+        f"least {FEWEST_SEEDS} repetitions. Speed-up is relative to the fastest row with the "
+        "fewest workers; theoretical is the limit that the number of tasks sets. Gain compares "
+        "Flame's throughput with that of the same number of local workers. Latency and dispatch "
+        "is the time beyond learning and episodes of known length. Start-up is not included in "
+        "the other columns.",
         make_table(facts["rows"], _COLUMNS, 2),
         *format_bits([case["same_bits"] for case in facts["cases"]], "The learned weights"),
     ]
     if facts["overheads"]:
         blocks += [
             "Overheads are fitted to these rows by least squares. An iteration of T tasks on P "
-            "workers takes the learning time, ceil(T / P) times the duration and the overhead of a "
-            "task, and the overhead of an iteration.",
+            "workers takes the learning time, plus ceil(T / P) times the duration and overhead of "
+            "a task, plus the overhead of an iteration.",
             make_table(facts["overheads"], _OVERHEADS),
         ]
     return [*blocks, *facts["advice"]]
@@ -132,9 +133,9 @@ def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) -> Row:
     """Return the row of a side. `theoretical` is the upper limit of the speed-up.
 
-    `learning` and `lost` are shares of the time. `lost` is the time beyond learning and episodes,
-    None if the length of episodes is unknown. `gain_pct` compares the throughput of Flame with that
-    of the same number of local workers.
+    `learning` and `lost` are shares of the time. `lost` is the time beyond learning and episodes.
+    It is None if the length of episodes is unknown. `gain_pct` compares the throughput of Flame
+    with that of the same number of local workers.
     """
     seconds, total_s = cell.list_values("seconds"), cell.compute_median("seconds")
     turns = _count_turns(case, cell)
@@ -234,7 +235,7 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
         f"{case}: {_choose_row([row for row in rows if row['case'] == case])}"
         for case in dict.fromkeys(row["case"] for row in rows)
     ]
-    sentences = [f"Use the fewest workers that are among the fastest: {'; '.join(choices)}."]
+    sentences = [f"The fewest workers at about the highest speed: {'; '.join(choices)}."]
     by_fleet = {overhead["fleet"]: overhead for overhead in overheads}
     if pair := _find_pair(by_fleet):
         local, flame = (by_fleet[name] for name in pair)
@@ -243,12 +244,12 @@ def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> li
             return sentences
         executors = max(row["workers"] for row in rows if row["fleet"] == flame["fleet"])
         break_even_s = compute_break_even_s(local, flame, (cores, executors))
-        answer = "for no episode length"
+        speed, lengths = "not faster", "at any episode length"
         if break_even_s is not None:
-            answer = f"for episodes of {1000.0 * break_even_s:.3g} ms or more"
+            speed, lengths = "faster", f"for episodes of {1000.0 * break_even_s:.3g} ms or more"
         sentences.append(
-            f"By these overheads, {executors} executors are faster than {cores} local workers "
-            f"{answer}, with {_EPISODES} episodes per iteration."
+            f"Given these overheads, {executors} executors are {speed} than {cores} local workers "
+            f"{lengths}, with {_EPISODES} episodes per iteration."
         )
     return sentences
 

@@ -72,11 +72,11 @@ def _parse_root_options(
 
 
 def _check_folder() -> None:
-    """Raise an error in a deleted folder, where no file can be opened or created."""
+    """Raise an error in a deleted folder, where relative paths do not work."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        message = "The current folder was removed or renamed."
+        message = "The current folder no longer exists."
         raise RlflameError(message, "cd to another folder") from None
 
 

@@ -77,7 +77,7 @@ def bench(
     if (name is None) == (diff is None) or (name and (as_json or debug)):
         raise ConfigError(
             "bench needs a command, followed by its options, or --diff.",
-            "rlflame bench rollouts, scaling, replay or learners, or --diff OLD NEW",
+            "commands: rollouts, scaling, replay, learners; or: rlflame bench --diff OLD NEW",
         )
     if diff is not None:
         _print_diff(*diff, as_json=as_json)
@@ -115,7 +115,10 @@ def scaling(
     from rlflame.bench.scaling import ScalingBenchmark
 
     if (algo or preset) if env is None else episode_ms:
-        raise ConfigError("--algo and --preset need --env, without --episode-ms.", "--env ant")
+        raise ConfigError(
+            "--algo and --preset need --env, which cannot be combined with --episode-ms.",
+            "--env ant",
+        )
     counts, fleets = parse_counts(workers or _list_counts()), parse_fleets(compare)
     work: dict[str, Any] = {"episodes": episodes, "iterations": iterations, "sets": sets or ()}
     if env is None:
@@ -160,7 +163,7 @@ def rollouts(
 
     kind, *words = parse_fleets(fleet)
     if words:
-        raise ConfigError(f"--fleet is {fleet}, but rollouts takes one.", f"--fleet {kind}")
+        raise ConfigError(f"--fleet is {fleet}, but must be a single fleet.", f"--fleet {kind}")
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
     counts, has_limits = parse_counts(workers or _list_counts()), limit and kind != "flame"
     benchmark = RolloutsBenchmark(
@@ -274,7 +277,7 @@ def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
 
     if not old.suffix == new.suffix == ".json":
         raise ConfigError(
-            f"{old} and {new} must be benchmark results, which end in .json.",
+            f"{old} and {new} must be benchmark results (.json files).",
             "rlflame bench --diff old/scaling.json new/scaling.json",
         )
     content = build.build_report([new], [old], MARGIN)

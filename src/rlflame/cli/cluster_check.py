@@ -65,5 +65,5 @@ def _print_finding(finding: Finding) -> None:
 def _format_verdict(diagnosis: Diagnosis) -> str:
     failures, warnings = diagnosis.list_checks("failed"), diagnosis.list_checks("warning")
     text = diagnosis.verdict.capitalize()
-    text += f", because of: {', '.join(failures)}" if failures else ""
-    return text + (f"; with warnings about: {', '.join(warnings)}." if warnings else ".")
+    text += f"; failed: {', '.join(failures)}" if failures else ""
+    return text + (f"; warnings: {', '.join(warnings)}." if warnings else ".")

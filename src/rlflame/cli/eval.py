@@ -118,7 +118,7 @@ def _print_lines(
     from rlflame.experiment import comparison
     from rlflame.training.evaluation import compute_paired_difference
 
-    learning, choice = source.recipe.learning, "sampled" if record.stochastic else "best"
+    learning, choice = source.recipe.learning, "sampled" if record.stochastic else "most likely"
     lines = [
         ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
                    f"step {source.progress.steps:,}"),

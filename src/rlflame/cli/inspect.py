@@ -78,7 +78,7 @@ def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
 def _find_differences(
     files: Sequence[Path], jobs: Sequence[Mapping[str, FileContent]]
 ) -> Iterator[Difference]:
-    """Yield the first difference between the first file and each other, seed by seed."""
+    """Yield the first difference between the first file and every other, seed by seed."""
     from rlflame.experiment.comparison import find_first_difference
 
     for path, job in zip(files[1:], jobs[1:], strict=True):
@@ -93,7 +93,7 @@ def _find_differences(
 
 
 def _print_lines(contents: Sequence[FileContent], differences: Sequence[Difference]) -> None:
-    """Print one file in detail, or a line per file or seed with its differences."""
+    """Print one file in detail, or a line per file or seed and then the differences."""
     from rlflame.rollout.machine import find_fingerprint_differences
 
     if len(contents) == 1:

@@ -76,7 +76,7 @@ def plot(
         draw_in_terminal(drawing)
         if out is not None:
             raise
-        print_note("matplotlib is not installed: pip install 'rlflame[plot]' for an image.")
+        print_note("matplotlib is not installed. To save an image: pip install 'rlflame[plot]'")
         return
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
@@ -105,7 +105,7 @@ def _check_table(paths: list[Path], *options: object) -> None:
     if len(paths) > 1 or paths[0].suffix != ".csv" or any(option is not None for option in options):
         raise ConfigError(
             f"{', '.join(map(str, paths))}: a chart of run times needs one .csv file, without -x, "
-            "--smooth and --metric.",
+            "--smooth or --metric.",
             format_command("plot", paths[0].with_suffix(".csv")),
         )
 

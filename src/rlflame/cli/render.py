@@ -78,7 +78,7 @@ def render(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Render episodes of a policy as a video or an image. No display is needed."""
+    """Render episodes of a policy as a video or an image. Only --human needs a display."""
     if human and out is not None:
         raise ConfigError("--human and -o cannot be combined.", "omit one of them")
     flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
@@ -110,7 +110,7 @@ def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Rend
         text = f"{episode.episode}: return {episode.episode_return:,.1f}, {steps}"
         lines.append(("episode", text))
     if out is not None:
-        pictures = format_count(drawing.frames, "picture")
+        pictures = format_count(drawing.frames, "frame")
         duration = f", {drawing.seconds:.1f} s" if drawing.seconds else ""
         size = f"{drawing.width} x {drawing.height}, {pictures}{duration}"
         lines.append(("file", f"{out}: {size}, {len(drawing.data) / 1e6:.2f} MB"))

@@ -34,7 +34,7 @@ Require = Annotated[
     str | None,
     typer.Option(
         metavar="CLAIM",
-        help="Claim: better, equivalent or not-worse. Exit code 1 unless the data supports it.",
+        help="Exit with code 1 unless the data supports this: better, equivalent or not-worse.",
     ),
 ]
 Margin = Annotated[
@@ -70,7 +70,7 @@ def report(
     claims = build.CLAIMS if baseline_paths else ()
     if require is not None and require not in claims:
         raise ConfigError(
-            f"--require is {require!r}, but needs a known claim and runs after --vs.",
+            f"--require {require!r} cannot be checked without a known claim and runs after --vs.",
             f"--vs RUN... --require {', '.join(build.CLAIMS)}",
         )
     if not 0.0 < margin < 100.0:
@@ -79,7 +79,7 @@ def report(
         out = None
     if out is not None and out.suffix not in SUFFIXES:
         raise ConfigError(
-            f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
+            f"A report is written as a .md, .html or .json file, not as {str(out)!r}.",
             "-o report.html",
         )
     content = build.build_report(paths, baseline_paths, margin / 100.0)

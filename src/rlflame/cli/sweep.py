@@ -26,7 +26,7 @@ def parse_seeds(
 
     if seed is not None or plot or any(parse_set(text)[0] == "learning.seed" for text in sets):
         raise ConfigError(
-            f"--seeds {seeds} excludes --seed, --set learning.seed and --plot.", "omit them"
+            "--seeds cannot be combined with --seed, --set learning.seed or --plot.", "omit them"
         )
     return sweep_folder.parse_seeds(seeds)
 

@@ -1,7 +1,7 @@
 """The settings of each algorithm, and the traits that other code reads.
 
-A new algorithm needs a settings class and a row of TRAITS here, and a row in `learning/factory.py`.
-No other code compares algorithm names.
+A new algorithm needs a settings class and a row in TRAITS here, and a row in `learning/factory.py`.
+Apart from `rlflame bench learners`, no other code compares algorithm names.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class AlgorithmSection(SettingsModel):
 
     @property
     def needs_whole_batches(self) -> bool:
-        """Whether a gradient needs the whole minibatch, rather than a sum over shards."""
+        """Whether a gradient needs the whole minibatch and cannot be summed over shards."""
         return False
 
     @property
     def passes(self) -> int:
-        """Number of times that an update uses each sample of a batch."""
+        """Number of times that an iteration uses each sample of its batch."""
         return 1
 
     def check_action_size(self, action_size: int) -> None:
@@ -86,7 +86,10 @@ class PpoSettings(AlgorithmSection):
     @model_validator(mode="after")
     def _check_coherent(self) -> PpoSettings:
         if self.final_discount is not None and self.discount >= 1.0:
-            raise ValueError("final_discount needs a discount below 1; otherwise set it to none")
+            raise ValueError(
+                "final_discount needs a discount below 1: reduce discount, or set final_discount "
+                "to none"
+            )
         if self.final_discount is None and self.discount_moves_from > 0.0:
             raise ValueError(
                 f"discount_moves_from is {self.discount_moves_from:g}, but final_discount is not "
@@ -219,7 +222,7 @@ class AlgorithmTraits:
     settings: type[AlgorithmSection]
     #: The setting with the number of samples per gradient; None: all samples of an iteration.
     batch_field: str | None
-    #: Number of value networks, not counting the policy.
+    #: Number of value networks.
     critics: int
     #: The supported rollout units.
     units: tuple[str, ...] = ("steps", "episodes")

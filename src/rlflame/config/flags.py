@@ -83,7 +83,7 @@ def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None
     if not 0 <= rank < size:
         values = ", ".join(f"{name}={environment[name]!r}" for name in names)
         raise ConfigError(
-            f"{values} are not valid variables of torchrun.",
+            f"{values} are not valid values of torchrun's variables.",
             f"start the processes with torchrun, or: unset {' '.join(names)}",
         )
     return LearnerRank(rank, size)

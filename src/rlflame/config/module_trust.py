@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe
 
 _FILE_NAME = "trusted_modules"
-#: Entry points of packages that Gymnasium imports to register environments.
+#: The group of entry points that Gymnasium imports to register environments.
 _PLUGINS = "gymnasium.envs"
 _MAX_BYTES = 1 << 16
 
@@ -209,7 +209,8 @@ def _hash_file(path: str) -> str:
 def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:
     """Load the file of --env-file, and write its digest into the recipe.
 
-    A recipe with a digest accepts only that file. The path in a run's config.toml is never loaded.
+    A recipe with a digest accepts only that file. The file that a run's config.toml names is never
+    loaded.
     """
     expected = recipe.learning.environment.file_digest
     if path is None:

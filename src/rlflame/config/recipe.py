@@ -46,7 +46,7 @@ class EnvironmentSettings(SettingsModel):
         # Reject every value, because modes other than "human" may also open a window.
         if "render_mode" in self.kwargs:
             raise ValueError(
-                "render_mode would make every copy of the environment draw pictures or open a "
+                "render_mode would make every copy of the environment render images or open a "
                 "window: remove it, and watch the policy with rlflame render --human"
             )
         if len(str(self.kwargs)) > 65_536:  # kwargs in an untrusted file could fill the memory
@@ -66,7 +66,9 @@ class RolloutSettings(SettingsModel):
     )
     envs_per_slot: Positive = Field(8, le=4096, description="Number of environments per slot.")
     steps: Positive = Field(
-        32, le=10_000_000, description="Steps per environment; for episodes, the maximum length."
+        32,
+        le=10_000_000,
+        description="Steps per environment. If unit is episodes, the maximum length of an episode.",
     )
     staleness: Literal[0, 1] = Field(
         0, description="0: collect the next batch after an update. 1: collect it during the update."
@@ -166,7 +168,7 @@ class _CommonLearningSettings(SettingsModel):
 
 
 class LearningSettings(AlgorithmSections, _CommonLearningSettings):
-    """All settings that determine the weights."""
+    """The settings of learning, such as the algorithm, environment and network."""
 
     @model_validator(mode="before")
     @classmethod
@@ -282,7 +284,7 @@ class Recipe(SettingsModel):
             if anneals and end is not None and horizon is not None and end > horizon:
                 return (
                     f"The learning rate reaches 0 after {horizon:,} {unit} "
-                    f"(learning.horizon_{unit}); training on to {end:,} will change no weights."
+                    f"(learning.horizon_{unit}); from there to {end:,}, the weights do not change."
                 )
         return None
 

@@ -256,7 +256,7 @@ def _check_packages(
         raise ConfigError(
             f"{file} asks executors to install {text}, and installing a package runs its code.",
             f"if you trust them, add {format_shell('--set', f'{_PACKAGES}={text}')}, "
-            f"or without them {format_shell('--set', f'{_PACKAGES}=[]')}",
+            f"or, to run without them, {format_shell('--set', f'{_PACKAGES}=[]')}",
         )
 
 
@@ -322,7 +322,7 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
 
 
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `overrides` over `base`; a budget in `overrides` replaces all in `base`."""
+    """Merge `overrides` over `base`; a budget in `overrides` replaces any in `base`."""
     budgets = ("stop_at_steps", "stop_at_iterations")
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}
@@ -332,7 +332,10 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
     """Return a copy with `episodes` episodes per iteration; envs_per_slot may shrink."""
     if episodes < 1:
-        raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
+        raise ConfigError(
+            f"--episodes-per-iter is {episodes}, but must be at least 1.",
+            "--episodes-per-iter 100",
+        )
     widest = min(config.learning.rollout.envs_per_slot, episodes)
     width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
     data = config.model_dump()

@@ -70,7 +70,7 @@ def _check_keys(text: str) -> None:
 def _check_values(value: Any, depth: int = 0) -> None:
     """Limit the depth of tables and lists, and the size of integers."""
     if depth > _DEEPEST:
-        raise ValueError(f"tables or lists are nested more than {_DEEPEST} deep")
+        raise ValueError(f"tables or lists are nested more than {_DEEPEST} levels deep")
     # Python cannot print integers of more than 4,300 digits. The fields validate all others.
     if isinstance(value, int) and abs(value) >= 10**400:
         raise ValueError(f"a number of {value.bit_length()} bits is too large")

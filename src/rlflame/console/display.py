@@ -152,7 +152,7 @@ class StatusLine(NullView):
 
     def show_rendering(self, num_done: int, total: int) -> None:
         episodes = format_count(total, "episode")
-        self.show_status(f"{num_done} of {episodes} drawn" if total > 1 else "drawing")
+        self.show_status(f"{num_done} of {episodes} rendered" if total > 1 else "rendering")
 
     def show_status(self, text: str) -> None:
         if self._interactive:

@@ -80,7 +80,7 @@ class LiveDisplay(Display):
         bar.append(full * num_full, "green").append(empty * (width - num_full), "dim")
         remaining_s = progress.remaining_s
         rest = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
-        return bar.append(f"  {format_duration(progress.elapsed_s)} gone{rest}", "not bold")
+        return bar.append(f"  {format_duration(progress.elapsed_s)} elapsed{rest}", "not bold")
 
     def _format_seeds(self) -> list[str]:
         """Return a line per seed that fits; running seeds have priority."""

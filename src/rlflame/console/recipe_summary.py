@@ -92,7 +92,7 @@ class RecipeSummary:
         slots = format_count(rollout.num_slots, "slot")
         length = format_count(rollout.steps, "step")
         length = (
-            f"x {length}" if rollout.unit == "steps" else f"of whole episodes of {length} at most"
+            f"x {length}" if rollout.unit == "steps" else f"x 1 whole episode of at most {length}"
         )
         policy = f"{'-'.join(map(str, self.layers))} {network.activation}"
         policy += ", observations normalised" if network.normalise_observations else ""
@@ -123,9 +123,9 @@ class RecipeSummary:
         updates = f"{settings.updates_per_step:g} per step after the first {starts:,}"
         if self.recipe.stop_at_steps is not None and self.recipe.stop_at_steps <= starts:
             name = f"{self.recipe.learning.algorithm}.learning_starts"
-            updates += f": none in this run, unless {name} is less"
+            updates += f": none in this run, unless {name} is reduced"
         transitions = format_count(replay.rows * replay.columns, "transition")
-        memory = f"a replay of {transitions} takes {format_size(replay.nbytes)} when full"
+        memory = f"a replay buffer of {transitions} takes {format_size(replay.nbytes)} when full"
         return [("updates", updates), ("memory", memory)]
 
     def compute_reset_seeds(self) -> list[list[int]]:

@@ -28,7 +28,7 @@ def format_headline(start: RunStart) -> str:
     """Format the first line: the version, and where rlflame chose to run."""
     place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
     if start.candidates:
-        place = " on this machine and on Flame in turn, and then on the faster of them"
+        place = " on this machine and on Flame in turn, then on the faster of the two"
     return f"rlflame {__version__}{place}"
 
 
@@ -38,7 +38,7 @@ def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
     lines += [("rollouts", _format_place(start)), ("folder", str(start.folder))]
     if start.is_resume and start.resources is not None:
         count = len(start.finished_seeds)
-        position = f"{count} of {len(start.checkpoints)} seeds were finished before"
+        position = f"{count} of {len(start.checkpoints)} seeds had already finished"
         lines.append(("resumed", position))
     elif start.is_resume:
         iterations = format_count(progress.row.iteration, "iteration")
@@ -47,7 +47,7 @@ def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
 
 
 def _format_place(start: RunStart) -> str:
-    """Format where the environments of a run are stepped."""
+    """Describe where the environments of a run are stepped."""
     resources, max_workers = start.resources, start.summary.max_workers
     if resources is not None:
         place = "each in its own process"
@@ -73,7 +73,7 @@ def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
     if event["event"] == "note":
         text = event["text"]
     elif event["event"] == "retried" and event["reason"]:
-        text = f"Slot {event['slot']} is collected again; its worker was lost: {event['reason']}."
+        text = f"Slot {event['slot']} is collected again. Reason: {event['reason']}."
     return text if seed is None or not text else f"Seed {seed}: {text}"
 
 
@@ -98,7 +98,7 @@ def format_interquartile_mean(progress: RunProgress) -> str:
     if not scores:
         return "-"
     mean = float(compute_interquartile_means(np.array(scores, np.float64)))
-    return f"{mean:,.1f} of {format_count(len(scores), 'seed')}"
+    return f"{mean:,.1f} over {format_count(len(scores), 'seed')}"
 
 
 def format_status(result: RunResult | SweepResult) -> str:
@@ -108,7 +108,7 @@ def format_status(result: RunResult | SweepResult) -> str:
             return "All seeds have already finished."
         return "Finished" if result.complete else "Failed" if result.failures else "Stopped"
     if not result.has_trained:
-        return f"This run has already finished, at step {result.progress.steps:,}"
+        return f"This run already finished at step {result.progress.steps:,}"
     if result.complete and result.progress.reached:
         return f"Finished: --until-return was reached at step {result.progress.steps:,}"
     return "Finished" if result.complete else "Stopped"
@@ -145,14 +145,14 @@ def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) 
             lines.append(("next", format_command("report", result.folder)))
         return lines
     if result.has_trained and progress.final_return is not None:
-        lines.append(("return", f"{progress.final_return:,.2f} (final mean, exploring)"))
+        lines.append(("return", f"{progress.final_return:,.2f} (final mean, with exploration)"))
     if result.complete and result.evaluation is not None:
         lines.append(("evaluation", format_evaluation(result.evaluation)))
     if result.best is not None and result.best != result.evaluation:
         lines.append(("best", format_evaluation(result.best)))
     lines.append(files)
     if not result.has_trained:
-        lines.append(("to go on", result.resume_command))
+        lines.append(("to continue", result.resume_command))
     if result.complete and result.best is not None:
         lines.append(("next", result.evaluation_command))
     return lines
@@ -167,4 +167,4 @@ def _format_statistics(summary: SweepSummary) -> Pairs:
     interval = ""
     if final.seeds >= FEWEST_SEEDS:
         interval = f", 95% interval [{final.iqm.low:,.1f}, {final.iqm.high:,.1f}]"
-    return [("IQM", f"{final.iqm.value:,.1f}{interval} of {seeds}, final evaluations")]
+    return [("IQM", f"{final.iqm.value:,.1f}{interval} over {seeds}, final evaluations")]

@@ -39,16 +39,16 @@ class ReplayFiles:
     problem: str | None
 
     def format_line(self) -> str:
-        place = " that are not beside the file" if self.absent else f", {format_size(self.bytes)}"
+        place = " that are not next to the file" if self.absent else f", {format_size(self.bytes)}"
         return (
             f"{format_count(self.transitions, 'transition')} in "
-            f"{format_count(self.segments, 'segment')}{place}; tail of {self.tail:,} in the file"
+            f"{format_count(self.segments, 'segment')}{place}; the last {self.tail:,} in the file"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A checkpoint, the path that named it, and the state of its replay files."""
+    """A checkpoint, the path it was read from, and its replay files' state."""
 
     path: Path
     checkpoint: Checkpoint
@@ -153,7 +153,8 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
     """Return the first recipe field, counter or tensor that differs, or None.
 
-    Digests cannot decide this: they cover the recipe's text, to which newer versions add settings.
+    Different digests do not prove a difference: they cover the recipe's text, to which newer
+    versions add settings.
     """
     if a.digest == b.digest:
         return None
@@ -258,8 +259,8 @@ def _check_against_record(
     text = (
         f"Episode {episode} returned {record.returns[episode]!r}, but the record has "
         f"{expected.returns[episode]!r}; the interval "
-        f"{'overlaps' if overlap else 'does not overlap'} the recorded one, and this machine "
-        f"differs in {'; '.join(differences) or 'nothing'}."
+        f"{'overlaps' if overlap else 'does not overlap'} the recorded one. Machine "
+        f"differences: {'; '.join(differences) or 'none'}."
     )
     return EvaluationCheck("recorded", bool(differences) and overlap, text)
 

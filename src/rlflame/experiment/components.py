@@ -74,7 +74,7 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         return ConfigError(
             f"There is no environment {name!r}. {str(error).partition('. ')[2]}".rstrip(),
-            "rlflame envs lists them; yours: --env-file FILE.py, which must register the id",
+            "rlflame envs lists some ids; yours needs --env-file FILE.py, which must register it",
         )
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
         if error.__cause__ is not None:

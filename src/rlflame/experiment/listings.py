@@ -135,7 +135,7 @@ def read_sweep_overview(folder: Path) -> RunOverview:
     try:
         number = len(toml_io.read_file(folder / SWEEP_FILE)["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
-        problem = f"{folder / SWEEP_FILE} cannot be read ({error})"
+        problem = f"{folder / SWEEP_FILE} is not a valid sweep file ({error})."
         return RunOverview(str(folder), "damaged", problem=problem)
     runs = _list_seeds(folder)
     total = sum(run.state == "finished" for run in runs)
@@ -165,7 +165,7 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """List all aliases with their presets and, if installed, their sizes."""
+    """List environment aliases with presets and, if installed, space sizes."""
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []

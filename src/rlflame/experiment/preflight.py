@@ -72,7 +72,7 @@ def run_preflight(
     except ConfigError as error:
         if not dry_run:
             raise
-        show_note(f"This machine cannot train this recipe: {error.message} {error.hint}")
+        show_note(f"This machine cannot train this recipe: {error.message} Hint: {error.hint}.")
     start = None
     if init_from is not None:
         learning, start = _load_start_policy(recipe.learning, env, init_from)
@@ -90,8 +90,7 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
         raise ConfigError(
             f"torchrun has started {rank.size} learners, but only {useful} can share the "
             f"{format_count(units, 'unit')} of work (networks x shards) of this recipe.",
-            f"start {format_count(useful, 'process')}, or in a new run "
-            f"--set learning.gradient_shards={rank.size}",
+            f"start only {useful}, or add --set learning.gradient_shards={rank.size} in a new run",
         )
     if runtime.tensorboard:
         from rlflame.storage.tracking.tensorboard import check_available
@@ -156,13 +155,13 @@ def check_memory(recipe: Recipe, env: EnvSpec) -> None:
     learning, rollout = recipe.learning, recipe.learning.rollout
     shapes = compute_array_shapes(make_policy_spec(learning, env)).values()
     weights = sum(map(math.prod, shapes)) * (1 + learning.traits.critics)
-    networks = f"Learning networks of {list(learning.network.hidden)} units"
+    networks = f"Training with hidden layers of {list(learning.network.hidden)} units"
     needs = [(networks, "network.hidden", _BYTES_PER_WEIGHT * weights)]
     replay = RecipeSummary(recipe, env, "").replay
     if replay is not None:
         transitions = format_count(replay.rows * replay.columns, "transition")
         setting = f"{learning.algorithm}.buffer_size"
-        needs.append((f"A replay of {transitions}", setting, replay.nbytes))
+        needs.append((f"A replay buffer of {transitions}", setting, replay.nbytes))
     elif rollout.unit == "steps":  # for "episodes", the size of a batch is not known
         action = env.action_size if env.action_kind == "continuous" else 1
         batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
@@ -173,6 +172,6 @@ def check_memory(recipe: Recipe, env: EnvSpec) -> None:
         if nbytes > available:
             raise ConfigError(
                 f"{subject} takes {format_size(nbytes)} of memory, but only "
-                f"{format_size(available)} are available.",
-                f"use a smaller learning.{setting}, free memory or raise its limit",
+                f"{format_size(available)} is available.",
+                f"use a smaller learning.{setting}, free memory or raise the memory limit",
             )

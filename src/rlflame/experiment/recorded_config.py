@@ -21,7 +21,7 @@ def read_recorded_config(target: Path) -> dict[str, Any]:
     """Return the config of a run, checkpoint or sweep; empty if missing."""
     file = _find_config(target)
     if not file.is_file() and list_seed_runs(file.parent):
-        raise ConfigError(f"{file.parent} holds seeds but no {SWEEP_FILE}.", RESTORE_HINT)
+        raise ConfigError(f"{file.parent} has seed folders but no {SWEEP_FILE}.", RESTORE_HINT)
     # Checkpoints also hold the recipe of a run, but only job.toml defines a sweep.
     is_run = file.name != SWEEP_FILE
     hint = f"repair it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT

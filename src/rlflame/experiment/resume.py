@@ -58,9 +58,10 @@ def load_source(
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """Return `source` with a new budget; raise ConfigError if it cannot be met.
+    """Return `source` with a new budget.
 
-    `policy` is the file that the error suggests as the start of a new run.
+    Raises ConfigError if the run cannot continue with this budget. `policy` is the file that the
+    error suggests as the start of a new run.
     """
     recipe, progress = source.recipe, source.progress
     if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
@@ -74,7 +75,7 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
     if _is_annealed(source):
         new_steps = steps - progress.steps if steps > progress.steps else steps
         raise ConfigError(
-            "The learning-rate schedule of this run has reached 0 by step "
+            "The learning rate of this run reached 0 by step "
             f"{progress.steps:,}; more steps would not change the weights.",
             f"start a new run from its policy: {format_train_command(source, policy, new_steps)}",
         )
@@ -161,7 +162,7 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
         if expected != actual:
             raise CheckpointError(
                 f"{source.env.id} has {name} {actual} here, but {expected} in the checkpoint.",
-                "install the version of the environment that wrote the checkpoint",
+                "install the version of the environment that the policy was trained in",
             )
     return replace(source, env=replace(source.env, modules=env_spec.modules))
 
@@ -207,11 +208,14 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """Return commands that continue despite a lost replay, lossless first."""
+    """Return a hint with commands that continue despite a lost replay.
+
+    A lossless command comes first.
+    """
     goal, steps = source.recipe.stop_at_steps, source.progress.steps
     end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
     fresh_command = format_command("resume", target, "--fresh-replay", *end)
-    hint = f"{fresh_command} continues with its weights and an empty replay"
+    hint = f"{fresh_command} continues with the saved weights and an empty replay"
     for path in reversed(list_step_files(find_run(target))):
         with contextlib.suppress(CheckpointError):
             older = checkpoint.load(path)
@@ -226,7 +230,7 @@ def format_replay_hint(source: Checkpoint, target: Path) -> str:
 
 
 def _has_same_lineage(a: Checkpoint, b: Checkpoint) -> bool:
-    """Return whether the replay was not emptied between the two checkpoints."""
+    """Return whether two checkpoints belong to the same lineage of the replay."""
     first, second = (
         source.snapshot.learner.get(f"{BUFFER_PREFIX}lineage", 0) if source.snapshot else 0
         for source in (a, b)

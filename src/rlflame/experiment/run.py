@@ -47,7 +47,7 @@ from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class RunHost:
-    """A run's display, stop request and resources shared with other runs."""
+    """A run's display, its stop request, and what it shares with other runs."""
 
     view: RunView = field(default_factory=NullView)
     stop: StopRequest = field(default_factory=NullStop)

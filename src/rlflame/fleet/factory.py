@@ -1,7 +1,7 @@
 """Creates the fleet that the runtime settings name.
 
-To add a fleet, add a module to this package, a row to FLEETS and a choice to `runtime.fleet`. No
-other code compares the names of fleets.
+To add a fleet, add a module to this package, a row to FLEETS and a choice to `runtime.fleet`.
+Outside of `config`, only `rlflame bench` compares the names of fleets.
 """
 
 from __future__ import annotations

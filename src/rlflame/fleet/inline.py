@@ -107,7 +107,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """Captures the output of the thread that made it, and passes on all other output."""
+    """Captures its creator thread's output, and passes on all other output."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

@@ -52,7 +52,7 @@ class JobQueue:
             deque()
         )
         self._waiting: deque[FleetJob] = deque()
-        #: The worker that last ran each group of slots and holds the environments.
+        #: The worker that last ran each group of slots and holds their environments.
         self._slot_workers: dict[tuple[str, tuple[int, ...]], object] = {}
 
     def __len__(self) -> int:

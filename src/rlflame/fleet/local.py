@@ -228,7 +228,7 @@ class LocalFleet(ContextManagerMixin):
             for channel in wait(worker_by_channel, _TICK_S, self._wake_pipe):
                 self._receive(worker_by_channel[channel])
             for worker in [worker for worker in self._pool.workers if worker.process.has_exited]:
-                # A program that the worker started may keep the worker's pipe open: no EOF arrives.
+                # No EOF arrives if a program that the worker started keeps the worker's pipe open.
                 self._receive(worker)
                 with self._lock:
                     self._pool.handle_loss(worker)

@@ -19,9 +19,9 @@ from .job_queue import FleetJob
 MAX_STRAYS = 30
 _STRAY_REASONS = {
     "no_policy": "its weights were missing from the cache",
-    "cancelled": "its executor received no heartbeat of this run",
+    "cancelled": "its executor received no heartbeat from this run",
 }
-HANG_REASON = "did not answer in time"
+HANG_REASON = "its worker did not answer in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """Count a hang. System sleep can cause a first one; a second one is an error."""
+    """Count a hang. System sleep can cause the first one; a second is an error."""
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
         return None
     task = job.task
     slot, row, seed, step = position or (task.slot, 0, 0, 0)
-    message = f"environment {task.env.id} did not answer within {deadline_s:g} s"
+    message = f"Environment {task.env.id} did not answer within {deadline_s:g} s"
     failure = RolloutFailure(task.iteration, slot, row, seed, step, message, "", output)
     hint = "if its steps really take that long: --set runtime.step_deadline_s=600"
     return make_environment_failure(task, failure, hint)
@@ -99,8 +99,8 @@ def count_death(
     location = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
     times = format_count(deaths, "time")
     return FleetError(
-        f"Worker processes died {times} in {_format_slots(job.task)} of iteration "
-        f"{job.task.iteration}; the last one: {cause}{location}.",
+        f"Worker processes died {times} while running {_format_slots(job.task)} of iteration "
+        f"{job.task.iteration}; the last time: {cause}{location}.",
         "signal 9 often means that memory ran out: try fewer --workers"
         if "signal 9" in cause
         else "run it with --fleet inline to reproduce the failure in this process",
@@ -131,4 +131,4 @@ def make_broken_worker_error(task: RolloutTask, trace: str, output: str) -> Rlfl
 
 
 def _format_slots(task: RolloutTask) -> str:
-    return f"slot {', '.join(map(str, task.slots))}"
+    return f"slot{'s' * (len(task.slots) > 1)} {', '.join(map(str, task.slots))}"

@@ -78,7 +78,7 @@ class FleetClient(ContextManagerMixin):
             raise FleetError("The fleet did not describe its workers in time.") from None
 
     def read_traffic(self) -> Traffic:
-        """Return zero: the sweep counts the traffic of all seeds together."""
+        """Return zero: the traffic of a shared fleet is not measured per seed."""
         return Traffic()
 
     def close(self) -> None:

@@ -20,7 +20,8 @@ from .base import TrafficMeter
 from .job_queue import FleetJob, JobQueue
 from .retry_policy import HANG_REASON, count_death, count_hang
 
-#: The limits on consecutive failed starts. The limit is higher for kills, which may not recur.
+#: The limits on consecutive failed starts. The second one applies if a signal killed the worker,
+#: which may not happen again.
 _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 START_DEADLINE_S = 120.0

@@ -13,7 +13,7 @@ from .networks.flat_vector import FlatVector
 
 _EPSILON = 1e-8
 SCALE_HINT = (
-    "divide them in the environment, or set network.normalise_observations or ppo.scale_rewards"
+    "scale them down in the environment, or set network.normalise_observations or ppo.scale_rewards"
 )
 
 
@@ -89,6 +89,6 @@ class RewardScaler:
             raise LearningError(
                 "The variance of the discounted return overflows; the largest reward is "
                 f"{np.abs(rewards).max():.3g}.",
-                SCALE_HINT,
+                "scale the rewards down in the environment",
             )
         return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))

@@ -24,7 +24,7 @@ _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
 def apply_schedule(value: float, anneal: bool, progress: float) -> float:
-    """Return the value, annealed linearly to zero at the horizon if `anneal` is set."""
+    """Return the value, annealed linearly to zero over the schedule if `anneal`."""
     return value * (1.0 - min(1.0, progress)) if anneal else value
 
 

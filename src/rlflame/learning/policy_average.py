@@ -23,9 +23,9 @@ _STATISTICS = "normaliser."
 class PolicyAverage:
     """Averages the weights of about `versions` versions; None disables averaging.
 
-    Each version reduces the share of earlier ones by 1 / `versions`. Early in training, when old
-    versions are much worse, the reduction is 20 / (versions so far). An iteration that changes no
-    weight adds no version.
+    Each version reduces the share of earlier ones by the fraction 1 / `versions`. Early in
+    training, when old versions are much worse, this fraction is 20 / (versions so far), at most 1.
+    An iteration that changes no weight adds no version.
     """
 
     def __init__(self, versions: int | None, newest: PolicyArrays) -> None:

@@ -173,5 +173,5 @@ class ClipRecorder:
 
     def _report_failure(self) -> None:
         if self._failure:
-            self._note(f"No more videos of this run are rendered: {self._failure}")
+            self._note(f"No more videos of this run will be rendered: {self._failure}")
             self._failure = ""

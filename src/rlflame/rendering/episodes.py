@@ -100,8 +100,8 @@ class Camera:
         picture = np.asarray(env.render())
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise EnvironmentFault(
-                f"environment {env.spec.id} drew {picture.dtype} of shape {picture.shape}, "
-                "not an image of red, green and blue bytes",
+                f"Environment {env.spec.id} rendered an array of {picture.dtype} and shape "
+                f"{picture.shape}, not an RGB image of bytes",
                 env.row,
                 env.seed,
                 env.elapsed,
@@ -193,7 +193,8 @@ def render_repeated_episodes(
 ) -> list[StepImage]:
     """Return an image per tick of a policy that restarts whenever its episode ends.
 
-    `render(episode, steps, cap)` plays one episode. The state after a reset lasts one tick.
+    `render(episode, steps, cap)` plays one episode. A tick is an environment step, counted over all
+    repetitions; the state after a reset also lasts one tick.
     """
     images: list[StepImage] = []
     last, start = ticks[-1], 0

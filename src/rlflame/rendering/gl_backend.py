@@ -67,7 +67,7 @@ def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_
     facts = {"works": working, "reasons": reasons}
     if working:
         return Finding("graphics", "ok", f"works here: MUJOCO_GL={', '.join(working)}", facts=facts)
-    text = "no renderer works here, so nothing can be drawn; training needs none"
+    text = "no renderer works here, so nothing can be rendered; training needs no renderer"
     notes = tuple(f"{backend}: {reason}" for backend, reason in reasons.items())
     return Finding("graphics", "warning", text, (find_install_command(),), notes, facts)
 
@@ -81,7 +81,7 @@ def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
         return f"no answer within {timeout_s:g} s"
     code = process.terminate(_EXIT_GRACE_S)
     lines = process.read_output().strip().splitlines()
-    reason = lines[-1][:200] if lines else f"ended with {code}"
+    reason = lines[-1][:200] if lines else f"exit code {code}"
     return reason if code else ""
 
 
@@ -104,7 +104,7 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file; as freedesktop.org specifies, ignore a relative folder."""
+    """Return the cache file; its standard says to ignore a relative XDG_CACHE_HOME."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"
@@ -113,7 +113,7 @@ def find_memory(environment: Mapping[str, str]) -> Path:
 def find_install_command() -> str:
     """Return the command that installs a renderer on this system."""
     if sys.platform == "darwin":
-        return "log in at the screen once: macOS draws only with a window server"
+        return "log in on the Mac's screen once: macOS renders only if a window server is running"
     try:
         release = platform.freedesktop_os_release()
     except OSError:

@@ -63,8 +63,8 @@ def check_options(options: RenderOptions) -> None:
         raise ConfigError("--human shows only one policy.", "-o video.gif --vs-untrained")
     if options.kind == "gif" and (options.fps or 0.0) > MAX_GIF_FPS:
         raise ConfigError(
-            f"--fps {options.fps:g} is too fast for viewers of GIF files.",
-            "--fps 50, or -o with .mp4",
+            f"--fps {options.fps:g} is too fast for GIF viewers.",
+            "--fps 50, or an .mp4 file with -o",
         )
 
 
@@ -134,7 +134,7 @@ def render_in_subprocess(
         gl_backend.store_backend(backend)
         return drawing
     raise gl_backend.GraphicsUnavailableError(
-        f"MuJoCo cannot draw on this machine: {'; '.join(reasons)}.",
+        f"MuJoCo cannot render on this machine: {'; '.join(reasons)}.",
         gl_backend.find_install_command(),
     )
 

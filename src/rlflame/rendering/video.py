@@ -66,7 +66,7 @@ class Video:
             raise ConfigError(
                 f"{job.env.id} cannot be rendered: its render modes ({modes}) do not include "
                 f"{mode}.",
-                f"add {mode!r} to its metadata['render_modes'], and draw in render()",
+                f"add {mode!r} to its metadata['render_modes'], and implement it in render()",
             )
         default_width = None if self._options.height else _WIDTHS.get(self._kind)
         size = self._options.width or default_width, self._options.height
@@ -82,7 +82,7 @@ class Video:
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the job; `report_progress` gets the recorded and total counts."""
+        """Draw the job; `report_progress` gets the recorded and total episodes."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
@@ -149,7 +149,7 @@ class Video:
 
 
 def resize_image(picture: Array, width: int | None, height: int | None) -> Image.Image:
-    """Resize an image; if only one side is given, keep its proportions."""
+    """Resize an image; if only the width or the height is given, keep the proportions."""
     image = Image.fromarray(picture)
     own_width, own_height = image.size
     if width is None:

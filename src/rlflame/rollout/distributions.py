@@ -202,9 +202,9 @@ class SquashedGaussian(_SquashedDistribution):
 class _StateDependentNoise(Distribution):
     """State-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
 
-    The noise is a matrix `[latent, action]` per row. Over all matrices, the offset of each action
-    is normal with variance latent^2 @ std^2. While a matrix is held, equal states have equal
-    offsets.
+    The noise is a matrix `[latent, action]` per row. Over all matrices, the offset in each action
+    dimension is normal with variance latent^2 @ std^2. While a matrix is held, equal states have
+    equal offsets.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:

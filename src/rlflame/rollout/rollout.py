@@ -30,7 +30,7 @@ from .task import (
 #: The number of steps whose noise is drawn at once, and the initial capacity for whole episodes.
 _BLOCK_STEPS = 256
 _INVALID_OBSERVATION = (
-    "returned an observation with NaN, infinity or a number that does not fit float32"
+    "returned an observation with NaN, infinity or a number too large for float32"
 )
 
 
@@ -315,5 +315,5 @@ class Rollout:
         if place is not None:
             t, row = place
             position = self._vector_env.get_position(row)._replace(elapsed=t)
-            message = "was given NaN or infinity: the policy has diverged"
+            message = "was given an action with NaN or infinity: the policy has diverged"
             raise make_fault(self._task.env, position, message)

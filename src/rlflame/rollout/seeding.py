@@ -20,8 +20,8 @@ class Role(IntEnum):
     ACTION = 2  # slot, row, iteration
     EVALUATION_RESET = 3  # episode
     EVALUATION_ACTION = 4  # episode
-    INITIALISE = 5  # parameter index
-    SHUFFLE = 6  # update, epoch
+    INITIALISE = 5  # network, layer
+    SHUFFLE = 6  # iteration, epoch
     BOOTSTRAP = 7  # resampling in statistics
     REPLAY = 8  # update
     LEARN = 9  # update

@@ -19,7 +19,7 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 #: A policy's weights by name: `actor.<i>.weight` [in, out] and `actor.<i>.bias`; `actor.log_std`
-#: for a Gaussian whose standard deviations do not depend on the observation, or with gsde;
+#: for a Gaussian whose standard deviations do not depend on the observation, or with gSDE;
 #: `normaliser.mean` and `normaliser.scale` with observation normalisation.
 PolicyArrays = Mapping[str, Array]
 

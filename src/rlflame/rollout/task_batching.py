@@ -27,8 +27,9 @@ _MAX_EPISODES = 16
 def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
     """Merge neighbouring tasks, as long as there is enough work for every worker.
 
-    Episodes have unequal lengths, so later groups are smaller and all workers finish at about the
-    same time. Group sizes are powers of two: a worker keeps separate environments for each size.
+    Whole episodes have unequal lengths, so later groups of episodes are smaller, and all workers
+    finish at about the same time. The sizes of these groups are powers of two, because a worker
+    keeps separate environments for each size.
     """
     result: list[RolloutTask] = []
     start = 0

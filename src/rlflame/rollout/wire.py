@@ -196,7 +196,7 @@ def _pack_table(items: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> A
 
 
 def _pack_column(column: list[Any], arrays: list[np.ndarray[Any, Any]]) -> Any:
-    """Encode a list as `_pack` does, or as one array if the shapes are equal."""
+    """Encode a list as `_pack` does, or arrays of equal shape and dtype as one array."""
     first = column[0]
     if type(first) is np.ndarray and first.ndim:
         dtype, shape = first.dtype, first.shape

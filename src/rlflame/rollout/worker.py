@@ -1,7 +1,7 @@
 """Runs rollout tasks. All workers return identical fragments for the same task.
 
-A worker does not use the time, global random state or its own identity. Its caches of policies, by
-content, and of environments, by state, only save time.
+A worker does not use the time, global random state or its own identity. It caches policies and
+environments only to save time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from .task import (
     TaskPosition,
 )
 
-#: The run, the number of environments, and the slots, which are empty for whole episodes.
+#: The run, the number of environments, and the slots (none for whole episodes).
 SlotKey = tuple[str, int, tuple[int, ...]]
-#: Each version of the weights has one policy per group size, and others for evaluations.
+#: Each version of the weights needs one policy per number of merged slots, and others for
+#: evaluations.
 _MAX_POLICIES = 8
 _MAX_SLOTS = 64
 

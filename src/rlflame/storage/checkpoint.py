@@ -51,7 +51,7 @@ class Checkpoint:
     fingerprint: dict[str, str]
     best: EvaluationRecord | None = None
     evaluation: EvaluationRecord | None = None
-    #: Lines of metrics.jsonl and episodes.csv that belong to this state.
+    #: The numbers of lines in metrics.jsonl and episodes.csv that belong to this state.
     line_counts: tuple[int, int] = (0, 0)
     snapshot: Snapshot | None = None
     state_digest: str = ""
@@ -166,7 +166,7 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
     expected = {f"{group}.{name}": ("F32", shape) for group in groups for name, shape in shapes}
     if differing := [n for n in actual | expected if actual.get(n) != expected.get(n)]:
         names = ", ".join(sorted(differing)[:5])
-        raise ValueError(f"its tensors are missing, unknown or of the wrong type: {names}")
+        raise ValueError(f"some tensors are missing, unknown or of the wrong type: {names}")
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
@@ -222,7 +222,7 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Check the values that set array sizes, because a crafted file may hold any.
+    """Check the values that set array sizes; in a crafted file, they can be anything.
 
     The recipe alone determines how the environment is made. A missing time limit stays missing,
     because the environment's registration sets the limit wherever the policy runs.

@@ -37,12 +37,12 @@ NAMES: dict[str, str] = {
     "clip_range_vf": "Current clip range of the value function.",
     "discount": "Current discount factor.",
     "explained_variance": "1 - Var(return - value) / Var(return), before the update.",
-    "epochs_done": "Passes over the batch; fewer than configured if target_kl ended them.",
+    "epochs_done": "Passes over the batch; fewer than configured if target_kl ended the update.",
     "learning_rate": "Current learning rate of Adam.",
     "gradient_norm": "Norm of the gradient of the last minibatch, before clipping.",
     "n_updates": "Number of optimizer steps since the start.",
-    "actor_loss": "Mean of coefficient x log pi(a|s) - value of a to the critics, over updates.",
-    "critic_loss": "Half the summed mean squared errors of both critics' means, over the updates.",
+    "actor_loss": "Mean of coefficient x log pi(a|s) - the critics' value of a, over the updates.",
+    "critic_loss": "Half the sum of both critics' mean squared errors, averaged over the updates.",
     "ent_coef": "Entropy coefficient after the iteration.",
     "ent_coef_loss": "Mean of -log coefficient x (log pi + target entropy), over the updates.",
     "refused_minibatches": "Minibatches skipped because of NaN or infinity, since the start.",
@@ -117,7 +117,7 @@ def _find_end_offset(path: Path, lines: int, header: str) -> int:
     if remaining and lines:
         raise CheckpointError(
             f"{path} lacks {min(remaining, lines)} of the {lines} lines its checkpoint counts.",
-            "resume an earlier checkpoint file, or copy this one into an empty folder",
+            "resume an earlier checkpoint file, or copy this checkpoint into an empty folder",
         )
     return end
 

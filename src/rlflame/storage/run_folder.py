@@ -3,11 +3,11 @@
 config.toml          recipe and runtime metrics.jsonl        one line per iteration and per
 evaluation; no wall-clock times episodes.csv         one line per training episode; no wall-clock
 times timing.jsonl         wall and CPU seconds per iteration, seconds per phase, bytes transferred
-machines.json        every process that trained here, with its machine and workers checkpoints/ the
-latest checkpoints, such as step-000100000.safetensors replay/              the replay segments that
-these checkpoints name latest.safetensors   the latest checkpoint best.safetensors     the policy
-with the best evaluation result.json          the final evaluation videos/              short videos
-of the policy, if enabled
+machines.json        every process that trained here, with its machine and workers checkpoints/
+the latest checkpoints, such as step-000100000.safetensors replay/              the replay segments
+that these checkpoints name latest.safetensors   the latest checkpoint best.safetensors     the
+policy with the best evaluation result.json          the final evaluation videos/              short
+videos of the policy, if enabled
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RunFolder:
             return
         raise CheckpointError(
             f"{self.path} was moved or removed during the run; nothing more was written there.",
-            f"if it was moved: {format_command('resume', 'FOLDER')} continues it there",
+            f"if it was moved: {format_command('resume', 'FOLDER')} continues the run there",
         )
 
     @property
@@ -95,7 +95,7 @@ class RunFolder:
             )
 
     def check_all(self) -> None:
-        """Run `check`, and reject symbolic links that lead out of the folder."""
+        """Run `check`, and reject symbolic links, which may lead out of the folder."""
         self.check()
         refuse_links(self.path)
 
@@ -121,7 +121,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open and lock a folder, and remove temporary files from a killed process."""
+        """Open and lock a folder, and remove the temporary files of a killed process."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (
@@ -300,7 +300,7 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
         path = cause.filename2 or cause.filename or folder
         message = f"{path} could not be written: {cause.strerror or cause}."
         is_full = cause.errno in safetensors_file.FULL_DISK_ERRNOS
-        remedy = "make room" if is_full else "make it writable"
+        remedy = "free disk space" if is_full else "make it writable"
         failure = DiskError(
             error.message if isinstance(error, CheckpointError) else message,
             f"{remedy}, then {hint or format_resume_hint(folder)}",

@@ -192,7 +192,7 @@ class RunData:
         return table[:, 0], table[:, 1]
 
     def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
-        """Return steps and the cumulative seconds of the named phases; None if unknown.
+        """Return steps and the cumulative sum of the named times; None if unknown.
 
         Work that was lost because a process died, and then repeated, counts once.
         """
@@ -339,7 +339,7 @@ def read_result(path: Path) -> Line | None:
         return _Result.model_validate_json(content).model_dump(exclude_none=True)
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is damaged: it is not a final evaluation.",
+            f"{path} is damaged: it does not contain a final evaluation.",
             f"remove it, then: {format_command('resume', path.parent)}",
         ) from error
 

@@ -85,8 +85,8 @@ class FileRecorder:
         with report_disk_errors(folder.path), contextlib.ExitStack() as stack:
             self._open_logs(stack)
             if template.snapshot is not None:
-                # Saved again before the logs are cut, so that the latest checkpoint always finds
-                # its lines. This also saves a changed recipe.
+                # Save the checkpoint again before the logs are cut, so that the latest checkpoint
+                # always finds its lines. This also saves a changed recipe.
                 self._rewind(template.snapshot)
             self._metric_file.truncate()
             self._episode_file.truncate()
@@ -256,7 +256,7 @@ class FileRecorder:
                 replaced_path = _make_aside_path(path, "replaced")
                 _link(replaced_path, path)
                 self._observer.show_note(
-                    f"The old step {snapshot.progress.steps} is kept: {replaced_path}."
+                    f"The old checkpoint of step {snapshot.progress.steps} is now {replaced_path}."
                 )
 
     def _find_best(self) -> Checkpoint | None:

@@ -147,7 +147,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def report_read_errors(path: Path) -> Iterator[None]:
-    """Convert all errors that occur when a file is read to CheckpointError."""
+    """Raise CheckpointError in place of any error that occurs when a file is read."""
     try:
         yield
     except CheckpointError:
@@ -191,7 +191,7 @@ def write_atomically(path: Path, data: bytes) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        remedy = "make room" if error.errno in FULL_DISK_ERRNOS else "make it writable"
+        remedy = "free disk space" if error.errno in FULL_DISK_ERRNOS else "make it writable"
         hint = f"{remedy}, or choose another folder"
         if not path.parent.exists():
             hint = format_shell("mkdir", "-p", path.parent)
@@ -202,7 +202,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
-            f"{path} was written, but a power failure may lose it: {error.strerror or error}.",
+            f"{path} was written, but may be lost in a power failure: {error.strerror or error}.",
             "choose another folder",
         ) from error
 
@@ -271,12 +271,12 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
             raise ValueError("its tensors overlap or leave gaps")
         end += layout.nbytes
     if len(head) + end != size:
-        raise ValueError(f"its header describes {len(head) + end} bytes, but it has {size}")
+        raise ValueError(f"its header describes {len(head) + end} bytes, but the file has {size}")
     return metadata, layouts
 
 
 def _check_skeleton(head: bytes) -> None:
-    """Limit the cost of parsing JSON: many values are expensive."""
+    """Limit the cost of parsing JSON: a header with many values is expensive to parse."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
     has_many_strings = plain.count(b'"') > 2 * _MAX_STRINGS
     if has_many_strings or sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:

@@ -53,7 +53,7 @@ class _SignalHandlers:
 
     Python runs a handler when the main thread next executes Python code, which may be never. If a
     signal arrives just before a wait, or in another thread, the wait does not end. The watching
-    thread then interrupts the wait until the signal `is_received` or a time limit passes. A wait
+    thread then interrupts the wait until `is_received` returns True or a time limit passes. A wait
     inside torch or in a hung simulator ends only when the process does. If `exits` is set, the
     second signal ends the process.
     """
@@ -76,7 +76,7 @@ class _SignalHandlers:
         threading.Thread(target=self._watch, args=(read_fd,), daemon=True).start()
 
     def remove(self) -> None:
-        if self in _handler_stack:  # a forked process has no such thread
+        if self in _handler_stack:  # not after a fork, which restores the handlers
             _handler_stack.remove(self)
             self.restore()
 

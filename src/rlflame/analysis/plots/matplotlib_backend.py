@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _NOTE_LETTERS = 150
-#: With more lines, the legend is beside the plot, in a panel of full width. A panel whose label has
-#: more letters than the second limit also gets the full width.
+#: With more lines than the first limit, the legend is beside the plot, in a panel of full width. A
+#: panel with a label of more letters than the second limit also gets the full width.
 _MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
 #: The height of a row of panels.
 _PANEL_INCHES = 4.4
@@ -74,7 +74,7 @@ def check_available() -> None:
 def check_suffix(out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"Images are written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
+            f"An image is written as a .png, .svg or .pdf file, not as {str(out)!r}.",
             format_shell("-o", replace_suffix(out, ".png", "plot")),
         )
 
@@ -164,7 +164,7 @@ def _escape_texts(figure: Figure) -> None:
 
 
 def _escape_label(label: str) -> str:
-    """Prefix a label with a space if matplotlib would omit it (a leading _)."""
+    """Prefix a label that starts with _ with a space, or matplotlib would omit it."""
     return f" {label}" if label.startswith("_") else label
 
 
@@ -232,7 +232,7 @@ def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
 
 
 def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
-    """Draw the runs in `folder` as an image there; raise an error without matplotlib."""
+    """Write an image of the runs in `folder` to that folder; this needs matplotlib."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader, safetensors_file
 

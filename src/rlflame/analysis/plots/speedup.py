@@ -15,7 +15,7 @@ from rlflame.analysis.plots.chart import Bars, Panels
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: The accepted names of the first and the second column.
+#: The accepted names of the column of counts and of the column of sides.
 UNITS, SIDES = ("workers", "learners"), ("fleet", "backend", "recipe")
 _MOST_WORKERS = 1_000_000
 #: The accepted range of seconds per step.
@@ -29,7 +29,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
     """Make a bar chart from a CSV table of run times, with one panel per case.
 
     The columns are workers (or learners), fleet (or backend or recipe), seconds and, optionally,
-    steps and case. A bar is the median of the rows with the same workers and fleet. The baseline of
+    steps and case. A bar shows the median of rows with the same workers and fleet. The baseline of
     a case (height 1) is the fastest fleet with the fewest workers, so that no fleet's overhead is
     hidden in its own baseline.
     """
@@ -46,7 +46,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 def _make_bars(
     title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """Return a row of bars for every fleet, even without results for this case."""
+    """Return a row of bars for every fleet, even if it has no results for this case."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])
@@ -63,7 +63,7 @@ def _make_bars(
 
 
 def _read_run_times(table: Path) -> tuple[str, RunTimes]:
-    """Read a table; return the name of its first column and the run times."""
+    """Read a table; return the name of its column of counts and the run times."""
     times: RunTimes = {}
     line, unit, side = 1, UNITS[0], SIDES[0]
     try:
@@ -81,7 +81,7 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
         raise CheckpointError(f"{table} cannot be read: {reason}.", "check the file") from error
     except (LookupError, TypeError, ValueError, csv.Error) as error:
         raise CheckpointError(
-            f"{table}, line {line} is not a valid run.",
+            f"Line {line} of {table} is not a valid run.",
             f"the columns are {unit} (1 to {_MOST_WORKERS:,}), {side} (a name) and "
             "seconds (above 0)",
         ) from error

@@ -38,7 +38,7 @@ _NARROW = 60
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
     """Render a plot as text of at most `width` columns (12 or more).
 
-    Each panel of lines is `height` lines high.
+    The plot area of each line chart is `height` rows high.
     """
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
@@ -127,7 +127,7 @@ def _draw_lines(
         number = int(owner[row, column])
         if number < 0:
             return " "
-        # Each line has its letters in different columns, so that no letter hides another.
+        # Up to seven lines have their letters in different columns, so no letter hides another.
         if not braille or (column - 4 * number) % _LETTER_EVERY == _FIRST_LETTER:
             return _format_letter(number)
         return chr(_BLANK + int(bits[row, column]))

@@ -20,7 +20,10 @@ from rlflame.storage.run_reader import Count
 
 #: A measured value: finite, and small enough that a mean does not overflow.
 _Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
-_COLUMNS = (("measured", "name", ""), *("unit", "times", "median", "least", "most"))
+_COLUMNS = (
+    *(("measured", "name", ""), "unit", ("repetitions", "times", "")),
+    *("median", ("min", "least", ""), ("max", "most", "")),
+)
 _CHANGES = (("median before", "before", ""), ("improvement, %", "improvement", "+.1f"))
 
 
@@ -203,8 +206,8 @@ def make_section(
             row |= {"times": min(change.verdict.seeds), "improvement": change.verdict.difference}
         rows.append({**row, **{key: _format_quantity(value) for key, value in values.items()}})
     note = (
-        "A positive improvement is better. The 95% interval comes from a bootstrap over at least "
-        "three repetitions."
+        "A positive value is an improvement. The 95% interval comes from a bootstrap over at "
+        "least three repetitions."
     )
     if not changes:
         return Section("Benchmark", (make_table(rows, _COLUMNS, 2), *doubts))

@@ -32,7 +32,7 @@ from rlflame.storage.run_reader import RunData
 
 CLAIMS = ("better", "equivalent", "not-worse")
 PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
-#: The numbers of an evaluation, and the names of their metrics.
+#: The fields of an evaluation, and the metrics that hold their values.
 _METRICS = {
     "mean": curves.EVALUATION,
     "low": "eval_return_low",

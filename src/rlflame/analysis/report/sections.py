@@ -22,7 +22,7 @@ _GROUPS = (
     ("std", "std", ",.1f"),
     ("worst seed", "worst", ",.1f"),
     *(("P2", "p2", ""), ("P4", "p4", "")),
-    ("IQM of the best", "best_iqm", ",.1f"),
+    ("IQM of best evaluations", "best_iqm", ",.1f"),
 )
 _RUNS = (
     ("run", "folder", ""),
@@ -36,7 +36,7 @@ _COMPARISONS = (
     "environment",
     "seeds",
     ("difference of IQMs", "difference", ",.1f"),
-    ("its 90%", "equivalence", ",.1f"),
+    ("90% interval", "equivalence", ",.1f"),
     ("margin", "margin", ",.1f"),
     ("probability of improvement", "probability", ".2f"),
     "verdict",
@@ -64,8 +64,8 @@ def make_document(
 ) -> Document:
     environments = dict.fromkeys(run["environment"] for run in facts["runs"])
     sections = {
-        "Reward": _make_reward_blocks(facts),
-        "Compared": _make_comparison_blocks(comparisons) if comparisons else [],
+        "Returns": _make_reward_blocks(facts),
+        "Comparison": _make_comparison_blocks(comparisons) if comparisons else [],
         "Throughput": _make_throughput_blocks(facts),
         "Curves": charts,
         "Machines": _make_machine_blocks(facts),

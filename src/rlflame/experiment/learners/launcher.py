@@ -126,7 +126,7 @@ def _join_group(
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]
             if error.is_hung:
-                # At exit: torchrun ends this process with the others, so show the error first.
+                # Kill at exit: torchrun then ends this process too, so show the error first.
                 atexit.register(_kill_local_learners, learners)
             name = f"Learner {late_ranks[0]} of {learner_rank.size} (process {learners[0].pid})"
             reason = format_timeout(deadline_s) if error.is_hung else "has ended."

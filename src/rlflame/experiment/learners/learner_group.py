@@ -66,7 +66,8 @@ class LearnerGroup:
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
-        #: The times of the trial: all learners, this one, all, and so on; None without a trial.
+        #: The times of the trial, alternately with all learners and with this one only; None
+        #: without a trial.
         self._trial_s: list[float] | None = [] if is_trial else None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
@@ -162,11 +163,11 @@ class LearnerGroup:
                     continue
                 message = process.channel.receive()
             except (EOFError, ProtocolError) as error:
-                self._replace(f"Learner process {process.pid} {process.explain_loss(error)}.")
+                self._replace(f"Learner process {process.pid}: {process.explain_loss(error)}.")
                 return
             self._waiting.remove(process)
             if message.value != self._fingerprint:
-                self._note("Learning uses one process: the others have different kernels.")
+                self._note("Learning uses one process: the others would give different results.")
                 self.close()
                 return
         if self._group is None or self._waiting:
@@ -225,7 +226,7 @@ class LearnerGroup:
         """End the other learners, and restart as many as were not lost."""
         codes = {item: item.terminate() for item in self._processes if item.has_exited}
         dead = [item for item, code in codes.items() if code != LOST_EXIT_CODE]
-        texts = [f"Learner process {item.pid} {describe_exit(codes[item])}" for item in dead]
+        texts = [f"Learner process {item.pid}: {describe_exit(codes[item])}" for item in dead]
         if error.is_hung:
             texts = [f"A learner did not answer for {self._runtime.learner_deadline_s:g} s"]
         self._replace(f"{'; '.join(texts) or 'A learner process ended'}.", max(1, len(dead)))
@@ -266,7 +267,7 @@ def choose_size(
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
-    """Return the number of samples that are left to learn from, once per epoch."""
+    """Return the number of samples left to learn from, counted once per epoch."""
     learning = recipe.learning
     remaining = []
     if recipe.stop_at_steps is not None:
@@ -292,9 +293,9 @@ def open_learner_group(
     size = choose_size(plan.recipe, runtime, progress, has_idle_cores=has_idle_cores)
     if maximum != "auto" and maximum > size:
         note(
-            f"{format_count(size, 'learner')} can share this recipe, not {maximum}: it has "
-            f"{format_count(count_units(learning), 'unit')} of work. For more in a new run, use "
-            f"--set learning.gradient_shards={maximum}."
+            f"Only {format_count(size, 'learner')} can share this recipe, not {maximum}: it has "
+            f"{format_count(count_units(learning), 'unit')} of work. For more learners, start a "
+            f"new run with --set learning.gradient_shards={maximum}."
         )
     if size > 1 and not blas.can_set_threads():
         note("Learning uses one process: numpy's threads cannot be set on this machine.")

@@ -1,4 +1,4 @@
-"""A learner process that repeats every call to its machine's first learner.
+"""A learner process that repeats every call made to the first local learner.
 
 The first learner starts this module. The process ends when the pipe from the first learner closes.
 """

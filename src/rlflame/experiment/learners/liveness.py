@@ -1,7 +1,8 @@
 """Connects the learners, and finds a hung learner after a failed exchange.
 
-In each learner, a thread waits for a query from rank 0 on a separate connection. The thread answers
-with the learner's number of exchanges, which shows whether the learner is behind the others.
+In each learner except rank 0, a thread waits on a separate connection for a query from rank 0. The
+thread answers with the learner's number of exchanges, which shows whether the learner is behind the
+others.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def await_learners(rendezvous: TcpRendezvous, rank: int, size: int, timeout_s: f
         deadline = time.monotonic() + timeout_s
         while not store.check(ranks):
             if time.monotonic() > deadline:
-                missing = ", ".join(name for name in ranks if not store.check([name]))
-                absent_learner = "the first learner" if rank else f"learner {missing}"
+                missing = [name for name in ranks if not store.check([name])]
+                noun = "learner" if len(missing) == 1 else "learners"
+                absent_learner = "the first learner" if rank else f"{noun} {', '.join(missing)}"
                 raise LearnerFailure(
                     f"Timed out after {timeout_s:g} s waiting for {absent_learner} to join."
                 )

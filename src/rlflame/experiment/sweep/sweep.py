@@ -54,7 +54,7 @@ class SeedStatus:
     folder: Path
     is_started: bool = False
     is_finished: bool = False
-    #: The latest checkpoint, with the sweep's `stop_at_steps`; None if it cannot be read.
+    #: The latest checkpoint, with the sweep's `stop_at_steps`; None if missing or unreadable.
     checkpoint: Checkpoint | None = None
 
 

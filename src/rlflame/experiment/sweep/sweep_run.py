@@ -118,7 +118,7 @@ def split_resources(
     """Choose how many seeds run at once and how many workers each seed gets.
 
     One process per core is fastest, because the processes never wait for each other. If `split` is
-    true and there are fewer seeds than cores, the other cores run workers for the seeds.
+    true, `threads` is 1 and each process has two or more cores, each core also runs one worker.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
     limit = min(seeds, max(1, cores // threads))
@@ -171,7 +171,7 @@ def _run_seeds(
     )
     if resources.memory_bound:
         show.show_note(
-            f"Memory suffices for {resources.concurrent_seeds} seeds at a time; the others wait."
+            f"There is memory for {resources.concurrent_seeds} seeds at a time; the others wait."
         )
     orders = {
         status.seed: _make_order(sweep, status, folder.path, resources, fleet)

@@ -33,7 +33,7 @@ from .session_starter import SessionStarter
 from .timed_call import format_error
 
 T = TypeVar("T")
-#: A larger input is sent through the cache, because the session manager rejects 4 MiB.
+#: A larger input is sent through the cache: the session manager rejects messages over 4 MiB.
 INLINE_BYTES = 3 << 20
 _POLL_INTERVAL_S = 0.5
 _ABANDONED_INTERVAL_S = 10.0
@@ -235,7 +235,7 @@ class AttemptRunner:
             pause_s = min(2.0, 2.0 * pause_s)
 
     def _is_session_over(self) -> bool:
-        """Return whether the session manager reports a closed or unknown session."""
+        """Return whether the session manager reports no open session of this run."""
         try:
             sessions = self.client.call("list_sessions")
         except FleetError:

@@ -23,13 +23,13 @@ from .timed_call import CALL_S, ClusterCallError, call_with_timeout
 
 _TRANSFER_S = 80.0
 BEAT_INTERVAL_S, LEASE_CALL_S = 5.0, 4.0
-#: flamepy's mark of an Arrow array; an object with any other mark may be a pickle.
+#: flamepy's prefix for an Arrow array; an object with any other prefix may be a pickle.
 _ARRAY_MARK = b"FLM\x03"
 #: The errors that a damaged or hostile object can cause, in addition to Arrow's errors.
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, EOFError, StopIteration, MemoryError)
 #: The last part of the key of a worker's answer. The cache generates a UUID.
 _OBJECT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
-#: An address that is safe to print: no character is special to a terminal or a shell.
+#: An address that is safe to print: no character can make a terminal or a shell run anything.
 _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 
 
@@ -177,7 +177,8 @@ class Lease:
     """
 
     def __init__(self, run: str) -> None:
-        #: The lease's location for executors, which may be unable to reach the driver's address.
+        #: The lease's location for executors, which may be unable to reach the cache at the address
+        #: that the driver uses.
         self.reference = {"endpoint": "", "key": make_lease_key(run)}
         self._beat = 0
         self._closing = False

@@ -90,13 +90,13 @@ def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
         f"All recent tasks failed on the cluster, the last one with: {reason}. An executor whose "
         "worker process died fails all its tasks; this run has executors on "
         f"{', '.join(sorted(nodes)) or 'no node'}.",
-        "stop the executor manager of that node for more than 30 s, start it again, and "
+        "stop the executor manager of that node, wait 40 s, start it again, and run "
         "rlflame resume; rlflame cluster-check names the node",
     )
 
 
 class Scheduler:
-    """Runs jobs on the cluster until it is closed."""
+    """Runs jobs on the cluster until `close()`."""
 
     def __init__(
         self, runner: AttemptRunner, capacity: int, record_worker: Callable[[dict[str, Any]], None]

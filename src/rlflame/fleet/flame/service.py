@@ -1,7 +1,8 @@
 """The service on a Flame executor, which runs tasks in a child process.
 
 An environment that crashes, hangs or runs out of memory ends only the child, and the service
-answers with the failure. The service must never die: Flame would then fail every queued task.
+answers with the failure. The service must never die: until the supervisor has restarted it, Flame
+would fail every task that it gives to the executor.
 """
 
 from __future__ import annotations

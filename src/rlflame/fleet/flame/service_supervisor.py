@@ -2,8 +2,8 @@
 
 Flame does not replace a dead worker process: its executor would fail all tasks and could never be
 released. This parent process therefore forks the service again, and the new process resumes the
-session. The module is sent as text for `python -c`, so it must not contain a dollar sign or import
-another module of rlflame.
+session. The module is sent as text for `python -c`, so it must not import another module of
+rlflame. It must not contain a dollar sign either, because Flame expands variables in arguments.
 """
 
 import base64
@@ -41,7 +41,10 @@ def main() -> None:
 
 
 def watch(record_path: str) -> None:
-    """Fork the service, and again if it dies. Group signals reach both processes."""
+    """Fork the service, and fork it again if it dies.
+
+    Group signals reach both processes.
+    """
     deaths = 0
     while deaths < ATTEMPTS:
         started_at, supervisor = time.monotonic(), os.getpid()

@@ -96,7 +96,7 @@ class SessionStarter:
         self.end_event.set()
         if self.session is not None:
             installation = "executors install packages" if self._installs else "nothing to install"
-            text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster, "
+            text = f"flame: sent {self.session.upload_bytes / 1e3:.0f} kB to the cluster; "
             self.observer(FleetEvent("note", "", 0, text + installation))
         self._report_phase("")
 
@@ -215,8 +215,8 @@ class SessionStarter:
         if counts:
             holder, count = counts.most_common(1)[0]
             cause = (
-                f": other sessions have {counts.total()} of {len(executors)} executors, {holder} "
-                f"has {count}; rlflame cluster-check --clean removes dead runs"
+                f": other sessions have {counts.total()} of {len(executors)} executors ({holder} "
+                f"has {count}); rlflame cluster-check --clean removes dead runs"
             )
         elif not self._has_fitting_node():
             cause = ": no node is large enough for runtime.flame.cpu and runtime.flame.memory"

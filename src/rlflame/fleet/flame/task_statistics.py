@@ -45,7 +45,7 @@ class TaskStatistics:
         return max(1, min(share, limit))
 
     def compute_slow_s(self, purpose: str, tasks: int) -> float | None:
-        """Return the seconds after which a group is slow; None if unknown."""
+        """Return after how many seconds a group counts as slow; None if unknown."""
         durations_s = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
         if not durations_s:
             return None

@@ -95,9 +95,9 @@ def compute_continued_returns(
 ) -> Float64:
     """Compute the reward-to-go, with its mean as the value after a truncation.
 
-    The mean V over all steps satisfies V = mean(G + w V). G is a step's return to the end of its
-    episode, and w is the discount from that step to the truncation, or 0 if the episode was not
-    truncated.
+    The mean V over all steps satisfies V = mean(G + w V). G is the discounted return from a step to
+    the end of its episode, and w is the discount from that step to the truncation, or 0 if the
+    episode was not truncated.
     """
     ends = terminated | truncated
     returns = compute_discounted_returns(rewards, ends, discount)

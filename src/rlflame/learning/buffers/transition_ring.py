@@ -60,7 +60,10 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Append rows shaped like `list_shapes`; boundary indices: (row, column)."""
+        """Append rows with the types and shapes from `list_shapes`.
+
+        A boundary index is a pair (row, column). Its row is counted from the first new row.
+        """
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
         self._observations[cells] = _flatten(steps["observations"])

@@ -2,8 +2,8 @@
 
 Arrays have shape `[units, rows]` or `[shards, units, rows]`, as in `mlp.py`.
 
-Sampling heads take the noise as an input, so
-an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
+Sampling heads take the noise as an input, so an action is a differentiable function of the
+network's outputs (Kingma and Welling, 2014).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Sum = float | Array
 
 
 class GaussianHead:
-    """Independent Gaussians with one learned log standard deviation per action.
+    """Independent Gaussians with one learned log std per action dimension.
 
     `log_prob` takes the network's outputs and returns the log-density of each row's action.
-    `sum_entropy` adds the entropies of each shard's rows. `backward` returns d(loss)/d(output) for
-    a d(loss)/d(log_prob) of each row and a d(loss)/d(entropy) that is shared by all rows.
+    `sum_entropy` adds the entropies of each shard's rows. `backward` returns d(loss)/d(output),
+    given d(loss)/d(log_prob) for each row and one d(loss)/d(entropy) for all rows.
     """
 
     def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
@@ -86,7 +86,8 @@ class CategoricalHead:
     def __init__(self) -> None:
         self._log_softmax: Float32 = np.empty((0, 0), np.float32)
         self._softmax = self._log_softmax
-        #: The index of the actions in the outputs, and its part that depends only on their shape.
+        #: The index of the actions in the outputs. `_grid` is the part of this index that depends
+        #: only on the shape of the actions, `_shape`.
         self._index: tuple[Array, ...] = ()
         self._grid: tuple[Array, ...] = ()
         self._shape: tuple[int, ...] = ()
@@ -172,7 +173,7 @@ class SquashedGaussianHead:
 
 
 class GsdeVariance:
-    """Computes the gSDE variance of each action in each row, and its gradients."""
+    """Computes each row's gSDE variance per action dimension, and its gradients."""
 
     def __init__(
         self, latent: Callable[[], Float32], log_std: Float32, log_std_gradient: Float32

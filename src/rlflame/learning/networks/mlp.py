@@ -7,13 +7,13 @@ which multiplies the row of biases below the weights. The forward pass of a laye
 matrix product, and the gradient of its parameters is another. All other operations run over
 contiguous memory. The tests compare the gradients with those of torch.
 
-For small minibatches the call overhead dominates, so the code uses the fastest calls: `np.dot`
-instead of `np.matmul`, 0-d arrays instead of Python numbers, `np.add.reduce` instead of `sum`. The
-results are the same to the bit. Views are created only once, because creating one takes as long as
-a call on a small array.
+For small minibatches, call overhead dominates, so the code uses the fastest calls: `np.dot` instead
+of `np.matmul`, 0-d arrays instead of Python numbers, and `np.add.reduce` instead of `sum`. The
+results are bit-identical. Views are created only once, because creating one takes as long as a call
+on a small array.
 
 A network whose gradients have a leading axis processes several shards of equal size in one pass,
-laid out `[shards, units, rows]`. The bits are those of separate passes.
+laid out `[shards, units, rows]`. The results are bit-identical to those of separate passes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Workspace:
         self.active = [np.empty((*leading, n, rows), np.bool_) for n in hidden]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
-        #: Per layer, for standardising its inputs.
+        #: Per layer, used to standardise the inputs of the layer.
         self.scratch: list[Float32] = [np.empty_like(x) for x in self.units if standardise]
         self.inverse: list[Float32] = [np.ones((n, 1), np.float32) for n in sizes[:-1]]
 
@@ -162,7 +162,7 @@ class MLP:
         space = self._workspace
         units, delta = space.units[layer], space.deltas[layer - 1]
         if self._leading and upstream.shape[-2] == 1:
-            # For an inner product of length 1, matmul does not call BLAS and is slow.
+            # If the inner dimension is 1, matmul does not call BLAS and is slow.
             for part, out in zip(upstream, delta, strict=True):
                 np.dot(self._weights[layer], part, out=out)
         else:
@@ -210,8 +210,8 @@ class BatchNormMLP(MLP):
     """A perceptron that standardises the inputs of each layer over the batch.
 
     `run_batch` uses the mean and variance of the batch, and gradients flow through them. `run` uses
-    running moments of earlier batches. There is no learned scale or shift, because the next layer
-    can represent both.
+    running moments of earlier batches. There is no learned scale or shift, because the layer's own
+    weights and biases can represent both.
     """
 
     _standardises = True

@@ -1,1 +1,1 @@
-"""Divides gradient computations into shards, threads and learner processes."""
+"""Divides gradient computations among shards, threads and learner processes."""

@@ -35,7 +35,7 @@ class ProcessGroup(Protocol):
         """Return the arrays of all learners, stacked by rank; valid until the next call."""
 
     def use_device(self, device: str) -> None:
-        """Use the device of the gradients for later calls, if the group supports it."""
+        """From now on, gather arrays on the device of the gradients, if supported."""
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value, which `wire` must be able to encode; others pass None."""
@@ -69,7 +69,7 @@ class Shards:
 
     def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
         self.count = count
-        #: The learners that divide the shards; the group may be replaced between updates.
+        #: The learners that share out the shards; the group may be replaced between updates.
         self.group: ProcessGroup = SingleProcessGroup() if group is None else group
         self._parts: Float32 = np.empty((0, 0), np.float32)
         self._state: Callable[[], State] | None = None
@@ -81,7 +81,7 @@ class Shards:
         self._state, self._compared_updates = state, updates
 
     def use_group(self, group: ProcessGroup) -> None:
-        """Divide the shards among the learners of another group in the same state."""
+        """Divide the shards among another group's learners, which have the same state."""
         self.group, self._update_count = group, 0
 
     @contextmanager
@@ -229,7 +229,7 @@ def check_fingerprints(group: ProcessGroup, fingerprint: Mapping[str, str]) -> N
     arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in fingerprint.items()}
     for rank in find_deviating_ranks(group, arrays):
         raise LearningError(
-            f"Learner {rank} runs on another kind of machine than learner 0, so the results would "
+            f"Learner {rank} runs on a different kind of machine from learner 0, so results would "
             "not be reproducible.",
             "use machines with the same processor type and the same versions of all packages",
         )

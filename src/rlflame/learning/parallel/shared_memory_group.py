@@ -154,7 +154,7 @@ class SharedMemoryGroup:
         self._descriptors.close_own(self.rank)
 
     def _find_region(self, byte_count: int) -> _Region:
-        """Return the region for a size; all learners create them in the same order."""
+        """Return the region for a size; all learners create regions in the same order."""
         capacity = max(_MIN_REGION, 1 << (byte_count - 1).bit_length())
         region = self._regions.get(capacity)
         if region is None:
@@ -164,7 +164,7 @@ class SharedMemoryGroup:
         return region
 
     def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
-        """Return a shape's region; per turn, this learner's array and all arrays."""
+        """Return a shape's region and, per turn, this learner's array and all arrays."""
         byte_count = 4 * int(np.prod(shape))
         region = self._find_region(byte_count)
         arrays = [

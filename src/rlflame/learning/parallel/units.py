@@ -78,7 +78,10 @@ class Units:
         return gradient, *self._exchange_numbers(gradient, sums)
 
     def _add_own_shards(self, parts: Iterator[tuple[Float32, Metrics]]) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of the own networks, all of whose shards are here."""
+        """Return the gradient and the sums of the networks that this learner owns.
+
+        This learner computes all shards of these networks.
+        """
         gradient, sums = next(parts)
         for part, part_sums in parts:
             for span in self.own_spans:
@@ -90,7 +93,10 @@ class Units:
     def _add_spread_shards(
         self, shards: Sequence[Shard], compute_parts: PartialGradients
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of the own networks, added over all learners."""
+        """Return the gradient and the sums of the networks that this learner owns.
+
+        They are added over the shards of all learners.
+        """
         count, per_learner, parts = self._shards.count, self._per_learner, self._parts
         first = self._group.rank * per_learner
 

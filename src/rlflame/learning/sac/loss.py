@@ -1,7 +1,7 @@
 """Hand-derived gradients of SAC's losses in numpy.
 
-An update runs in two lanes: first the current and the next actions, then the two critics. Arrays
-have the layout `[units, rows]`, as in `networks/mlp.py`.
+An update runs in two lanes, which compute first the current and the next actions, then the values
+of the two critics. Arrays have the layout `[units, rows]`, as in `networks/mlp.py`.
 """
 
 from __future__ import annotations

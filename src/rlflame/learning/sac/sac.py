@@ -57,7 +57,7 @@ class Sac:
         self._target_entropy = float(-size) if target == "auto" else target
         coefficient = settings.entropy_coefficient
         self._fixed_weight = None if coefficient == "auto" else coefficient
-        # float64: the logarithm of a number below 1e-45 must be finite.
+        # Computed in float64, because float32 may round a number below 1e-45 to zero.
         initial = math.log(settings.initial_entropy_coefficient)
         self._log_weight: Float32 = np.array([initial], np.float32)
         epsilon = settings.adam_epsilon

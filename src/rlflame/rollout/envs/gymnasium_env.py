@@ -92,7 +92,7 @@ class RestorableEnv:
             report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
-        """Take a step; write the observation to `out`, return reward and end flags."""
+        """Take a step, write the observation to `out`; return the reward and end flags."""
         if not self._exact_mujoco:
             if self.elapsed >= len(self._action_history):
                 room = np.zeros_like(self._action_history)
@@ -174,7 +174,7 @@ class RestorableEnv:
         try:
             return self._env.render()
         except BaseException as error:
-            report_fault(self.spec, self.position, "cannot be drawn", error)
+            report_fault(self.spec, self.position, "cannot be rendered", error)
 
     def close(self) -> None:
         if self._env is not None:
@@ -194,7 +194,7 @@ class RestorableEnv:
         self._action_shape = env.action_space.shape or ()
         size, expected = math.prod(self._observation_shape), self.spec.observation_size
         if size != expected:
-            raise self._make_fault(f"observes {size} numbers here, but {expected} in its spec")
+            raise self._make_fault(f"has observations of {size} numbers here, not {expected}")
         return env
 
     def _write_observation(self, observation: Any, out: Float32) -> None:

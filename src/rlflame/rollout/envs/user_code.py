@@ -1,9 +1,9 @@
 """Imports the user's environment code: a file, or a module that an ID names.
 
-The file is loaded by its path, so neither its folder nor its name can shadow another module. The
-folder is searched last. An ID such as `my_env:Mine-v0` names the module `my_env`, and importing a
-module runs its code. The driver therefore decides which modules may be imported, and lists them in
-the environment's spec.
+The file is loaded by its path, and its folder is searched last, so the folder's other files cannot
+shadow a module. `load_env_file` rejects file names that are in use. An ID such as `my_env:Mine-v0`
+names the module `my_env`, and importing a module runs its code. The driver therefore decides which
+modules may be imported, and lists them in the environment's spec.
 """
 
 from __future__ import annotations

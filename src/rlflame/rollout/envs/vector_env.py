@@ -16,7 +16,7 @@ from .make import format_error, import_env_code, is_env_error
 
 #: The error for an episode that cannot be restored. The two causes cannot be told apart.
 REPLAY_MISMATCH = (
-    "returned another observation than before for the same seed and actions: if its code has "
+    "returned a different observation for the same seed and actions as before: if its code has "
     "changed, restore the old code; if not, the environment is not deterministic, its episodes "
     "cannot be moved or resumed, and a new run needs --set rollout.unit=episodes"
 )
@@ -33,7 +33,7 @@ class EpisodePosition(NamedTuple):
 
 
 class VectorEnv(Protocol):
-    """The environments of a slot. Observations are written to `out`, one row or all."""
+    """The environments of a slot. `out` receives the observations of one row or all."""
 
     spec: EnvSpec
 
@@ -75,7 +75,7 @@ class VectorEnv(Protocol):
 
 def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> EnvironmentFault:
     """Make a fault at this position; `message` follows the environment's name."""
-    text = f"environment {spec.id} {message}"
+    text = f"Environment {spec.id} {message}"
     return EnvironmentFault(text, position.row, position.seed, position.elapsed)
 
 
@@ -89,7 +89,7 @@ def report_fault(
 
 
 def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
-    """Make the fastest implementation. All implementations are bit-identical."""
+    """Make the fastest implementation. All of them return bit-identical results."""
     from .gymnasium_env import GymnasiumVectorEnv
 
     return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)

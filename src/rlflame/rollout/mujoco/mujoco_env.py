@@ -220,7 +220,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
         for part in vars(owner).values():
             code = getattr(getattr(part, "fget", part), "__code__", None)
             if code is not None and code.co_filename != sys.modules[owner.__module__].__file__:
-                return False  # the file was replaced while this process ran
+                return False  # a method was replaced while this process ran
     settings = inspect.signature(kind.__init__).parameters
     assets = Path(inspect.getfile(kind)).parent / "assets"
     return (

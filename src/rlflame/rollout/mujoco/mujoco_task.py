@@ -43,7 +43,7 @@ class MujocoTask:
         """Start an episode in a row whose new state is already in the tables."""
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
-        """Compute the rewards of a step; return the terminated rows, or None if none."""
+        """Compute a step's rewards; return which rows terminated, or None if none did."""
         raise NotImplementedError
 
     def observe(self, out: Array) -> None:

@@ -40,7 +40,7 @@ class MessageKind(IntEnum):
     BROKEN = 7  # {"traceback"} of a bug or of an unreadable message
     PREPARE = 8  # {"id"} of the environment that later tasks need
     ORDER = 9  # the work of a child that is not a rollout worker; its first message
-    STOP = 10  # a request to end, as SIGTERM is
+    STOP = 10  # a request to end, like SIGTERM
     EVENT = 11  # an event during the work
     FAILURE = 12  # the fields of an RlflameError
     CANCEL = 13  # {"number"} of cancelled tasks
@@ -101,7 +101,7 @@ class Channel:
         return bool(self._unsent)
 
     def send(self, kind: MessageKind, value: Any = None) -> int:
-        """Queue a message, write what the pipe accepts, and return its payload size."""
+        """Queue a message, write what the pipe accepts, and return the payload's size."""
         from .. import wire
 
         payload = wire.encode(value)

@@ -100,7 +100,8 @@ def die_with_parent(parent: int) -> None:
             exit_with_group()
 
 
-#: The shell is not a child of the worker, because an environment may wait for all of its children.
+#: The shell that waits is not a child of the worker, because an environment may wait for all
+#: children of the worker.
 _KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0) &"
 
 

@@ -50,7 +50,7 @@ class WorkerProcess:
         self._exit_code: int | None = None
         self._poll_lock = threading.Lock()
         if environment is None:
-            from .. import blas  # imports numpy, which a process that starts early avoids
+            from .. import blas  # its functions load numpy, which `PrestartPool` avoids
 
             environment = blas.make_child_environment()
         variables = {**os.environ, **environment, "PYTHONPATH": make_child_path()}
@@ -186,5 +186,5 @@ def _forget_executor() -> None:
     _executor, _executor_lock = None, threading.Lock()
 
 
-# A forked process has the object, but not its thread.
+# A forked process inherits the executor, but not its thread.
 os.register_at_fork(after_in_child=_forget_executor)

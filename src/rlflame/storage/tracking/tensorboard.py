@@ -56,7 +56,7 @@ _AXIS_NAMES = ("steps", "iteration")
 
 def format_view_hint(folder: Path) -> str:
     """Return a note with the command that shows the curves."""
-    return f"Curves for TensorBoard: tensorboard --logdir {folder}"
+    return f"To see the curves: tensorboard --logdir {folder}"
 
 
 def check_available() -> None:

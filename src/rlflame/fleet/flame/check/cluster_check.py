@@ -239,7 +239,7 @@ def check_object_cache(client: FlameClient) -> Finding:
         return Finding(name, "failed", "lost an object right after storing it", (fix,))
     round_trip_ms = 1000 * (time.perf_counter() - started_at)
     facts = {"round_trip_ms": round_trip_ms, "hands_out": reference.endpoint}
-    text = f"round trip of 1 MB {round_trip_ms:.0f} ms"
+    text = f"round trip of 1 MB: {round_trip_ms:.0f} ms"
     try:
         # References carry the address of the cache's own network interface.
         client.check_port(CACHE, reference.endpoint)
@@ -262,7 +262,7 @@ def check_template(client: FlameClient) -> Finding:
         if "flamepy.runner.runpy" in command:
             facts = {"name": name, "command": command}
             return Finding("template", "ok", f"{name} runs flamepy's runner", facts=facts)
-    text = f"no application {name} uses the installer python and runs flamepy's runner"
+    text = f"no application {name} that uses the installer python and runs flamepy's runner"
     fixes = (
         "restart the session manager, which registers flmrun when it starts; flmctl unregister "
         "removes an incorrect one",

@@ -230,7 +230,7 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
 
 def format_remedy(node: str) -> str:
     """Return how to free a node. A quick restart would keep its dead executors."""
-    text = f"stop the executor manager on {node}, wait 40 s (less is not enough), start it again"
+    text = f"stop the executor manager on {node}, wait 40 s (not less) and start it again"
     if re.fullmatch(r"executor-\d+", node):
         text += f"; here: docker compose -f compose/compose.yaml restart {node} (includes the wait)"
     return text
@@ -268,7 +268,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
 def _is_starved(
     session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> bool:
-    """Return whether a session's tasks waited for `still_s` without any executor."""
+    """Return whether a session has waited at least `still_s` without executors."""
     since_s = snapshots[-1].at_s
     for snapshot in reversed(snapshots):
         session = snapshot.find_session(session_id)

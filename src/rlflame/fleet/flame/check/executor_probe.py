@@ -33,7 +33,8 @@ _POLL_S, _PING_POLL_S = 0.05, 0.001
 _WAIT_S = 0.4
 _DELAY_RELEASE_S = 30
 _SLOW_MS = 100.0
-#: Fields that can change the last bits of results. Workers may fail to start with another Python.
+#: Differences in these fields can change the last bits of results. With another Python version,
+#: workers may even fail to start.
 _MACHINE_FIELDS = {"processor": "", "libc": "libc ", "system": "system ", "python": "Python "}
 
 
@@ -201,7 +202,7 @@ def _check_packages(greetings: Sequence[dict[str, Any]], local: Mapping[str, str
     text += "; each run installs them first, because other versions can change the last bits"
     fix = (
         "none needed if executors can reach a package index; to avoid the installation, give the "
-        "executors an image like compose/executor.Dockerfile"
+        "executors an image built like compose/executor.Dockerfile"
     )
     return Finding("packages", "warning", text, (fix,), (), facts)
 

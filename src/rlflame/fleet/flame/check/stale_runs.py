@@ -168,7 +168,8 @@ def check_sessions(runs: Sequence[ClusterRun], snapshot: ClusterSnapshot) -> Fin
         for session in foreign
     ]
     counts = Counter(run.state for run in runs)
-    parts = [f"{format_count(number, f'{state} run')}" for state, number in counts.items()]
+    words = {"alive": "live"}
+    parts = [format_count(n, f"{words.get(str(s), s)} run") for s, n in counts.items()]
     parts += [f"{format_count(len(foreign), 'session')} of other applications"] if foreign else []
     text = ", ".join(parts) or "none open"
     if not counts["dead"]:
