@@ -83,12 +83,13 @@ def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere
 
     def gradient(self, rows, parts):
         def clipped(shards, networks):
-            for shard, (found, sums) in zip(shards, parts(shards, networks), strict=True):
-                share = (shard.rows.stop - shard.rows.start) / rows
-                found /= share
-                clip_by_norm(found, 0.1)
-                found *= share
-                yield found, sums
+            for shard in shards:
+                for found, sums in parts([shard], networks):
+                    share = (shard.rows.stop - shard.rows.start) / rows
+                    found /= share
+                    clip_by_norm(found[0], 0.1)
+                    found *= share
+                    yield found, sums
 
         return whole(self, rows, clipped)
 
@@ -104,11 +105,12 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
 
     def gradient(self, rows, parts):
         def noted(shards, networks):
-            for shard, (found, sums) in zip(shards, parts(shards, networks), strict=True):
-                if "actor" in networks:
-                    samples = shard.rows.stop - shard.rows.start
-                    own[shard.number].append(sums["approx_kl"] / samples)
-                yield found, sums
+            for shard in shards:
+                for found, sums in parts([shard], networks):
+                    if "actor" in networks:
+                        samples = shard.rows.stop - shard.rows.start
+                        own[shard.number].append(sums[0]["approx_kl"] / samples)
+                    yield found, sums
 
         return whole(self, rows, noted)
 

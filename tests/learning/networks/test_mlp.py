@@ -352,8 +352,9 @@ def test_shards_computed_together_have_the_bits_of_shards_computed_apart(
     shards = Shards(count).split(rows)
     together, apart = NumpyPpo(vector, network), NumpyPpo(vector, network)
     for _ in range(2):  # the second time, the buffers are not new
-        found = together.compute_shards(batch, rows, networks, shards)
-        for shard, (gradient, sums) in zip(shards, found, strict=True):
+        groups = together.compute_shards(batch, rows, networks, shards)
+        pairs = (pair for group in groups for pair in zip(*group, strict=True))
+        for shard, (gradient, sums) in zip(shards, pairs, strict=True):
             expected, expected_sums = apart.compute_gradient(
                 batch.select_rows(shard.rows), rows, networks
             )

@@ -1,9 +1,9 @@
 """Divides the (network, shard) units of a gradient among the learners of a group.
 
-Units are numbered network by network, and each learner computes a contiguous range of them. The
-learner that computes the first shard of a network is the network's owner: only the owner adds the
-shards, in order, and updates the weights of the network. Sums, norms and weights do not depend on
-the number of learners.
+Units are numbered network by network, and each learner computes a contiguous range of them. If
+each network has one learner, this learner also updates the weights of the network. Otherwise, each
+learner adds the shards of one part of the whole vector, in order, and updates the weights in this
+part. Sums, norms and weights do not depend on the number of learners.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from ..base import Metrics
 from ..optim import compute_square_norm
 from .process_group import Shard, Shards
 
-#: Yields the gradient of some networks and the sums of their losses, for each of several shards.
-PartialGradients = Callable[[Sequence[Shard], Sequence[str]], Iterator[tuple[Float32, Metrics]]]
+#: The gradients of adjacent shards `[shards, parameters]`, and the sums of their losses.
+ShardGradients = tuple[Float32, Sequence[Metrics]]
+#: Yields the gradients of some networks for all given shards, in order; each result is valid until
+#: the next one.
+PartialGradients = Callable[[Sequence[Shard], Sequence[str]], Iterator[ShardGradients]]
+#: The parts of a vector are multiples of a cache line, 16 numbers.
+_PART_STEP = 16
 
 
 class Units:
@@ -35,7 +40,6 @@ class Units:
         self._width = max(span.stop - span.start for span in self._spans)
         self._sum_count = max(map(len, self._sums))
         self._total: Float32 = np.empty(max(span.stop for span in self._spans), np.float32)
-        self._row: Float32 = np.zeros(self._width, np.float32)
         #: For each network: the squared norm of its gradient, and its sums.
         self._numbers = np.zeros((len(self._names), 1 + self._sum_count))
         self._message: Float32 = self._numbers.view(np.float32)
@@ -44,8 +48,9 @@ class Units:
     def divide(self) -> None:
         """Divide the units among the learners of the current group."""
         count, self._group = self._shards.count, self._shards.group
-        self._is_alone = self._group.size == 1
-        self._per_learner = -(-len(self._names) * count // self._group.size)
+        size, rank = self._group.size, self._group.rank
+        self._is_alone = size == 1
+        self._per_learner = -(-len(self._names) * count // size)
         starts = [number * count for number in range(len(self._names))]
         self._owners = [unit // self._per_learner for unit in starts]
         #: Whether several learners compute shards of one network.
@@ -53,11 +58,18 @@ class Units:
             (start + count - 1) // self._per_learner != owner
             for start, owner in zip(starts, self._owners, strict=True)
         )
-        self._own_numbers = [n for n, owner in enumerate(self._owners) if owner == self._group.rank]
+        self._own_numbers = [n for n, owner in enumerate(self._owners) if owner == rank]
         self._own_names = [self._names[number] for number in self._own_numbers]
-        #: The spans of the networks that this learner owns; for a single learner, the whole vector.
-        own_spans = [self._spans[number] for number in self._own_numbers]
-        self.own_spans = [slice(None)] if self._is_alone else own_spans
+        #: The parts of the vector whose weights this learner updates.
+        self.own_spans = [self._spans[number] for number in self._own_numbers]
+        row_size, total_size = self._width, len(self._total)
+        if self._is_alone:
+            self.own_spans = [slice(None)]
+        elif self._is_spread:
+            row_size = -(-total_size // (size * _PART_STEP)) * _PART_STEP
+            start, end = (min(n * row_size, total_size) for n in (rank, rank + 1))
+            self.own_spans = [slice(start, end)]
+        self._row: Float32 = np.zeros(row_size, np.float32)
         width = self._width + 2 * self._sum_count
         self._parts: Float32 = np.zeros((self._per_learner, width), np.float32)
 
@@ -67,37 +79,63 @@ class Units:
         """Return the gradient, and the squared norms and the sums of all networks."""
         # The gradient is valid only in `own_spans`, until the next call.
         shards = self._shards.split(rows)
-        if self._is_spread and len(shards) > 1:
+        if self._is_spread:
             gradient, sums = self._add_spread_shards(shards, compute_parts)
         elif self._own_numbers:
-            gradient, sums = self._add_own_shards(compute_parts(shards, self._own_names))
+            gradient, sums = self._add_own_shards(shards, compute_parts)
         else:
             gradient, sums = self._total, {}
-        if self._is_alone:
+        if self._is_alone or self._is_spread:
             return gradient, [compute_square_norm(gradient[span]) for span in self._spans], sums
         return gradient, *self._exchange_numbers(gradient, sums)
 
-    def _add_own_shards(self, parts: Iterator[tuple[Float32, Metrics]]) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of the networks that this learner owns.
-
-        This learner computes all shards of these networks.
-        """
-        gradient, sums = next(parts)
-        for part, part_sums in parts:
+    def _add_own_shards(
+        self, shards: Sequence[Shard], compute_parts: PartialGradients
+    ) -> tuple[Float32, Metrics]:
+        """Return the gradient and the sums of this learner's networks, added over all shards."""
+        parts = compute_parts(shards, self._own_names)
+        rows = (row for part in parts for row in zip(*part, strict=True))
+        gradient, totals = next(rows)
+        if len(shards) == 1:
+            return gradient, totals
+        for span in self.own_spans:
+            self._total[span] = gradient[span]
+        for gradient, sums in rows:
             for span in self.own_spans:
-                np.add(gradient[span], part[span], out=self._total[span])
-            gradient = self._total
-            sums = {name: total + part_sums[name] for name, total in sums.items()}
-        return gradient, sums
+                self._total[span] += gradient[span]
+            totals = {name: total + sums[name] for name, total in totals.items()}
+        return self._total, totals
 
     def _add_spread_shards(
         self, shards: Sequence[Shard], compute_parts: PartialGradients
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of the networks that this learner owns.
+        """Return the gradient and the sums of all networks, added over all learners."""
+        count = self._shards.count
+        self._compute_parts(shards, compute_parts)
+        rows = self._group.gather(self._parts).reshape(-1, self._parts.shape[1])
+        part, row = self.own_spans[0], self._row
+        totals: Metrics = {}
+        for number, (span, names) in enumerate(zip(self._spans, self._sums, strict=True)):
+            own_rows = rows[number * count :][: len(shards)]
+            # A learner's part may begin or end in the middle of a network.
+            start, end = max(part.start, span.start), min(part.stop, span.stop)
+            if start < end:
+                columns = slice(start - span.start, end - span.start)
+                total = row[start - part.start : end - part.start]
+                total[:] = own_rows[0, columns]
+                for shard_row in own_rows[1:]:
+                    total += shard_row[columns]
+            network_totals = dict.fromkeys(names, 0.0)
+            for values in own_rows[:, self._width :].copy().view(np.float64).tolist():
+                for name, value in zip(names, values, strict=False):
+                    network_totals[name] += value
+            totals |= network_totals
+        np.copyto(self._total, self._group.gather(row).reshape(-1)[: len(self._total)])
+        return self._total, totals
 
-        They are added over the shards of all learners.
-        """
-        count, per_learner, parts = self._shards.count, self._per_learner, self._parts
+    def _compute_parts(self, shards: Sequence[Shard], compute_parts: PartialGradients) -> None:
+        """Compute the gradients and sums of this learner's units, and store them by unit."""
+        count, per_learner = self._shards.count, self._per_learner
         first = self._group.rank * per_learner
 
         def find_own_numbers(shard: Shard) -> list[int]:
@@ -108,28 +146,16 @@ class Units:
             if not numbers:
                 continue
             own_shards, names = list(group), [self._names[number] for number in numbers]
-            gradients = compute_parts(own_shards, names)
-            for shard, (gradient, sums) in zip(own_shards, gradients, strict=True):
+            shard_number = own_shards[0].number
+            for gradients, sums in compute_parts(own_shards, names):
                 for number in numbers:
-                    part, span = parts[number * count + shard.number - first], self._spans[number]
-                    part[: span.stop - span.start] = gradient[span]
-                    # The float64 sums follow the gradient as pairs of float32 values.
-                    values = [sums[name] for name in self._sums[number]]
-                    part[self._width :].view(np.float64)[: len(values)] = values
-        rows = self._group.gather(parts).reshape(-1, parts.shape[1])
-        all_sums: Metrics = {}
-        for number in self._own_numbers:
-            own_rows = rows[number * count :][:count]
-            total = self._total[self._spans[number]]
-            total[:] = own_rows[0, : len(total)]
-            for row in own_rows[1:]:
-                total += row[: len(total)]
-            totals = dict.fromkeys(self._sums[number], 0.0)
-            for values in own_rows[:, self._width :].copy().view(np.float64).tolist():
-                for name, value in zip(totals, values, strict=False):
-                    totals[name] += value
-            all_sums |= totals
-        return self._total, all_sums
+                    place, span = number * count + shard_number - first, self._spans[number]
+                    own_parts = self._parts[place : place + len(gradients)]
+                    own_parts[:, : span.stop - span.start] = gradients[:, span]
+                    # The float64 sums follow the gradient as pairs of float32.
+                    values = [[row[name] for name in self._sums[number]] for row in sums]
+                    own_parts[:, self._width :].view(np.float64)[:, : len(values[0])] = values
+                shard_number += len(gradients)
 
     def _exchange_numbers(self, gradient: Float32, sums: Metrics) -> tuple[list[float], Metrics]:
         """Return the squared norms and the sums of all networks, each from its owner."""
@@ -152,13 +178,15 @@ class Units:
             self.share_vector(parameters)
 
     def share_vector(self, vector: Float32) -> None:
-        """Copy each network's part of a vector from the owner of the network."""
+        """Copy each part of a vector from the learner that updates it."""
         if self._is_alone:
             return
-        for number in self._own_numbers:  # at most one
-            span = self._spans[number]
+        for span in self.own_spans:  # at most one
             self._row[: span.stop - span.start] = vector[span]
         rows = self._group.gather(self._row)
+        if self._is_spread:
+            vector[:] = rows.reshape(-1)[: len(vector)]
+            return
         for number, span in enumerate(self._spans):
             if number not in self._own_numbers:
                 vector[span] = rows[self._owners[number], : span.stop - span.start]

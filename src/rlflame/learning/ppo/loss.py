@@ -21,6 +21,7 @@ from ..networks.flat_vector import FlatVector
 from ..networks.heads import Sum, make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 from ..parallel.process_group import Shard
+from ..parallel.units import ShardGradients
 
 #: The networks, and the sums that accompany each gradient.
 NETWORKS = {
@@ -91,10 +92,12 @@ class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
 
     def compute_shards(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str], shards: Sequence[Shard]
-    ) -> Iterator[tuple[Float32, Metrics]]:
-        """Yield the result of `compute_gradient` for each of these adjacent shards."""
+    ) -> Iterator[ShardGradients]:
+        """Yield the results of `compute_gradient` for these adjacent shards, in order."""
         for shard in shards:
-            yield self.compute_gradient(minibatch.select_rows(shard.rows), count, networks)
+            rows = minibatch.select_rows(shard.rows)
+            gradient, sums = self.compute_gradient(rows, count, networks)
+            yield gradient[None], [sums]
 
     def compute_values(self, observations: Float32) -> Float32:
         """Return the critic's estimate for each normalised observation."""
@@ -128,7 +131,7 @@ class _Networks:
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
         clip_ratio = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
-        clipped = clip_ratio != ratio
+        changes = clip_ratio != ratio
         surrogate = ratio * batch.advantages
         clip_ratio *= batch.advantages
         # Where the clipped term is smaller, the objective is constant in the ratio.
@@ -143,7 +146,7 @@ class _Networks:
             "entropy_loss": -self._head.sum_entropy(),
             "approx_kl": np.add.reduce(ratio, axis=-1),
             # With an axis, count_nonzero is several times slower.
-            "clip_fraction": np.count_nonzero(clipped, axis=None if clipped.ndim == 1 else -1),
+            "clip_fraction": np.count_nonzero(changes, axis=None if changes.ndim == 1 else -1),
         }
 
     def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> Sum:
@@ -186,7 +189,7 @@ class NumpyPpo(PpoProvider):
 
     def compute_shards(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str], shards: Sequence[Shard]
-    ) -> Iterator[tuple[Float32, Metrics]]:
+    ) -> Iterator[ShardGradients]:
         if self._spec.exploration == "gsde":  # its head has no leading axis
             yield from super().compute_shards(minibatch, count, networks, shards)
             return
@@ -194,9 +197,10 @@ class NumpyPpo(PpoProvider):
             equal = list(group)
             rows = minibatch.select_rows(slice(equal[0].rows.start, equal[-1].rows.stop))
             if len(equal) == 1:
-                yield self.compute_gradient(rows, count, networks)
+                gradient, sums = self.compute_gradient(rows, count, networks)
+                yield gradient[None], [sums]
             else:
-                yield from self._compute_equal_shards(rows, count, networks, len(equal))
+                yield self._compute_equal_shards(rows, count, networks, len(equal))
 
     def compute_values(self, observations: Float32) -> Float32:
         result = np.empty(len(observations), np.float32)
@@ -207,15 +211,16 @@ class NumpyPpo(PpoProvider):
 
     def _compute_equal_shards(
         self, rows: PpoMinibatch, count: int, networks: Sequence[str], shard_count: int
-    ) -> Iterator[tuple[Float32, Metrics]]:
+    ) -> ShardGradients:
         group = self._group_networks.get(shard_count)
         if group is None:
             group = _Networks(self._parameters, self._spec, (shard_count,))
             self._group_networks[shard_count] = group
         sums = group.compute_sums(rows.divide(shard_count), count, networks)
-        columns = [np.asarray(values).tolist() for values in sums.values()]
-        for gradient, values in zip(group.gradients.data, zip(*columns, strict=True), strict=True):
-            yield gradient, dict(zip(sums, map(float, values), strict=True))
+        columns = [np.asarray(values, np.float64).tolist() for values in sums.values()]
+        return group.gradients.data, [
+            dict(zip(sums, values, strict=True)) for values in zip(*columns, strict=True)
+        ]
 
 
 def find_spans(parameters: FlatVector) -> dict[str, slice]:

@@ -23,7 +23,7 @@ from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_
 from ..normalization import RewardScaler, make_normaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip
 from ..parallel.process_group import Shard, Shards
-from ..parallel.units import Units
+from ..parallel.units import ShardGradients, Units
 from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
 
 #: Training on a batch stops once a minibatch's KL estimate exceeds this multiple of the target.
@@ -170,7 +170,7 @@ class Ppo:
 
         def compute_parts(
             shards: Sequence[Shard], networks: Sequence[str]
-        ) -> Iterator[tuple[Float32, Metrics]]:
+        ) -> Iterator[ShardGradients]:
             return self._provider.compute_shards(minibatch, count, networks, shards)
 
         gradient, squares, sums = self._units.compute_gradient(count, compute_parts)
