@@ -1,13 +1,16 @@
 """A run folder: its lock, config, logs and checkpoints.
 
-config.toml          recipe and runtime metrics.jsonl        one line per iteration and per
-evaluation; no wall-clock times episodes.csv         one line per training episode; no wall-clock
-times timing.jsonl         wall and CPU seconds per iteration, seconds per phase, bytes transferred
-machines.json        every process that trained here, with its machine and workers checkpoints/
-the latest checkpoints, such as step-000100000.safetensors replay/              the replay segments
-that these checkpoints name latest.safetensors   the latest checkpoint best.safetensors     the
-policy with the best evaluation result.json          the final evaluation videos/              short
-videos of the policy, if enabled
+config.toml          recipe and runtime
+metrics.jsonl        one line per iteration and per evaluation; no wall-clock times
+episodes.csv         one line per training episode; no wall-clock times
+timing.jsonl         wall and CPU seconds of each iteration by phase, and bytes transferred
+machines.json        every process that trained here, with its machine and workers
+checkpoints/         the latest checkpoints, such as step-000100000.safetensors
+replay/              the replay segments that these checkpoints name
+latest.safetensors   the latest checkpoint
+best.safetensors     the policy with the best evaluation
+result.json          the final evaluation
+videos/              short videos of the policy, if enabled
 """
 
 from __future__ import annotations
