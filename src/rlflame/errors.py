@@ -182,7 +182,7 @@ class LearnerFailure(RlflameError):
 
 
 class Interruption(RlflameError):
-    """A signal ended the command; a run saves its state first."""
+    """A signal ended the command. Before raising this, a run saves its state."""
 
     def __init__(self, message: str, hint: str, signal_number: int) -> None:
         super().__init__(message, hint)

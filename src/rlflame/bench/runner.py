@@ -181,7 +181,7 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write the result so far; after a failure, show a note and retry at the end."""
+        """Write the result so far. If that fails, show a note: `_report` tries again."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
@@ -198,7 +198,7 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print the result; write it even if that fails. Return False if there is none."""
+        """Print the result; write it even if printing fails. Return False if none exists."""
         result = self._make_result(complete)
         if result is None:
             return False

@@ -137,7 +137,10 @@ def rollouts(
     workers: Counts = None,
     fleet: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Fleet: local, flame or inline (a process per worker)."),
+        typer.Option(
+            metavar="NAME",
+            help="Fleet: local, flame or inline (several workers are independent processes).",
+        ),
     ] = "local",
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Seconds per measurement.")

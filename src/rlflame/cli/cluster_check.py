@@ -29,7 +29,7 @@ def cluster_check(
 ) -> None:
     """Check the Flame cluster and this machine for problems.
 
-    Prints a fix for each problem. Exit code 0: healthy, 1: degraded, 3: unreachable.
+    Prints a fix for each problem. Exit codes: 0 (healthy), 1 (degraded), 3 (unreachable).
     """
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.rendering.gl_backend import check_graphics

@@ -29,7 +29,7 @@ def runs(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List run folders with their progress and best return.
+    """List run folders with their progress and best mean return.
 
     The state of a run is training, finished, stopped or damaged.
     """

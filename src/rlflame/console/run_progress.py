@@ -52,7 +52,7 @@ class FleetProgress:
                 states[event.slot] = event.kind
 
     def count_tasks(self, kind: str = "") -> int:
-        """Count the tasks of the round whose last event is of this kind, or all tasks."""
+        """Count this round's tasks whose last event is of this kind; by default, all."""
         with self._lock:
             return sum(kind in ("", state) for state in self._states[self.purpose].values())
 

@@ -191,10 +191,10 @@ def render_repeated_episodes(
     episode: int,
     ticks: Sequence[int],
 ) -> list[StepImage]:
-    """Return an image per tick of a policy that restarts whenever its episode ends.
+    """Return an image for each of `ticks`, while a policy plays episodes in a row.
 
     `render(episode, steps, cap)` plays one episode. A tick is an environment step, counted over all
-    repetitions; the state after a reset also lasts one tick.
+    episodes; the state after a reset also lasts one tick.
     """
     images: list[StepImage] = []
     last, start = ticks[-1], 0

@@ -18,7 +18,7 @@ _ROOT = Path("/")
 
 
 def measure_available_bytes(root: Path = _ROOT) -> int:
-    """Return the free memory of the machine, or of its container if that is less."""
+    """Return the free memory of the machine, or of this container if that is less."""
     machine_bytes = _read_number(root / "proc/meminfo", "MemAvailable:") * 1024
     machine_bytes = machine_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min([machine_bytes, *_read_cgroup_limits(root)]))

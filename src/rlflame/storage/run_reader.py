@@ -151,7 +151,7 @@ class RunData:
 
     @property
     def init_policy(self) -> str | None:
-        """The content hash of the policy that the run started from; None without one."""
+        """The content hash of the policy that the run started from; None if it had none."""
         policy_hash = nested_dict.get_nested(self.config, "learning.init_policy")
         return policy_hash if isinstance(policy_hash, str) else None
 
@@ -354,7 +354,7 @@ def read_machines(path: Path) -> tuple[Line, ...]:
 
 
 def _make_damage_error(path: Path, reason: str) -> CheckpointError:
-    """Make an error with a hint that rewinds the logs to the oldest checkpoint."""
+    """Make an error; its hint is a command that rewinds the logs or trains again."""
     checkpoints = sorted((path.parent / "checkpoints").glob("step-*.safetensors"))
     hint = format_command("train", "--config", path.parent / "config.toml")
     if checkpoints:

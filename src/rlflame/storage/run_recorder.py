@@ -317,7 +317,7 @@ def _set_file_aside(file: Path) -> None:
 
 
 def _make_aside_path(file: Path, word: str) -> Path:
-    """Return a path beside the file that is free or has the same content."""
+    """Return an unused path beside the file, or one that has the same content."""
     ends = itertools.chain([word], (f"{word}-{number}" for number in itertools.count(2)))
     paths = (file.with_name(f"{file.name}.{end}") for end in ends)
     return next(p for p in paths if not p.exists() or filecmp.cmp(file, p, shallow=False))

@@ -213,7 +213,7 @@ class FlameClient:
             raise make_call_error(error, "create task") from error
 
     def get_task_status(self, session: Any, task: str) -> TaskStatus:
-        """Return the state of a task and its error message. Only gRPC's deadline applies."""
+        """Return a task's state and error message; gRPC's deadline is the only timeout."""
         try:
             task_state = session.get_task(task)
         except ValueError:  # flamepy does not know the state Cancelled

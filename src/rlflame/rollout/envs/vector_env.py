@@ -1,6 +1,6 @@
 """The interface of a slot's environments, which are stepped together.
 
-rlflame's MuJoCo loop and Gymnasium's instances return bit-identical results.
+Its two implementations, rlflame's MuJoCo loop and Gymnasium, return bit-identical results.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ VELOCITIES = DataSlice("qvel")
 
 
 class Simulation:
-    """Holds the simulations in one `MjData` each, or in an array that one call steps."""
+    """Holds each simulation in an `MjData`, or all in a batch that one call steps."""
 
     #: The row that is being stepped or set, if known.
     current_row = 0

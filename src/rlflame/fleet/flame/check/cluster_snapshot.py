@@ -229,7 +229,7 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
 
 
 def format_remedy(node: str) -> str:
-    """Return how to free a node. A quick restart would keep its dead executors."""
+    """Return instructions to free a node; a quick restart would keep dead executors."""
     text = f"stop the executor manager on {node}, wait 40 s (not less) and start it again"
     if re.fullmatch(r"executor-\d+", node):
         text += f"; here: docker compose -f compose/compose.yaml restart {node} (includes the wait)"
