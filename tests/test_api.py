@@ -255,7 +255,7 @@ def test_extending_changes_the_end_and_nothing_else():
     assert longer.recipe.evaluation == found.recipe.evaluation
     assert resume.extend_budget(found, None, FILE) is found
     assert resume.extend_budget(found, 128, FILE) is found
-    with pytest.raises(ConfigError, match="has reached 0 by step 128") as refused:
+    with pytest.raises(ConfigError, match="reached 0 by step 128") as refused:
         resume.extend_budget(found, 100, FILE)
     assert "--steps 100" in (refused.value.hint or "")
     assert resume.is_finished(found)

@@ -191,7 +191,7 @@ def test_steps_are_those_of_one_learner_and_total_steps_those_of_all(tmp_path):
 def test_time_has_a_suitable_unit(tmp_path, seconds, unit, x):
     made = run(tmp_path / "a", iterations=[(100, 1.0)], seconds=[(100, seconds)])
     chart = curves.make_chart([made], "wall")
-    assert chart.x_label == f"Wall clock ({unit})"
+    assert chart.x_label == f"Wall-clock time ({unit})"
     assert chart.series[0].x.tolist() == [x]
 
 
@@ -344,7 +344,7 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
         curves.make_chart([made], smooth=0)
     with pytest.raises(CheckpointError, match="a has no loss yet"):
         curves.make_chart([made], metric="loss")
-    with pytest.raises(CheckpointError, match="no record of its wall clock"):
+    with pytest.raises(CheckpointError, match="no record of its wall-clock time"):
         curves.make_chart([made], "wall")
     with pytest.raises(CheckpointError, match="not finished an episode yet"):
         curves.make_chart([made], metric="episode_return")

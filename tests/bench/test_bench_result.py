@@ -59,7 +59,7 @@ def facts(result):
 
 
 def test_equal_bits_are_reported_only_after_a_comparison():
-    same, other = "X are bit-identical on all sides.", "X differ between sides"
+    same, other = "X are bit-identical in all rows.", "X differ between rows"
     assert result.format_bits([None], "X") == []
     assert result.format_bits([True, None], "X") == [same]
     (sentence,) = result.format_bits([True, False], "X")
@@ -232,14 +232,14 @@ def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
     row = {"case": "a", "fleet": "flame", "workers": 2, "times": 3}
     row["seconds"] = statistics.Interval(1.0, 1.0, 1.0)
     said = " ".join(scaling_bench.make_advice([row], [here, there], 2))
-    assert "2 executors are faster than 2 local workers for no episode length" in said
+    assert "2 executors are not faster than 2 local workers at any episode length" in said
 
 
 def test_different_weights_are_reported():
     same = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame")])
-    assert "weights are bit-identical on all sides" in same.to_markdown()
+    assert "weights are bit-identical in all rows" in same.to_markdown()
     other = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame", weights="x")])
-    assert "weights differ between sides" in other.to_markdown()
+    assert "weights differ between rows" in other.to_markdown()
 
 
 def test_a_single_measurement_gives_no_statement_about_bits():
@@ -265,9 +265,9 @@ def test_a_line_is_fitted_if_both_its_numbers_can_be_determined(workers, shown):
         for fleet in fleets
     ]
     found = scaling([case(tasks=tasks)], cells)
-    assert ("ms a task" in found.to_markdown()) == shown
+    assert ("ms per task" in found.to_markdown()) == shown
     assert bool(facts(found)["overheads"]) == shown
-    assert any("By these overheads" in said for said in facts(found)["advice"]) == shown
+    assert any("Given these overheads" in said for said in facts(found)["advice"]) == shown
 
 
 def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
@@ -291,7 +291,7 @@ def test_a_busy_machine_is_called_busy(at_work, busy, monkeypatch):
     text = scaling([case()], [cell([1.0])], conditions=found).to_markdown()
     assert ("busy with other work" in text) == busy
     before = "unknown" if at_work is None else f"{at_work:.1f}"
-    assert f"before the benchmark: {before}; by other programs during it: unknown." in text
+    assert f"before the benchmark: {before}; busy with other programs during it: unknown." in text
 
 
 @pytest.mark.parametrize(("spent", "others", "busy"), [(300, 0.25, False), (0, 1.0, True)])
@@ -314,7 +314,7 @@ def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spe
     assert beside.describe()["others"] is None, "executors are nobody's children here"
     assert (found["others"], found["busy"]) == (pytest.approx(others), busy)
     text = scaling([case()], [cell([1.0])], conditions=found).to_markdown()
-    assert f"by other programs during it: {others:.1f}." in text
+    assert f"busy with other programs during it: {others:.1f}." in text
     assert ("busy with other work" in text) == busy
     stat.unlink()
     assert watch.describe()["others"] is None

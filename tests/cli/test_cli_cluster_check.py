@@ -106,7 +106,7 @@ def test_the_screen_line_by_line(monkeypatch):
         "                          e1 on a\n"
         "         fix: stop it\n"
         "         fix: or start it\n"
-        "Degraded, because of: executors; with warnings about: packages.\n"
+        "Degraded; failed: executors; warnings: packages.\n"
     )
     assert rlflame("cluster-check", "--json").json() == {
         "verdict": "degraded",
@@ -137,7 +137,7 @@ def test_nobody_at_the_address(quick, monkeypatch):
         spoken = rlflame("cluster-check")
     assert spoken.code == 3
     assert "failed   session manager" in spoken.out
-    assert spoken.lines[-1] == "Unreachable, because of: session manager, object cache."
+    assert spoken.lines[-1] == "Unreachable; failed: session manager, object cache."
     assert "Traceback" not in spoken.out + spoken.err
 
 
@@ -188,6 +188,6 @@ def test_a_cluster_is_looked_at_without_torch(stub, tmp_path):
     spoken = finished(process("cluster-check", environment={"PYTHONPATH": path}), PATIENCE_S)
     assert spoken.code == 3
     assert "torch" not in spoken.out + spoken.err
-    assert spoken.lines[-1].startswith("Unreachable, because of: object cache")
+    assert spoken.lines[-1].startswith("Unreachable; failed: object cache")
     assert "ok       nodes" in spoken.out
     assert any(line[9:17] == "graphics" for line in spoken.lines)

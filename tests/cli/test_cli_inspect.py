@@ -50,7 +50,7 @@ def test_resume_of_a_finished_run_says_so_and_changes_nothing(folder):
     before = {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
     spoken = rlflame("resume", folder / "short")
     assert spoken.code == 0
-    assert spoken.lines[0] == "This run has already finished, at step 256"
+    assert spoken.lines[0] == "This run already finished at step 256"
     assert f"rlflame resume {folder}/short --steps 512" in spoken.out
     assert before == {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
     # Scripts may repeat a command, so the number of steps that the run already has is not an error.
@@ -69,13 +69,13 @@ def test_a_run_whose_rate_has_fallen_to_0_is_not_taken_further(folder):
     """The weights would not change. The hint names a command that changes them."""
     refused = rlflame("resume", folder / "long", "--steps", "768")
     assert refused.code == 2
-    assert "has reached 0 by step 512" in refused.err
+    assert "reached 0 by step 512" in refused.err
     (said,) = re.findall(r"new run from its policy: rlflame (.*)", refused.err)
     again = rlflame("resume", folder / "long")
     assert f"rlflame {said.replace('--steps 256', '--steps 512')}" in again.out
     onward = rlflame(*shlex.split(said), "--out", "onward", "--json")
     assert onward.code == 0, onward.err
-    assert not any("falls to 0" in event.get("text", "") for event in onward.events())
+    assert not any("reaches 0" in event.get("text", "") for event in onward.events())
     rates = [
         json.loads(line)["learning_rate"]
         for line in Path("onward/metrics.jsonl").read_text().splitlines()
@@ -97,7 +97,7 @@ def test_an_end_beyond_the_end_of_learning_is_reported(tmp_path, unit):
     assert f"reaches 0 after 1 {unit} (learning.horizon_{unit})" in said.err
     kept = rlflame("train", *TINY, *words[:4], "--set", "ppo.anneal_learning_rate=false",
                    *words[4:], "--plain")  # fmt: skip
-    assert (kept.code, "falls to 0" in kept.err) == (0, False)
+    assert (kept.code, "reaches 0" in kept.err) == (0, False)
 
 
 def test_resume_takes_the_name_of_a_checkpoint_too(folder):
@@ -318,7 +318,7 @@ def test_eval_in_lines(folder):
     assert spoken.lines == [
         f"  policy  {file}: CartPole-v1, PPO, step {shown['steps']:,}",
         f"  return  {shown['mean']:.1f}, 95% interval [{shown['low']:.1f}, {shown['high']:.1f}] "
-        "over 5 episodes, best actions",
+        "over 5 episodes, most likely actions",
         f"  spread  std {shown['std']:.1f}, IQM {shown['iqm']:.1f}, min {shown['min']:.1f}, "
         f"max {shown['max']:.1f}",
         f"  length  {shown['length_mean']:.1f} steps on average",

@@ -140,7 +140,7 @@ def test_one_run_has_its_picture_in_its_folder(runs):
     ("words", "code", "sentence"),
     [
         (("absent",), 1, "absent does not exist"),
-        (("runs/ppo-0", "-o", "p.gif"), 2, "not 'p.gif'"),
+        (("runs/ppo-0", "-o", "p.gif"), 2, ".png, .svg or .pdf file, not as 'p.gif'"),
         (("runs/ppo-0", "-o", "nowhere/p.png"), 1, "nowhere/p.png could not be written"),
         (("runs/ppo-0", "-x", "time"), 2, "There is no x axis 'time'"),
         (("runs/ppo-0", "--metric", "loss"), 1, "has no loss yet"),
@@ -222,7 +222,7 @@ main()
     assert "A  PPO, 3 seeds" in spoken.stdout
     assert "B  REINFORCE, 2 seeds" in spoken.stdout
     assert any(0x2800 < ord(c) < 0x2900 for c in spoken.stdout)
-    assert f"{MISSING}: pip install 'rlflame[plot]'" in spoken.stderr
+    assert f"{MISSING}. To save an image: pip install 'rlflame[plot]'" in spoken.stderr
     # Without matplotlib, a requested file is an error. Without Braille, the chart uses letters.
     asked = plot("-o", "p.png", PYTHONIOENCODING="ascii")
     assert asked.returncode == 1
@@ -417,24 +417,24 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
             "columns are workers (1 to 1,000,000), fleet (a name) and seconds",
         ),
         (("workers,backend,seconds",), "has no rows"),
-        (("workers,backend,seconds", "one,local,2"), "line 2 is not a valid run"),
+        (("workers,backend,seconds", "one,local,2"), "Line 2 of "),
         (
             ("learners,recipe,seconds", "1000001,a,2"),
             "the columns are learners (1 to 1,000,000), recipe",
         ),
-        (("learners,recipe,seconds", "0,a,2"), "line 2 is not a valid run"),
-        (("workers,backend,seconds", "1,local,2", "1,local,-2"), "line 3 is not a valid run"),
-        (("workers,backend,seconds", "1,local,nan"), "line 2 is not a valid run"),
-        (("workers,backend,seconds", "", "1,local"), "line 3 is not a valid run"),
-        (("workers,backend,seconds", "1,local,2,3"), "line 2 is not a valid run"),
-        (("workers,backend,seconds", "1,,2"), "line 2 is not a valid run"),
-        (("workers,backend,seconds,steps", "1,a,2,9", "2,a,2,"), "line 3 is not a valid run"),
-        (("workers,backend,seconds,steps", "1,a,2,0"), "line 2 is not a valid run"),
-        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "line 3 is not a valid run"),
-        (("workers;backend;seconds", "1;a;2"), "line 2 is not a valid run"),
-        (("workers,backend,seconds,steps", "1,a,5e-324,1e300"), "line 2 is not a valid run"),
-        (("workers,backend,seconds", "1,a,1e308"), "line 2 is not a valid run"),
-        (("workers,backend,seconds", "1,a\x00b,2"), "line 2 is not a valid run"),
+        (("learners,recipe,seconds", "0,a,2"), "Line 2 of "),
+        (("workers,backend,seconds", "1,local,2", "1,local,-2"), "Line 3 of "),
+        (("workers,backend,seconds", "1,local,nan"), "Line 2 of "),
+        (("workers,backend,seconds", "", "1,local"), "Line 3 of "),
+        (("workers,backend,seconds", "1,local,2,3"), "Line 2 of "),
+        (("workers,backend,seconds", "1,,2"), "Line 2 of "),
+        (("workers,backend,seconds,steps", "1,a,2,9", "2,a,2,"), "Line 3 of "),
+        (("workers,backend,seconds,steps", "1,a,2,0"), "Line 2 of "),
+        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "Line 3 of "),
+        (("workers;backend;seconds", "1;a;2"), "Line 2 of "),
+        (("workers,backend,seconds,steps", "1,a,5e-324,1e300"), "Line 2 of "),
+        (("workers,backend,seconds", "1,a,1e308"), "Line 2 of "),
+        (("workers,backend,seconds", "1,a\x00b,2"), "Line 2 of "),
     ],
 )
 def test_a_table_that_is_none(tmp_path, rows, sentence):

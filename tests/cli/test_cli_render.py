@@ -69,7 +69,7 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
         (("--human", "-o", "x.gif"), 2, "cannot be combined", "omit one of them"),
         (("--human", "--vs-untrained"), 2, "--human shows only one policy", "-o video.gif"),
         (("--episodes", "3", "--best-of", "2"), 2, "is less than --episodes 3", "--best-of 30"),
-        (("--fps", "60"), 2, "too fast for viewers of GIF files", "--fps 50"),
+        (("--fps", "60"), 2, "--fps 60 is too fast for GIF viewers", "--fps 50"),
     ],
 )
 def test_invalid_arguments_are_an_error_and_nothing_is_written(easel, words, code, said, hint):

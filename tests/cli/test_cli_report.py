@@ -37,11 +37,12 @@ def cells(markdown, title):
             rows.append([cell.strip() for cell in line.strip("|").split("|")])
         elif rows:
             break
+    assert len(rows) > 2, f"there is no table below {title}"
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
 def each_run(markdown):
-    """The rows of the second table about rewards."""
+    """The rows of the second table about returns."""
     return cells("## Runs\n" + markdown.partition("Each run, with")[2], "Runs")
 
 
@@ -65,7 +66,7 @@ def test_a_report_of_a_real_run_says_what_its_files_say(tmp_path):
     assert facts["machine"]["packages"]["numpy"]
     assert facts["cluster"]["fleet"] == "inline"
     markdown = rlflame("report", out).out
-    (row,) = cells(markdown, "Reward")
+    (row,) = cells(markdown, "Returns")
     assert (row["mean"], row["std"]) == (f"{recorded['mean']:,.1f}", "-")
     (row,) = cells(markdown, "Machines")
     assert "numpy" in row["versions"]
@@ -75,14 +76,14 @@ def test_a_report_of_a_real_run_says_what_its_files_say(tmp_path):
 def test_seeds_are_taken_together(tmp_path):
     side(tmp_path / "a", [100.0, 200.0, 300.0, 400.0])
     markdown = rlflame("report", "a").out
-    (row,) = cells(markdown, "Reward")
+    (row,) = cells(markdown, "Returns")
     assert row["recipe"] == "PPO, 4 seeds"
     assert row["IQM [95% interval]"].startswith("250.0 [")  # the middle two of four runs
     assert (row["mean"], row["std"]) == ("250.0", "129.1")  # squares 22500+2500+2500+22500 over 3
     assert row["worst seed"] == "100.0"
     # At 900 steps they have 90, 91, 92, 93: squares 2.25+0.25+0.25+2.25 over 3.
     assert row["P2"] == row["P4"] == "91.5 (1.3)"
-    # Reward and throughput are two tables: 1,000 steps in 20 + 30 seconds.
+    # Returns and throughput are two tables: 1,000 steps in 20 + 30 seconds.
     speeds = cells(markdown, "Throughput")
     assert [row["steps/s"] for row in speeds] == ["20"] * 4
     assert speeds[0]["time, s"] == "50.0"
@@ -94,7 +95,7 @@ def test_seeds_are_taken_together(tmp_path):
 
 def test_runs_without_a_final_evaluation_have_none(tmp_path):
     make(tmp_path / "a", iterations=[(100, 1.0)])
-    (row,) = cells(rlflame("report", "a").out, "Reward")
+    (row,) = cells(rlflame("report", "a").out, "Returns")
     assert row["mean"] == "-"
 
 
@@ -103,9 +104,9 @@ def test_an_unfinished_run_is_marked_and_shows_its_best_so_far(tmp_path):
     make(tmp_path / "a", iterations=[(300, 1.0)],
          evaluations=[(100, 10.0), (200, 40.0), (300, 20.0)])  # fmt: skip
     spoken = rlflame("report", "a")
-    (row,) = cells(spoken.out, "Reward")
+    (row,) = cells(spoken.out, "Returns")
     assert row["IQM [95% interval]"] == "0 of 1 finished"
-    assert row["IQM of the best"] == "40.0"
+    assert row["IQM of best evaluations"] == "40.0"
     assert (row["mean"], row["worst seed"]) == ("-", "-")
     (run,) = each_run(spoken.out)
     assert (run["final"], run["best"], run["at step"]) == ("unfinished", "40.0 [39.0, 42.0]", "200")
@@ -117,19 +118,19 @@ def test_an_unfinished_run_is_marked_and_shows_its_best_so_far(tmp_path):
 def test_a_run_that_has_gone_on_since_its_final_evaluation_is_unfinished(tmp_path):
     make(tmp_path / "a", final=70.0, stop=1000, iterations=[(1000, 1.0), (1500, 2.0)],
          evaluations=[(1000, 50.0), (1500, 60.0)])  # fmt: skip
-    (row,) = cells(rlflame("report", "a").out, "Reward")
+    (row,) = cells(rlflame("report", "a").out, "Returns")
     assert row["IQM [95% interval]"] == "0 of 1 finished"
     # This was the final evaluation at step 1,000, and it is the best so far.
-    assert row["IQM of the best"] == "70.0"
+    assert row["IQM of best evaluations"] == "70.0"
 
 
 def test_of_seeds_some_may_be_finished_and_some_not_yet_evaluated(tmp_path):
     side(tmp_path / "a", [100.0, 300.0])
     make(tmp_path / "a/s2", seed=2, iterations=[(100, 1.0)])
-    (row,) = cells(rlflame("report", "a").out, "Reward")
+    (row,) = cells(rlflame("report", "a").out, "Returns")
     assert row["seeds"] == "3"
     assert row["IQM [95% interval]"] == "2 of 3 finished"
-    assert row["IQM of the best"] == "200.0"
+    assert row["IQM of best evaluations"] == "200.0"
     (group,) = rlflame("report", "a", "--json").json()["groups"]
     assert (group["unfinished"], group["final"]) == (1, None)
 
@@ -196,7 +197,7 @@ def test_the_page_is_complete_in_itself(tmp_path):
     assert "width=device-width" in text
     # The texts are those of the Markdown report.
     markdown = rlflame("report", "a", "--vs", "b").out
-    for row in cells(markdown, "Compared") + cells(markdown, "Reward"):
+    for row in cells(markdown, "Comparison") + cells(markdown, "Returns"):
         assert set(row.values()) <= set(page.texts)
 
 
@@ -257,7 +258,7 @@ def test_verdicts_and_exit_codes(tmp_path, ours, verdict, shown):
     side(tmp_path / "ours", [float(x) for x in ours])
     side(tmp_path / "theirs", [100.0, 101.0, 99.0, 100.0], clip=0.3)
     words = ("report", "ours", "--vs", "theirs")
-    (row,) = cells(rlflame(*words).out, "Compared")
+    (row,) = cells(rlflame(*words).out, "Comparison")
     assert row["verdict"] == verdict
     for claim in ("better", "equivalent", "not-worse"):
         spoken = rlflame(*words, "--require", claim)
@@ -282,7 +283,7 @@ def test_every_environment_must_hold(tmp_path):
     side(tmp_path / "b/hopper", [100.0, 101.0, 102.0], environment="Hopper-v5")
     side(tmp_path / "b/ant", [100.0, 101.0, 102.0], environment="Ant-v5")
     words = ("report", "a/hopper", "a/ant", "--vs", "b/hopper", "b/ant")
-    rows = cells(rlflame(*words).out, "Compared")
+    rows = cells(rlflame(*words).out, "Comparison")
     assert [(row["environment"], row["verdict"]) for row in rows] == [
         ("Hopper-v5", "better, not worse"),
         ("Ant-v5", "not worse, equivalent"),
@@ -307,11 +308,11 @@ def test_every_environment_must_hold(tmp_path):
         (
             ("a", "--require", "better"),
             2,
-            "--require is 'better', but needs a known claim and runs after --vs",
+            "--require 'better' cannot be checked without a known claim and runs after --vs",
         ),
         (("a", "--vs", "a", "--require", "best"), 2, "--vs RUN... --require better, equivalent"),
         (("a", "--vs", "a", "--margin", "0"), 2, "--margin is 0"),
-        (("a", "-o", "r.pdf"), 2, "not 'r.pdf'"),
+        (("a", "-o", "r.pdf"), 2, ".md, .html or .json file, not as 'r.pdf'"),
         (("a", "-o", "nowhere/r.md"), 1, "nowhere/r.md could not be written"),
         (("a", "x.json"), 2, "A report takes one benchmark result"),
     ],
@@ -343,7 +344,7 @@ def test_a_terminal_of_ascii_gets_a_report_of_ascii(tmp_path):
     assert spoken.code == 0
     assert spoken.out.isascii()
     assert "\\" not in spoken.out
-    (row,) = cells(spoken.out, "Reward")
+    (row,) = cells(spoken.out, "Returns")
     assert (row["mean"], row["std"]) == ("1.5", "0.7")
     written = finished(
         process("report", "a", "-o", "r.md", environment={"PYTHONIOENCODING": "ascii"})
@@ -398,7 +399,7 @@ def test_benchmarks_by_medians_and_percent(tmp_path):
     assert (row["measured"], row["median before"], row["median"]) == ("start", "10.00", "8.00")
     assert row["improvement, %"].startswith("+20.0 [")  # lower is better
     listed = cells(rlflame("report", now).out, "Benchmark")
-    assert [(r["measured"], r["median"], r["most"]) for r in listed] == [
+    assert [(r["measured"], r["median"], r["max"]) for r in listed] == [
         ("start", "8.00", "30.00"),
         ("step", "1.00", "1.10"),
     ]

@@ -423,7 +423,7 @@ def test_the_command_shown_for_a_run_that_reached_its_return_works():
     assert first.code == 0
     assert any("Finished: --until-return was reached at step " in line for line in first.lines)
     again, refused = rlflame("resume", "done"), rlflame("resume", "done", "--steps", "99999")
-    (line,) = (line for line in again.lines if "to go on" in line)
+    (line,) = (line for line in again.lines if "to continue" in line)
     command = (
         "rlflame train --config done/config.toml --init-from done/best.safetensors "
         "--set evaluation.until_return=none"
@@ -502,13 +502,13 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(tmp_path, monkey
     spoken = rlflame(*words, "--set", "rollout.steps=100000")
     assert spoken.code == 2
     assert "A batch of 6,400,000 steps takes" in spoken.err
-    assert "only 300 MB are available" in spoken.err
+    assert "only 300 MB is available" in spoken.err
     assert "  hint: use a smaller learning.rollout.steps" in spoken.err
     assert not (tmp_path / "x").exists()
     monkeypatch.undo()
     spoken = rlflame(*words, "--set", "network.hidden=[65536,65536]")
     assert spoken.code == 2
-    assert "Learning networks of [65536, 65536] units takes" in spoken.err
+    assert "hidden layers of [65536, 65536] units takes" in spoken.err
     assert "a smaller learning.network.hidden" in spoken.err
     dry_run = rlflame(*words, "--set", "network.hidden=[65536,65536]", "--dry-run")
     assert (dry_run.code, "This machine cannot train this recipe: " in dry_run.err) == (0, True)

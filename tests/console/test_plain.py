@@ -35,7 +35,7 @@ def test_lines_of_a_ppo_run(capfd, golden):
     display.show_result(make_result(20_480, 100))
     out, err = capfd.readouterr()
     golden("plain_run.txt", out)
-    assert err == "Slot 3 is collected again; its worker was lost: killed by signal 9.\n"
+    assert err == "Slot 3 is collected again. Reason: killed by signal 9.\n"
     assert max(map(len, out.splitlines())) <= 100
 
 

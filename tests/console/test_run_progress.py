@@ -51,7 +51,7 @@ def test_the_seeds_add_up():
         assert progress.fraction_done == (0.5 + 0.0 + 1.0 + 0.0) / 4
         assert progress.steps_per_s == 100.0
         # Of 10 and 30: the middle half of two values is half of each.
-        assert format_interquartile_mean(progress) == "20.0 of 2 seeds"
+        assert format_interquartile_mean(progress) == "20.0 over 2 seeds"
         # 500 steps of seed 0 and 1,000 of seed 3 at 100 steps/s.
         assert progress.remaining_s == pytest.approx(15.0)
         end = {"event": "end", "complete": True, "steps": 1000, "evaluation": {"mean": 50.0}}

@@ -212,7 +212,7 @@ def test_workers_that_die_again_and_again_are_an_end(
     with pytest.raises(FleetError) as caught:
         list(benches[0].start(tasks))
     assert f"died {max_retries + 1} time" in str(caught.value)
-    assert "in slot 0 of iteration 0" in str(caught.value)
+    assert "slot 0 of iteration 0" in str(caught.value)
     assert "killed by signal 9, SIGKILL" in str(caught.value)
     assert "memory" in caught.value.hint
     assert len(benches[0].told("retried")) == max_retries
@@ -311,7 +311,7 @@ def test_an_environment_that_hangs_is_named_after_two_deadlines(bench: Bench) ->
     error = bench.outcome()
     assert isinstance(error, EnvironmentFailure)
     assert str(error) == (
-        "environment fakes:Fake-v0 did not answer within 60 s "
+        "Environment fakes:Fake-v0 did not answer within 60 s "
         f"(slot 1, row 2, seed {victim}, step 4)."
     )
     assert "runtime.step_deadline_s" in error.hint
@@ -334,7 +334,7 @@ def test_a_hang_that_does_not_repeat_itself_is_forgiven(bench: Bench, tmp_path: 
     assert eventually(lambda: bench.stands_at(3))
     bench.later()
     assert bench.outcome() == alone(task)
-    assert bench.told("retried") == ["did not answer in time"]
+    assert bench.told("retried") == ["its worker did not answer in time"]
 
 
 def test_an_environment_that_goes_on_is_not_hanging_however_late_it_is(

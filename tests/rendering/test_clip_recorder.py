@@ -121,7 +121,7 @@ def test_videos_before_a_failure_are_counted(studio):
         studio.projector.error = RlflameError("No paint.", "buy some")
     studio.recorder.close(never)
     assert studio.heard == [
-        "No more videos of this run are rendered: No paint. buy some",
+        "No more videos of this run will be rendered: No paint. buy some",
         f"1 of 3 videos rendered: {studio.folder}.",
     ]
 
@@ -146,7 +146,7 @@ def test_a_failure_is_one_note_and_the_last_attempt(studio, error):
         studio.wait()
         studio.recorder.record_iteration(at(steps), {}, [])
     (note,) = studio.heard
-    assert note.startswith("No more videos of this run are rendered: ")
+    assert note.startswith("No more videos of this run will be rendered: ")
     assert str(error).rstrip(".") in note
     assert len(studio.projector.jobs) == 1
 
@@ -247,7 +247,7 @@ def test_a_run_that_cannot_be_drawn_ends_as_any_other(tmp_path):
     result = api.train(config, show=listener)
     assert result.complete
     said = [note for note in listener.heard if "videos" in note]
-    reason = "No more videos of this run are rendered: fakes:Fake-v0 cannot be rendered"
+    reason = "No more videos of this run will be rendered: fakes:Fake-v0 cannot be rendered"
     assert said[0].startswith(reason)
     assert len(said) == 2
     assert not (tmp_path / "run" / "videos").exists()

@@ -267,7 +267,7 @@ def test_an_environment_without_pictures_is_named_with_what_it_offers():
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("nothing", "drew object of shape"), ("raises", "cannot be drawn: OSError: no paint")],
+    [("nothing", r"object and shape \(\)"), ("raises", "cannot be rendered: OSError: no paint")],
 )
 def test_a_bad_picture_is_the_environment_s_fault(fault, said):
     with pytest.raises(EnvironmentFailure, match=said):

@@ -387,7 +387,7 @@ def failed(**kwargs: Any) -> RolloutFailure:
         ("exit", "failed in step: SystemExit: gone fishing"),
         ("nan", "an observation with NaN, infinity or"),
         ("inf", "an observation with NaN, infinity or"),
-        ("huge", "a number that does not fit float32"),
+        ("huge", "a number too large for float32"),
         ("nan_reward", "returned the reward nan"),
         ("shape", "returned an observation of shape (4,)"),
     ],

@@ -573,7 +573,7 @@ def test_a_copy_without_its_replay_is_good_for_all_but_resuming(untouched, tmp_p
     assert said.code == 0, said.err
     said = rlflame("inspect", copy)
     assert said.code == 0
-    assert "36 transitions in 3 segments that are not beside the file" in said.out
+    assert "36 transitions in 3 segments that are not next to the file" in said.out
     said = rlflame("resume", copy, "--set", "runtime.fleet=inline")
     assert said.code == 1
     assert "does not exist" in said.err
@@ -590,7 +590,7 @@ def test_inspect_counts_and_verifies(copied):
     )
     (line,) = [line for line in said.lines if line.split()[0] == "replay"]
     assert line.split(maxsplit=1)[1] == (
-        f"48 transitions in 4 segments, {size / 1000:,.0f} kB; tail of 0 in the file"
+        f"48 transitions in 4 segments, {size / 1000:,.0f} kB; the last 0 in the file"
     )
     (shown,) = rlflame("inspect", copied, "--json").json()["files"]
     assert shown["replay"] == {
@@ -641,8 +641,8 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
     # Eight columns. Each transition has 105 observations, 8 actions and a reward of four bytes
     # each, one byte for the end, and a thousandth of the observation that the limit of 1,000 steps
     # hides.
-    assert "A replay of 1,000,000 transitions takes 458 MB of memory" in said.err
-    assert "but only 123 MB are available" in said.err
+    assert "A replay buffer of 1,000,000 transitions takes 458 MB of memory" in said.err
+    assert "but only 123 MB is available" in said.err
     assert not out.exists()
     assert "a smaller learning.sac.buffer_size" in said.err
     # A dry run may be for another machine.
@@ -657,7 +657,7 @@ def test_a_replay_that_memory_cannot_hold_is_refused(stopped, monkeypatch):
 def test_the_memory_of_a_replay_is_shown_at_the_start(tmp_path):
     said = rlflame("train", "--env", "hopper", "--algo", "sac", "--dry-run")
     # Eleven observations, three actions, a reward and one byte are 61 bytes per transition.
-    assert "a replay of 1,000,000 transitions takes 61 MB when full" in said.out
+    assert "a replay buffer of 1,000,000 transitions takes 61 MB when full" in said.out
     assert "when full" not in rlflame("train", "--env", "hopper", "--dry-run").out
 
 

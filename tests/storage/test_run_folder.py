@@ -846,10 +846,10 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
 @pytest.mark.parametrize(
     ("number", "files", "hint"),
     [
-        (errno.ENOSPC, (), "make room, then start again with the same command"),
-        (errno.EFBIG, (), "make room, then start again with the same command"),
+        (errno.ENOSPC, (), "free disk space, then start again with the same command"),
+        (errno.EFBIG, (), "free disk space, then start again with the same command"),
         (errno.EROFS, (), "make it writable, then start again with the same command"),
-        (errno.ENOSPC, ("config.toml",), "make room, then start again: rlflame train --config"),
+        (errno.ENOSPC, ("config.toml",), "disk space, then start again: rlflame train --config"),
         (
             errno.EDQUOT,
             ("config.toml", "checkpoints/step-000000096.safetensors"),
@@ -880,7 +880,7 @@ def test_a_file_that_cannot_be_replaced_is_an_error_that_names_the_run(tmp_path)
         # The error of a file that is already open contains no name.
         raise CheckpointError("a/b could not be written.", "") from OSError(errno.ENOSPC, "full")
     assert full.value.message == "a/b could not be written."
-    assert full.value.hint.startswith("make room, then ")
+    assert full.value.hint.startswith("free disk space, then ")
     refused = CheckpointError("It is another run's.", "leave it")
     with pytest.raises(CheckpointError) as told, report_disk_errors(tmp_path):
         raise refused

@@ -74,13 +74,14 @@ class LiveDisplay(Display):
     def _make_bar(self) -> Text:
         progress, console = self.progress, self._console
         full, empty = "=-" if console.options.ascii_only else "━─"
-        width = max(0, min(28, console.width - 32))
-        num_full = int(progress.fraction_done * width)
+        times = f"  {format_duration(progress.elapsed_s)} elapsed"
+        if (remaining_s := progress.remaining_s) is not None:
+            times += f", {format_duration(remaining_s)} left"
         bar = Text(f"  {progress.fraction_done:4.0%}  ", style="bold")
+        width = max(0, min(28, console.width - len(bar) - len(times)))
+        num_full = int(progress.fraction_done * width)
         bar.append(full * num_full, "green").append(empty * (width - num_full), "dim")
-        remaining_s = progress.remaining_s
-        rest = "" if remaining_s is None else f", {format_duration(remaining_s)} left"
-        return bar.append(f"  {format_duration(progress.elapsed_s)} elapsed{rest}", "not bold")
+        return bar.append(times, "not bold")
 
     def _format_seeds(self) -> list[str]:
         """Return a line per seed that fits; running seeds have priority."""

@@ -90,7 +90,8 @@ def test_panels_are_drawn_as_asked_and_the_lines_are_explained_once(two_environm
     panels = curves.make_figure(found, "wall", "eval_return_mean", 2)
     assert isinstance(panels, Panels)
     # 30 seconds in one environment, two hours in the other.
-    assert [chart.x_label for chart in panels.parts] == ["Wall clock (s)", "Wall clock (h)"]
+    labels = ["Wall-clock time (s)", "Wall-clock time (h)"]
+    assert [chart.x_label for chart in panels.parts] == labels
     for chart in panels.parts:
         assert chart.y_label == "Evaluation return, mean of 2"
     # Seed 1 is the median: 100,001 and 200,001 have the mean 150,001.

@@ -101,7 +101,7 @@ def test_nobody_begins_before_all_are_there(calls):
 
 def test_learners_that_do_not_join_are_named(calls, monkeypatch):
     monkeypatch.setattr(liveness.time, "monotonic", itertools.count(0.0, 50.0).__next__)
-    with pytest.raises(LearnerFailure, match=r"60 s waiting for learner 1, 2 to join"):
+    with pytest.raises(LearnerFailure, match=r"60 s waiting for learners 1, 2 to join"):
         await_learners(calls[0].meeting, 0, 3, 60.0)
 
 

@@ -86,7 +86,7 @@ def test_a_death_before_any_word_names_no_place(run: Run) -> None:
     (answer,) = run(task)
     ended = classify_answer(job, answer, 0, 1.0)
     assert isinstance(ended, FleetError)
-    assert ended.message.endswith("the last one: killed by signal 9, SIGKILL.")
+    assert ended.message.endswith("killed by signal 9, SIGKILL.")
     known = classify_answer(job, {**answer, "position": (0, 1, 5, 7)}, 0, 1.0)
     assert isinstance(known, FleetError)
     assert known.message.endswith("SIGKILL (near slot 0, row 1, seed 5, step 7).")

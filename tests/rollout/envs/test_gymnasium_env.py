@@ -267,7 +267,7 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
         row.step(0, out)
     with pytest.raises(EnvironmentFault) as caught:
         RestorableEnv(env, 3).restore(row.snapshot(out), out)
-    assert "fakes:Fake-v0 returned another observation" in str(caught.value)
+    assert "fakes:Fake-v0 returned a different observation" in str(caught.value)
     assert "--set rollout.unit=episodes" in str(caught.value)
     assert (caught.value.row, caught.value.seed, caught.value.step) == (3, 77, 2)
 
@@ -371,7 +371,7 @@ def test_misbehaviour_is_reported_with_its_place(
     with pytest.raises(EnvironmentFault) as caught:
         meet_it()
     assert sentence in str(caught.value)
-    assert str(caught.value).startswith("environment fakes:Fake-v0 ")
+    assert str(caught.value).startswith("Environment fakes:Fake-v0 ")
     assert (caught.value.row, caught.value.seed, caught.value.step) == (2, 9, step)
 
 
@@ -399,7 +399,7 @@ def test_a_stop_request_is_never_the_environment_s(monkeypatch):
 
 def test_an_environment_that_is_another_one_here_is_refused() -> None:
     env = dataclasses.replace(read_env_spec("CartPole-v1", {}, None), observation_size=9)
-    with pytest.raises(EnvironmentFault, match="observes 4 numbers here, but 9 in its spec"):
+    with pytest.raises(EnvironmentFault, match="has observations of 4 numbers here, not 9"):
         RestorableEnv(env, 0).reset(0, 0, np.zeros(9, np.float32))
 
 
