@@ -13,8 +13,8 @@ from .base import Counter, Metrics, StateParts
 from .normalization import SCALE_HINT
 
 _PIECE = 65_536
-_BETA_1, _BETA_2 = 0.9, 0.999
-_TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
+BETA_1, BETA_2 = 0.9, 0.999
+_TO_FIRST, _TO_SECOND = np.array(1 - BETA_1, np.float32), np.array(1 - BETA_2, np.float32)
 #: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they are too small to change
 #: a weight. Otherwise, the moments of a dead unit shrink into the subnormal range of float32 and
 #: stay there: 0.9 times the smallest subnormal rounds to itself. Subnormal arithmetic is a hundred
@@ -36,7 +36,7 @@ class Adam:
         self.second: Float32 = np.zeros(size, np.float32)
         self.count = Counter()
         self.state = StateParts(first=self.first, second=self.second, count=self.count)
-        self._epsilon = epsilon
+        self.epsilon = epsilon
         self._a: Float32 = np.empty(size, np.float32)
         self._b: Float32 = np.empty(size, np.float32)
 
@@ -55,9 +55,9 @@ class Adam:
     ) -> None:
         """Apply step `count` to one part of the vector; the parts are independent."""
         count = self.count.value
-        correction = math.sqrt(1.0 - _BETA_2**count)
-        epsilon = np.array(self._epsilon * correction, np.float32)
-        rate = np.array(learning_rate * correction / (1.0 - _BETA_1**count), np.float32)
+        correction = math.sqrt(1.0 - BETA_2**count)
+        epsilon = np.array(self.epsilon * correction, np.float32)
+        rate = np.array(learning_rate * correction / (1.0 - BETA_1**count), np.float32)
         start, end, _ = part.indices(len(parameters))
         # Each piece stays in the processor's cache through all operations.
         for piece_start in range(start, end, _PIECE):
@@ -121,10 +121,13 @@ class GradientGuard:
             return False
         self.counts += 1
         if self.counts[1] >= self.limit:
-            raise LearningError(
-                f"The loss or its gradient was not finite {self.counts[1]} times in a row "
-                f"(gradient norm {norm}). The weights were not changed.",
-                f"try a smaller learning rate, for example --set {self._section}.learning_rate="
-                f"1e-4; if rewards or observations are very large, {SCALE_HINT}",
-            )
+            raise self.make_error(int(self.counts[1]), norm)
         return True
+
+    def make_error(self, times: int, norm: float) -> LearningError:
+        return LearningError(
+            f"The loss or its gradient was not finite {times} times in a row "
+            f"(gradient norm {norm}). The weights were not changed.",
+            f"try a smaller learning rate, for example --set {self._section}.learning_rate="
+            f"1e-4; if rewards or observations are very large, {SCALE_HINT}",
+        )

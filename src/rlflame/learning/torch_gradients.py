@@ -57,18 +57,22 @@ class TorchNetworks:
         device: str = "cpu",
         *,
         copies: bool | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._layers, self._tanh = len(spec.hidden) + 1, spec.activation == "tanh"
         self._parameters = torch.from_numpy(parameters.data)
         self._gradients = FlatVector(parameters.shapes)
         self._cpu_gradients = torch.from_numpy(self._gradients.data)
         self._device = torch.device(device)
-        self._is_copied = self._device.type != "cpu" if copies is None else copies
+        is_elsewhere = self._device.type != "cpu" or dtype != torch.float32
+        self._is_copied = is_elsewhere if copies is None else copies
         values, gradients = self._parameters, self._cpu_gradients
         if self._is_copied:
-            values = torch.empty_like(self._parameters, device=self._device)
+            values = torch.empty_like(self._parameters, device=self._device, dtype=dtype)
             gradients = torch.zeros_like(values)
-        self._values, self._device_gradients = values, gradients
+        #: The weights, on the device.
+        self.values = values
+        self._device_gradients = gradients
         self.tensors: dict[str, Tensor] = {}
         for name, shape in parameters.shapes.items():
             part = parameters.find_span(name)
@@ -81,7 +85,7 @@ class TorchNetworks:
         """Copy the weights from the vector, unless the tensors share its memory."""
         if self._is_copied:
             with torch.no_grad():
-                self._values.copy_(self._parameters)
+                self.values.copy_(self._parameters)
 
     def make_tensor(self, array: Array) -> Tensor:
         """Return the array as a tensor on the device of the networks."""
@@ -89,11 +93,16 @@ class TorchNetworks:
 
     def compute_gradient(self, loss: Tensor) -> Float32:
         """Return the gradient with respect to the vector; valid until the next call."""
+        gradients = self.compute_device_gradient(loss)
+        if self._is_copied:
+            self._cpu_gradients.copy_(gradients)
+        return self._gradients.data
+
+    def compute_device_gradient(self, loss: Tensor) -> Tensor:
+        """Return the gradient, but leave it on the device."""
         self._device_gradients.zero_()
         torch.autograd.backward(loss, inputs=list(self.tensors.values()))
-        if self._is_copied:
-            self._cpu_gradients.copy_(self._device_gradients)
-        return self._gradients.data
+        return self._device_gradients
 
     def compute_latent(self, prefix: str, x: Tensor) -> Tensor:
         """Return the input of the last layer."""
@@ -117,18 +126,23 @@ class _TorchProvider:
     """Base class for the gradients of on-policy algorithms."""
 
     def __init__(
-        self, parameters: FlatVector, spec: PolicySpec, threads: int = 1, device: str = "cpu"
+        self,
+        parameters: FlatVector,
+        spec: PolicySpec,
+        threads: int = 1,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         # The recipe sets the number of threads, because the number affects the order of additions.
         torch.set_num_threads(threads)
-        self._networks = TorchNetworks(parameters, spec, device)
+        self.networks = TorchNetworks(parameters, spec, device, dtype=dtype)
 
     def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Return the log-density of each row's action, and each row's entropy."""
-        latent = self._networks.compute_latent("actor", observations)
-        action_tensor = self._networks.make_tensor(actions)
-        out = self._networks.compute_outputs("actor", latent)
-        log_std = self._networks.tensors.get("actor.log_std")
+        latent = self.networks.compute_latent("actor", observations)
+        action_tensor = self.networks.make_tensor(actions)
+        out = self.networks.compute_outputs("actor", latent)
+        log_std = self.networks.tensors.get("actor.log_std")
         if log_std is None:
             return _evaluate_categorical(out, action_tensor)
         if log_std.dim() == 2:
@@ -165,10 +179,18 @@ class TorchPpo(_TorchProvider, PpoProvider):
     def compute_gradient(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)
     ) -> tuple[Float32, Metrics]:
-        self._networks.refresh()
-        observations = self._networks.make_tensor(minibatch.observations)
+        self.networks.refresh()
+        loss, sums = self.compute_loss(minibatch, networks)
+        gradient = self.networks.compute_gradient(loss / count)
+        return gradient, {name: float(value) for name, value in sums.items()}
+
+    def compute_loss(
+        self, minibatch: PpoMinibatch, networks: Sequence[str] = tuple(NETWORKS)
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed loss of these networks, and the sums that accompany it."""
+        observations = self.networks.make_tensor(minibatch.observations)
         losses: list[Tensor] = []
-        sums: Metrics = {}
+        sums: dict[str, Tensor] = {}
         if "actor" in networks:
             loss, policy_sums = self._compute_policy_loss(minibatch, observations)
             losses.append(loss)
@@ -176,13 +198,13 @@ class TorchPpo(_TorchProvider, PpoProvider):
         if "critic" in networks:
             value_loss = self._compute_value_losses(minibatch, observations).sum()
             losses.append(minibatch.value_weight * value_loss)
-            sums["value_loss"] = float(value_loss.detach())
-        return self._networks.compute_gradient(sum(losses[1:], losses[0]) / count), sums
+            sums["value_loss"] = value_loss.detach()
+        return sum(losses[1:], losses[0]), sums
 
     def _compute_policy_loss(
         self, batch: PpoMinibatch, observations: Tensor
-    ) -> tuple[Tensor, Metrics]:
-        tensor = self._networks.make_tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        tensor = self.networks.make_tensor
         log_probs, entropies = self._evaluate_actions(observations, batch.actions)
         log_ratio = log_probs - tensor(batch.log_probs)
         ratio, advantages = log_ratio.exp(), tensor(batch.advantages)
@@ -191,31 +213,31 @@ class TorchPpo(_TorchProvider, PpoProvider):
         loss = -objectives.sum() - batch.entropy_weight * entropies.sum()
         with torch.no_grad():
             return loss, {
-                "policy_gradient_loss": -float(objectives.sum()),
-                "entropy_loss": -float(entropies.sum()),
-                "approx_kl": float((ratio - 1.0 - log_ratio).sum()),
-                "clip_fraction": float((clipped_ratio != ratio).sum()),
+                "policy_gradient_loss": -objectives.sum(),
+                "entropy_loss": -entropies.sum(),
+                "approx_kl": (ratio - 1.0 - log_ratio).sum(),
+                "clip_fraction": (clipped_ratio != ratio).sum(),
             }
 
     def compute_values(self, observations: Float32) -> Float32:
-        self._networks.refresh()
+        self.networks.refresh()
         with torch.no_grad():
-            values = self._compute_values(self._networks.make_tensor(observations))
+            values = self.estimate_values(self.networks.make_tensor(observations))
         result: Float32 = values.cpu().numpy()
         return result
 
-    def _compute_values(self, observations: Tensor) -> Tensor:
-        latent = self._networks.compute_latent("critic", observations)
-        return self._networks.compute_outputs("critic", latent)[:, 0]
+    def estimate_values(self, observations: Tensor) -> Tensor:
+        latent = self.networks.compute_latent("critic", observations)
+        return self.networks.compute_outputs("critic", latent)[:, 0]
 
     def _compute_value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:
-        values = self._compute_values(observations)
-        returns = self._networks.make_tensor(batch.returns)
+        values = self.estimate_values(observations)
+        returns = self.networks.make_tensor(batch.returns)
         losses = (values - returns).square()
         limit = batch.clip_range_value
         if limit is None:
             return losses
-        old = self._networks.make_tensor(batch.old_values)
+        old = self.networks.make_tensor(batch.old_values)
         clipped_values = old + (values - old).clamp(-limit, limit)
         return torch.maximum(losses, (clipped_values - returns).square())
 
@@ -224,10 +246,10 @@ class TorchReinforce(_TorchProvider):
     """The torch counterpart of `NumpyReinforce`."""
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self._networks.make_tensor
-        self._networks.refresh()
+        tensor = self.networks.make_tensor
+        self.networks.refresh()
         log_probs, entropies = self._evaluate_actions(tensor(batch.observations), batch.actions)
         loss = -(log_probs * tensor(batch.weights)).sum()
         entropy = entropies.sum()
-        gradient = self._networks.compute_gradient((loss - batch.entropy_weight * entropy) / count)
+        gradient = self.networks.compute_gradient((loss - batch.entropy_weight * entropy) / count)
         return gradient, {"loss": float(loss.detach()), "entropy_loss": -float(entropy.detach())}

@@ -82,7 +82,7 @@ class Ppo:
             ends = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ends, batch.valid)
         normalised = normalise_batch(batch, self._spec)
-        samples = _Samples(normalised, rewards, discount)
+        samples = self._make_samples(normalised, rewards, discount)
         if self._normaliser is not None:
             self._normaliser.merge(batch.observations[batch.valid])
         self._units.divide()
@@ -110,7 +110,10 @@ class Ppo:
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._state.load_state(state)
 
-    def _estimate(self, samples: _Samples) -> None:
+    def _make_samples(self, batch: Batch, rewards: Float64, discount: float) -> Samples:
+        return Samples(batch, rewards, discount)
+
+    def _estimate(self, samples: Samples) -> None:
         """Compute values, advantages and returns with the current critic."""
         batch, settings = samples.batch, self._settings
         steps, columns, size = batch.observations.shape
@@ -138,9 +141,9 @@ class Ppo:
         if settings.normalise_advantages == "batch":
             samples.advantages = standardise(samples.advantages)
 
-    def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
+    def _run_epochs(self, samples: Samples, learning_rate: float, clip_range: float) -> Metrics:
         """Take one optimizer step per minibatch; stop early at the KL limit."""
-        settings, totals = self._settings, _Totals(self._settings)
+        settings, totals = self._settings, LossMeans(self._settings)
         target, parameters = settings.target_kl, self._parameters.data
         kl_limit = None if target is None else KL_STOP_FACTOR * target
         for epoch in range(settings.epochs):
@@ -177,7 +180,7 @@ class Ppo:
         return gradient, compute_norm(squares), sums
 
     def _make_minibatches(
-        self, samples: _Samples, epoch: int, clip_range: float
+        self, samples: Samples, epoch: int, clip_range: float
     ) -> Iterator[PpoMinibatch]:
         """Yield minibatches as slices of one shuffled, contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
@@ -218,7 +221,7 @@ def standardise_parts(samples: Float32, size: int) -> Float32:
     return np.concatenate([parts, standardise(samples[end:])])
 
 
-class _Samples:
+class Samples:
     """The valid samples of a batch, with the critic's estimates."""
 
     def __init__(self, batch: Batch, rewards: Float64, discount: float) -> None:
@@ -235,7 +238,7 @@ class _Samples:
         return share if math.isfinite(share) else 0.0
 
 
-class _Totals:
+class LossMeans:
     """Sums metrics over the minibatches of one update, and computes their means."""
 
     def __init__(self, settings: PpoSettings) -> None:

@@ -1,0 +1,278 @@
+"""PPO whose minibatches stay on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflame.config.algorithms import PpoSettings
+from rlflame.rollout.seeding import Role, make_stream
+from rlflame.rollout.task import Float64, PolicySpec
+
+from ..base import Batch, Metrics, State
+from ..networks.flat_vector import FlatVector
+from ..ppo.loss import NETWORKS, PpoMinibatch
+from ..ppo.ppo import KL_STOP_FACTOR, LossMeans, Ppo, Samples
+from ..torch_gradients import TorchPpo
+from .step import DeviceAdam, DeviceGuard, DeviceStep, Mirror, clip
+
+#: The sums over samples that the loss reports, in this order.
+_SUMS = tuple(name for names in NETWORKS.values() for name in names)
+_EPSILON = 1e-8
+
+
+class DeviceSamples(Samples):
+    """The valid samples of a batch, on the device; buffers of an equal batch are used again."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        rewards: Float64,
+        discount: float,
+        mirror: Mirror,
+        previous: DeviceSamples | None,
+    ) -> None:
+        self.rewards, self.discount = rewards, discount
+        self._mirror = mirror
+        self.count = batch.steps
+        self.parts = {
+            "observations": self._send(batch.observations),
+            "last_observations": self._send(batch.last_observations),
+            "boundary_observations": self._send(batch.boundary_observations),
+            "boundary_index": self._send(batch.boundary_index),
+            "terminated": self._send(batch.terminated),
+            "truncated": self._send(batch.truncated),
+            "rewards": self._send(rewards),
+        }
+        places = self._send(np.flatnonzero(batch.valid))
+        flat = {
+            "observations": self.parts["observations"].flatten(0, 1)[places],
+            "actions": self._send(batch.actions).flatten(0, 1)[places],
+            "log_probs": self._send(batch.log_probs).flatten(0, 1)[places],
+        }
+        self.places = places
+        self.buffers: dict[str, Tensor]
+        if previous is not None and previous.count == self.count:
+            # A captured graph reads from these addresses.
+            self.buffers = previous.buffers
+            for name, tensor in flat.items():
+                self.buffers[name].copy_(tensor)
+            return
+        names = ("advantages", "returns", "values")
+        empty = {name: mirror.zeros(self.count) for name in names}
+        order = {"order": mirror.zeros(self.count, dtype=torch.int64)}
+        self.buffers = {**flat, **empty, **order}
+
+    def explained_variance(self) -> float:
+        returns, values = self.buffers["returns"], self.buffers["values"]
+        variance, residual = torch.stack(
+            [returns.var(correction=0), (returns - values).var(correction=0)]
+        ).tolist()
+        share = 1.0 - residual / variance if variance > 0.0 else 0.0
+        return share if np.isfinite(share) else 0.0
+
+    def _send(self, array: Any) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        dtype = self._mirror.dtype if tensor.dtype == torch.float32 else tensor.dtype
+        return tensor.to(self._mirror.device, dtype)
+
+
+class DevicePpo(Ppo):
+    """PPO, with the weights, the optimizer and the batch on one device.
+
+    The host scales rewards, keeps the observation statistics and draws the shuffles.
+    """
+
+    def __init__(
+        self,
+        settings: PpoSettings,
+        spec: PolicySpec,
+        parameters: FlatVector,
+        provider: TorchPpo,
+        *,
+        seed: int,
+        columns: int,
+        captures: bool = True,
+    ) -> None:
+        super().__init__(settings, spec, parameters, provider, seed=seed, columns=columns)
+        self._networks, self._loss = provider.networks, provider.compute_loss
+        self._estimate_values = provider.estimate_values
+        values = self._networks.values
+        self._mirror = mirror = Mirror(str(values.device), values.dtype)
+        self._values = mirror.add_pair(parameters.data, values)
+        self._device_adam = DeviceAdam(self._adam, mirror)
+        self._device_guard = DeviceGuard(self._guard, mirror)
+        self._update_count = mirror.add(self._updates)
+        self._captures = captures
+        self._samples: DeviceSamples | None = None
+        self._steps: dict[tuple[int, float], DeviceStep] = {}
+        wide = torch.float64
+        #: The sums over the samples so far, their number, and the norm of the latest gradient.
+        self._totals = mirror.zeros(len(_SUMS), dtype=wide)
+        self._count, self._norm = mirror.zeros(dtype=wide), mirror.zeros(dtype=wide)
+        self._offset, self._epoch, self._stop_epoch = (
+            mirror.zeros(dtype=torch.int64) for _ in range(3)
+        )
+        self._active = mirror.zeros(dtype=torch.bool)
+        self._rate, self._clip_range = mirror.zeros(dtype=wide), mirror.zeros()
+        mirror.upload()
+
+    def get_state(self) -> State:
+        self._mirror.download()
+        return super().get_state()
+
+    def load_state(self, state: Any) -> None:
+        super().load_state(state)
+        self._mirror.upload()
+
+    def _make_samples(self, batch: Batch, rewards: Float64, discount: float) -> Samples:
+        previous, self._samples = self._samples, None
+        self._samples = DeviceSamples(batch, rewards, discount, self._mirror, previous)
+        if previous is None or previous.count != self._samples.count:
+            self._steps.clear()
+        return self._samples
+
+    @torch.no_grad()
+    def _estimate(self, samples: Samples) -> None:
+        assert isinstance(samples, DeviceSamples)
+        parts, settings = samples.parts, self._settings
+        steps, columns = parts["rewards"].shape
+        values = self._estimate_values(parts["observations"].flatten(0, 1)).view(steps, columns)
+        last = self._estimate_values(parts["last_observations"])
+        next_values = torch.cat([values[1:], last[None]])
+        if len(parts["boundary_index"]):
+            final_values = self._estimate_values(parts["boundary_observations"])
+            next_values[tuple(parts["boundary_index"].T)] = final_values
+        wide = values.to(torch.float64)
+        advantages = compute_gae(parts, wide, next_values, samples.discount, settings.gae_lambda)
+        chosen, buffers = samples.places, samples.buffers
+        flat_values, flat = wide.flatten()[chosen], advantages.flatten()[chosen]
+        buffers["values"].copy_(flat_values)
+        buffers["returns"].copy_(flat + flat_values)
+        buffers["advantages"].copy_(flat)
+        if settings.normalise_advantages == "batch":
+            buffers["advantages"].copy_(standardise(buffers["advantages"]))
+
+    def _run_epochs(self, samples: Samples, learning_rate: float, clip_range: float) -> Metrics:
+        assert isinstance(samples, DeviceSamples)
+        settings, size, count = self._settings, self._settings.minibatch_size, samples.count
+        self._rate.fill_(learning_rate)
+        self._clip_range.fill_(clip_range)
+        self._stop_epoch.fill_(settings.epochs)
+        self._active.fill_(True)
+        for tensor in (self._totals, self._count, self._norm):
+            tensor.zero_()
+        orders = np.stack([self._shuffle(epoch, count) for epoch in range(settings.epochs)])
+        all_orders = torch.from_numpy(orders).to(self._mirror.device)
+        for epoch in range(settings.epochs):
+            if epoch and settings.recompute_advantages:
+                self._estimate(samples)
+            samples.buffers["order"].copy_(all_orders[epoch])
+            self._epoch.fill_(epoch)
+            self._offset.zero_()
+            for start in range(0, count, size):
+                self._find_step(samples, min(size, count - start)).run()
+        self._mirror.download()
+        self._device_guard.check()
+        sums = dict(zip(_SUMS, self._totals.tolist(), strict=True))
+        means = LossMeans(settings)
+        if total := int(self._count):
+            means.add(total, sums, float(self._norm))
+        return means.make_metrics(int(self._stop_epoch))
+
+    def _shuffle(self, epoch: int, count: int) -> Any:
+        stream = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
+        return stream.permutation(count)
+
+    def _find_step(self, samples: DeviceSamples, size: int) -> DeviceStep:
+        """Return the step for minibatches of this size; the last one may be shorter."""
+        step = self._steps.get((size, samples.count))
+        if step is None:
+            places = torch.arange(size, device=self._mirror.device)
+            step = self._steps[size, samples.count] = DeviceStep(
+                lambda: self._take_step(samples.buffers, places),
+                self._mirror.device,
+                self._list_state,
+                captures=self._captures,
+            )
+        return step
+
+    def _take_step(self, buffers: dict[str, Tensor], places: Tensor) -> None:
+        """Take one optimizer step, unless the gradient is not finite or the KL limit is reached."""
+        settings, count = self._settings, len(places)
+        loss, sums = self._loss(self._select(buffers, self._offset + places))
+        gradient = self._networks.compute_device_gradient(loss / count)
+        with torch.no_grad():
+            norm = gradient.square().sum().sqrt()
+            active = self._active.clone()
+            counted = self._device_guard.accept(norm, list(sums.values()), active)
+            totals = torch.stack([sums[name].to(torch.float64) for name in _SUMS])
+            self._totals += torch.where(counted, totals, 0.0)
+            self._count += counted * count
+            self._norm.copy_(torch.where(counted, norm.to(torch.float64), self._norm))
+            if settings.target_kl is not None:
+                limit = count * KL_STOP_FACTOR * settings.target_kl
+                stopped = counted & (sums["approx_kl"] > limit)
+                self._stop_epoch.copy_(torch.where(stopped, self._epoch, self._stop_epoch))
+                self._active &= ~stopped
+            allowed = counted & self._active
+            gradient = clip(gradient, norm, settings.max_gradient_norm)
+            self._device_adam.step(self._values, gradient, self._rate, allowed)
+            self._update_count += allowed
+            self._offset += count
+
+    def _select(self, buffers: dict[str, Tensor], places: Tensor) -> PpoMinibatch:
+        rows = buffers["order"].index_select(0, places)
+        settings = self._settings
+        arrays: dict[str, Any] = {
+            name: tensor.index_select(0, rows)
+            for name, tensor in buffers.items()
+            if name not in ("order", "values")
+        }
+        if settings.normalise_advantages == "minibatch":
+            arrays["advantages"] = standardise(arrays["advantages"])
+        clip_range: Any = self._clip_range
+        return PpoMinibatch(
+            **arrays,
+            old_values=buffers["values"].index_select(0, rows),  # type: ignore[arg-type]
+            clip_range=clip_range,
+            clip_range_value=settings.clip_range_value,
+            value_weight=settings.value_weight,
+            entropy_weight=settings.entropy_weight,
+        )
+
+    def _list_state(self) -> list[Tensor]:
+        sums = [self._totals, self._count, self._norm, self._offset, self._stop_epoch, self._active]
+        return [*self._mirror.tensors, *self._device_guard.tensors, *sums]
+
+
+def standardise(samples: Tensor) -> Tensor:
+    """Scale to zero mean and unit deviation; keep a single sample unchanged."""
+    if len(samples) < 2:
+        return samples
+    return (samples - samples.mean()) / (samples.std(correction=0) + _EPSILON)
+
+
+def compute_gae(
+    parts: dict[str, Tensor],
+    values: Tensor,
+    next_values: Tensor,
+    discount: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Compute the estimates of `buffers.rollout_buffer.compute_gae`, in log2(steps) passes."""
+    terminated, truncated = parts["terminated"], parts["truncated"]
+    following = torch.where(terminated, 0.0, next_values.to(torch.float64))
+    result = parts["rewards"] + discount * following - values
+    decay = (~(terminated | truncated)).to(torch.float64) * (discount * gae_lambda)
+    distance = 1
+    while distance < len(result):
+        # Each row now covers `distance` steps; add those of the row that follows them.
+        later, later_decay = torch.zeros_like(result), torch.zeros_like(decay)
+        later[:-distance] = decay[:-distance] * result[distance:]
+        later_decay[:-distance] = decay[:-distance] * decay[distance:]
+        result, decay, distance = result + later, later_decay, 2 * distance
+    return result

@@ -1,0 +1,161 @@
+"""PPO on a device, run on the CPU: compared with a plain float64 implementation and with numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import reference
+import torch
+from batches import policy_spec, random_batch, random_network
+from reference import ReferencePpo
+
+from rlflame.config.algorithms import PpoSettings
+from rlflame.errors import LearningError
+from rlflame.learning.device.ppo import DevicePpo
+from rlflame.learning.ppo.loss import NumpyPpo
+from rlflame.learning.ppo.ppo import Ppo
+from rlflame.learning.torch_gradients import TorchPpo
+
+COLUMNS = 8
+VARIANTS = {
+    "hopper": ("continuous", "tanh", {}),
+    "options": (
+        "discrete",
+        "relu",
+        {
+            "normalise_advantages": "minibatch",
+            "recompute_advantages": False,
+            "clip_range_value": 0.1,
+            "entropy_weight": 0.05,
+            "anneal_clip_range": True,
+            "final_discount": 0.97,
+            "discount_moves_from": 0.2,
+            "minibatch_size": 19,
+        },
+    ),
+    "batch": (
+        "continuous",
+        "relu",
+        {"normalise_advantages": "batch", "scale_rewards": False, "max_gradient_norm": None},
+    ),
+    "gsde": ("gsde", "relu", {"entropy_weight": 0.05}),
+}
+
+
+def make(variant, algorithm=DevicePpo, provider=TorchPpo, normalise=True, **changes):
+    kind, activation, settings = VARIANTS[variant]
+    given = {"epochs": 3, "minibatch_size": 32, "learning_rate": 2e-3} | settings | changes
+    spec = policy_spec(kind, activation=activation, normalise=normalise)
+    network, parameters = random_network(np.random.default_rng(0), spec)
+    gradients = provider(parameters, network)
+    made = algorithm(PpoSettings(**given), network, parameters, gradients, seed=7, columns=COLUMNS)
+    return made, parameters, spec
+
+
+def make_numpy(variant, **changes):
+    return make(variant, Ppo, NumpyPpo, **changes)[:2]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_hundred_float64_updates_are_those_of_a_plain_implementation(variant):
+    # A policy normalises observations in float32, and the plain implementation does not.
+    learner, parameters, spec = make(
+        variant,
+        provider=partial(TorchPpo, dtype=torch.float64),
+        normalise=False,
+        epochs=10,
+        scale_rewards=False,
+    )
+    plain = ReferencePpo(learner._settings, spec, parameters, seed=7, columns=COLUMNS)
+    rng, updates = np.random.default_rng(1), 0.0
+    for progress in (0.0, 0.3, 0.6, 0.8):
+        batch = random_batch(rng, spec, learner.get_policy(), columns=COLUMNS)
+        metrics, wanted = learner.update(batch, progress), plain.update(batch, progress)
+        updates = metrics["n_updates"]
+        assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert updates >= 100
+    found = learner._values.numpy()
+    assert np.abs(found - reference.flat(plain.weights)).max() < 1e-9
+    assert np.abs(found).max() > 0.1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float32_updates_are_close_to_numpys(variant):
+    for epochs, minibatch_size, limit in ((1, 10_000, 1e-5), (5, 24, 1e-3)):
+        changes = {"epochs": epochs, "minibatch_size": minibatch_size}
+        learner, weights, spec = make(variant, **changes)
+        numpy_learner, numpy_weights = make_numpy(variant, **changes)
+        batch = random_batch(np.random.default_rng(2), spec, learner.get_policy(), columns=COLUMNS)
+        metrics, wanted = learner.update(batch, 0.2), numpy_learner.update(batch, 0.2)
+        assert metrics["n_updates"] == wanted["n_updates"] == (1 if epochs == 1 else 20)
+        assert np.abs(weights.data - numpy_weights.data).max() < limit
+        assert metrics == pytest.approx(wanted, rel=2e-3, abs=2e-4)
+
+
+def test_the_kl_limit_stops_the_same_step_as_numpys():
+    changes = {"target_kl": 0.02, "epochs": 20, "learning_rate": 1e-3}
+    learner, weights, spec = make("hopper", **changes)
+    numpy_learner, numpy_weights = make_numpy("hopper", **changes)
+    batch = random_batch(np.random.default_rng(7), spec, learner.get_policy(), columns=COLUMNS)
+    metrics, wanted = learner.update(batch, 0.0), numpy_learner.update(batch, 0.0)
+    assert 3 < metrics["n_updates"] == wanted["n_updates"] < 60
+    assert metrics["epochs_done"] == wanted["epochs_done"]
+    assert metrics["approx_kl"] == pytest.approx(wanted["approx_kl"], rel=1e-3)
+    np.testing.assert_allclose(weights.data, numpy_weights.data, atol=1e-4)
+
+
+def test_a_refused_minibatch_changes_nothing_and_the_fifth_in_a_row_ends_the_run():
+    learner, _, spec = make("hopper", minibatch_size=48, epochs=1)
+    batch = random_batch(np.random.default_rng(10), spec, learner.get_policy(), columns=COLUMNS)
+    far = dataclasses.replace(batch, log_probs=np.full_like(batch.log_probs, -1e30))
+    before = learner.get_state()
+    metrics = learner.update(far, 0.0)
+    after = learner.get_state()
+    for name in ("parameters", "adam.first", "adam.second", "adam.count", "updates"):
+        np.testing.assert_array_equal(after[name], before[name])
+    assert metrics["refused_minibatches"] == 2.0
+    assert "loss" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+    learner.update(far, 0.0)
+    with pytest.raises(LearningError, match="not finite"):
+        learner.update(far, 0.0)
+
+
+def test_a_good_minibatch_ends_the_row_of_bad_ones():
+    learner, _, spec = make("hopper", minibatch_size=24, epochs=4, recompute_advantages=False)
+    batch = random_batch(np.random.default_rng(9), spec, learner.get_policy(), columns=COLUMNS)
+    batch.log_probs[0, 0] = -1e30
+    metrics = learner.update(batch, 0.0)
+    assert metrics["refused_minibatches"] == 4.0
+    assert metrics["n_updates"] == 12.0
+
+
+@pytest.mark.parametrize("variant", ["hopper", "options"])
+def test_a_saved_state_continues_bit_by_bit(variant):
+    straight, second = make(variant)[0], make(variant)[0]
+    spec = straight._spec
+    rng = np.random.default_rng(3)
+    batches = [random_batch(rng, spec, straight.get_policy(), columns=COLUMNS) for _ in range(4)]
+    for number, batch in enumerate(batches):
+        if number == 2:
+            second.load_state(straight.get_state())
+        metrics = straight.update(batch, 0.1 * number)
+        if number >= 2:
+            assert second.update(batch, 0.1 * number) == metrics
+    for name, array in straight.get_state().items():
+        np.testing.assert_array_equal(second.get_state()[name], array)
+
+
+def test_batches_of_different_lengths_take_turns():
+    learner, weights, spec = make("hopper")
+    numpy_learner, numpy_weights = make_numpy("hopper")
+    rng = np.random.default_rng(4)
+    for steps in (12, 9, 9, 12):
+        batch = random_batch(rng, spec, learner.get_policy(), steps=steps, columns=COLUMNS)
+        learner.update(batch, 0.0)
+        numpy_learner.update(batch, 0.0)
+    np.testing.assert_allclose(weights.data, numpy_weights.data, atol=1e-3)
