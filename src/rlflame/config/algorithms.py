@@ -233,6 +233,8 @@ class AlgorithmTraits:
     counts_iterations: bool = False
     #: Number of networks with independent gradients, which separate processes can compute.
     independent_networks: int = 1
+    #: Whether `learning.device` has an implementation.
+    supports_device: bool = False
     #: Whether `learning.threads` is the number of BLAS threads. If not, it enables two Python
     #: threads that share the work.
     uses_blas_threads: bool = True
@@ -240,7 +242,9 @@ class AlgorithmTraits:
 
 #: Each algorithm has one row here, and a preset `default-NAME`.
 TRAITS: dict[str, AlgorithmTraits] = {
-    "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, independent_networks=2),
+    "ppo": AlgorithmTraits(
+        PpoSettings, "minibatch_size", critics=1, independent_networks=2, supports_device=True
+    ),
     "reinforce": AlgorithmTraits(
         ReinforceSettings, None, critics=0, units=("episodes",), counts_iterations=True
     ),
@@ -251,6 +255,7 @@ TRAITS: dict[str, AlgorithmTraits] = {
         units=("steps",),
         squashed_actions=True,
         uses_replay=True,
+        supports_device=True,
         uses_blas_threads=False,
     ),
 }

@@ -207,6 +207,12 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
         return self
 
     @property
+    def stays_on_device(self) -> bool:
+        """Whether one GPU performs whole updates, which no other learner can share."""
+        supports_device = self.traits.supports_device and self.device == "cuda"
+        return supports_device and self.gradient_shards == 1
+
+    @property
     def traits(self) -> AlgorithmTraits:
         return TRAITS[self.algorithm]
 
@@ -319,6 +325,8 @@ class RunConfig(Recipe):
 
 def count_units(learning: LearningSettings) -> int:
     """Return the number of work units in one update: one per network and shard."""
+    if learning.stays_on_device:
+        return 1
     return learning.gradient_shards * learning.traits.independent_networks
 
 

@@ -119,7 +119,15 @@ def _make_ppo(
         from rlflame.learning.torch_gradients import TorchPpo
 
         device = resolve_device(learning, shards.group.rank)
-        provider = TorchPpo(parameters, spec, learning.threads, device)
+        provider = torch_provider = TorchPpo(parameters, spec, learning.threads, device)
+        if learning.stays_on_device:
+            from rlflame.learning.device.ppo import DevicePpo
+
+            is_fixed = learning.rollout.unit == "steps"
+            return DevicePpo(
+                settings, spec, parameters, torch_provider, seed=learning.seed,
+                columns=learning.rollout.columns, captures=is_fixed,
+            )  # fmt: skip
     else:
         provider = NumpyPpo(parameters, spec)
     seed, columns = learning.seed, learning.rollout.columns
@@ -158,6 +166,10 @@ def _make_sac(
         from rlflame.learning.sac.loss_torch import TorchSac
 
         device = resolve_device(learning, shards.group.rank)
+        if learning.stays_on_device:
+            from rlflame.learning.device.sac import DeviceSac
+
+            return DeviceSac(settings, networks, seed=learning.seed, device=device)
         providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
     else:
         providers = [NumpySac(networks, thread_pair) for _ in range(shards.count)]

@@ -93,16 +93,17 @@ class TorchNetworks:
 
     def compute_gradient(self, loss: Tensor) -> Float32:
         """Return the gradient with respect to the vector; valid until the next call."""
-        gradients = self.compute_device_gradient(loss)
+        self._device_gradients.zero_()
+        torch.autograd.backward(loss, inputs=list(self.tensors.values()))
         if self._is_copied:
-            self._cpu_gradients.copy_(gradients)
+            self._cpu_gradients.copy_(self._device_gradients)
         return self._gradients.data
 
     def compute_device_gradient(self, loss: Tensor) -> Tensor:
-        """Return the gradient, but leave it on the device."""
-        self._device_gradients.zero_()
-        torch.autograd.backward(loss, inputs=list(self.tensors.values()))
-        return self._device_gradients
+        """Return the gradient as a new tensor on the device, which a CUDA graph can capture."""
+        leaves = list(self.tensors.values())
+        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
     def compute_latent(self, prefix: str, x: Tensor) -> Tensor:
         """Return the input of the last layer."""

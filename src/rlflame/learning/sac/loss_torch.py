@@ -43,7 +43,8 @@ class _TruncatedQuantiles:
     def compute_target_values(self, values: Tensor) -> Tensor:
         pool = torch.cat(tuple(values), dim=1).sort(dim=1).values
         # NaN and infinity are sorted last and would be dropped unnoticed.
-        pool[~pool[:, -1].isfinite()] = math.nan
+        # Not an index assignment, which would make the host wait for a GPU.
+        pool = torch.where(pool[:, -1:].isfinite(), pool, math.nan)
         return pool[:, : len(values) * (self._outputs - self._drop_count)]
 
     def compute_loss(self, values: Tensor, target: Tensor) -> Tensor:
@@ -60,6 +61,31 @@ class _TruncatedQuantiles:
         return values.mean(dim=(0, 2))
 
 
+def make_critic_objective(networks: SacNetworks) -> _ClippedDoubleQ | _TruncatedQuantiles:
+    """Return the loss of the critics."""
+    if networks.quantiles == 1:
+        return _ClippedDoubleQ()
+    return _TruncatedQuantiles(networks.quantiles, networks.drop_count)
+
+
+def sample_actions(
+    actor: TorchNetworks, observations: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return squashed actions `[rows, actions]` and their log-densities."""
+    size = noise.shape[1]
+    latent = actor.compute_latent("actor", observations)
+    out = actor.compute_outputs("actor", latent)
+    parameter = actor.tensors.get("actor.log_std")
+    if parameter is None:
+        log_std = out[:, size:].clamp(LOG_STD_LOW, LOG_STD_HIGH)
+    else:
+        log_std = 0.5 * (latent.square() @ (2.0 * parameter).exp() + VARIANCE_FLOOR).log()
+    raw = out[:, :size] + log_std.exp() * noise
+    density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+    slope = 2.0 * (math.log(2.0) - raw - torch.nn.functional.softplus(-2.0 * raw))
+    return torch.tanh(raw), (density - slope).sum(dim=1)
+
+
 class TorchSac:
     """The torch counterpart of `NumpySac`."""
 
@@ -67,13 +93,9 @@ class TorchSac:
         # The recipe sets the number of threads, because the number affects the order of additions.
         torch.set_num_threads(threads)
         spec = networks.spec
-        self._size, self._layers = spec.action_size, len(spec.hidden) + 1
+        self._layers = len(spec.hidden) + 1
         self._moments = networks.moments
-        self._critic_objective = (
-            _ClippedDoubleQ()
-            if networks.quantiles == 1
-            else _TruncatedQuantiles(networks.quantiles, networks.drop_count)
-        )
+        self._critic_objective = make_critic_objective(networks)
         self._actor = TorchNetworks(networks.actor, spec, device)
         self._critics = TorchNetworks(networks.critics, spec, device)
         self._targets = TorchNetworks(networks.targets, spec, device)
@@ -134,20 +156,7 @@ class TorchSac:
         return gradient, {"actor_loss": float(loss.detach())}
 
     def _sample(self, observations: Float32, noise: Tensor) -> tuple[Tensor, Tensor]:
-        latent = self._actor.compute_latent("actor", self._actor.make_tensor(observations))
-        out = self._actor.compute_outputs("actor", latent)
-        mean, log_std = out[:, : self._size], self._compute_log_std(latent, out)
-        raw = mean + log_std.exp() * noise
-        density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
-        slope = 2.0 * (math.log(2.0) - raw - torch.nn.functional.softplus(-2.0 * raw))
-        return torch.tanh(raw), (density - slope).sum(dim=1)
-
-    def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """Return the log standard deviations, from the outputs or gSDE parameters."""
-        parameter = self._actor.tensors.get("actor.log_std")
-        if parameter is None:
-            return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
-        return 0.5 * (latent.square() @ (2.0 * parameter).exp() + VARIANCE_FLOOR).log()
+        return sample_actions(self._actor, self._actor.make_tensor(observations), noise)
 
     def _compute_values(
         self,

@@ -90,22 +90,30 @@ class Sac:
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard checks the result
     def update(self, batch: ReplayBatch, progress: float) -> Metrics:
-        rates, totals = self._compute_rates(progress), MetricMeans()
+        rates = self._compute_rates(progress)
         statistics: PolicyArrays = {}
         if self._normaliser is not None:
             self._normaliser.merge(batch.fresh.observations[batch.fresh.valid])
             statistics = self._normaliser.make_arrays()
-        for number, transitions in batch:
-            minibatch = self._make_minibatch(number, transitions, statistics)
-            totals.add(self._update_once(number, minibatch, rates))
+        metrics = self._run_updates(batch, statistics, rates)
         self.shards.compare_states()
         return {
-            **totals.make_metrics(),
+            **metrics,
             "ent_coef": self._compute_entropy_weight(),
             "learning_rate": rates["actor"],
             "n_updates": float(self._updates.value),
             "refused_minibatches": float(self._guard.counts[0] + self._actor_guard.counts[0]),
         }
+
+    def _run_updates(
+        self, batch: ReplayBatch, statistics: PolicyArrays, rates: Mapping[str, float]
+    ) -> Metrics:
+        """Perform all updates of the batch; return the means of their metrics."""
+        totals = MetricMeans()
+        for number, transitions in batch:
+            minibatch = self._make_minibatch(number, transitions, statistics)
+            totals.add(self._update_once(number, minibatch, rates))
+        return totals.make_metrics()
 
     def _update_once(self, number: int, batch: SacMinibatch, rates: Mapping[str, float]) -> Metrics:
         settings, count = self._settings, len(batch.rewards)

@@ -1,0 +1,69 @@
+"""Sends the arrays of many updates to a device in one copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlflame.rollout.task import Float32
+
+#: The number of updates whose arrays are sent together.
+CHUNK_UPDATES = 64
+
+
+class ChunkBuffers:
+    """The float32 arrays of up to 64 updates, on the host and on the device.
+
+    While the device works on one chunk, the host fills the other of two pinned buffers.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._sizes = [math.prod(shape) for shape in shapes]
+        shape = CHUNK_UPDATES, sum(self._sizes)
+        is_gpu = device.type == "cuda"
+        buffers = [torch.empty(shape, pin_memory=is_gpu) for _ in range(2)]
+        #: Views of both buffers: one per update and array.
+        self._views = [[self._split(row) for row in buffer] for buffer in buffers]
+        self._buffers = buffers
+        self._copies = [torch.cuda.Event() if is_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._chunk = torch.empty(shape, device=device)
+        #: The number of the update to read next, on the device.
+        self.index = torch.zeros(1, dtype=torch.int64, device=device)
+        self._turn = self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count == CHUNK_UPDATES
+
+    def add(self, arrays: Sequence[Float32]) -> None:
+        """Add the arrays of the next update."""
+        event = self._copies[self._turn]
+        if event is not None and not self._count:
+            event.synchronize()  # an earlier copy may still read this buffer
+        for target, array in zip(self._views[self._turn][self._count], arrays, strict=True):
+            target.copy_(torch.from_numpy(array))
+        self._count += 1
+
+    def send(self) -> None:
+        """Copy the arrays to the device, and read from the first update again."""
+        buffer, event = self._buffers[self._turn], self._copies[self._turn]
+        self._chunk[: self._count].copy_(buffer[: self._count], non_blocking=True)
+        if event is not None:
+            event.record()
+        self.index.zero_()
+        self._turn, self._count = self._turn ^ 1, 0
+
+    def read(self) -> list[Tensor]:
+        """Return the arrays of the next update; this is a part of a device step."""
+        row = self._chunk.index_select(0, self.index)[0]
+        self.index += 1
+        return self._split(row)
+
+    def _split(self, row: Tensor) -> list[Tensor]:
+        """Return a view of each array in a row."""
+        parts: Sequence[Tensor] = torch.split(row, self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]

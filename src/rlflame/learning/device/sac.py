@@ -1,0 +1,313 @@
+"""SAC whose updates stay on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflame.config.algorithms import SacSettings
+from rlflame.rollout.seeding import Role, make_stream
+from rlflame.rollout.task import PolicyArrays
+
+from ..base import Metrics, ReplayBatch, State
+from ..networks.flat_vector import FlatVector
+from ..networks.mlp import BATCH_EPSILON, MOMENT_RATE
+from ..parallel.thread_pair import ThreadPair
+from ..sac.loss_torch import make_critic_objective, sample_actions
+from ..sac.networks import CRITICS, SacNetworks
+from ..sac.sac import Sac
+from ..torch_gradients import TorchNetworks
+from .chunks import ChunkBuffers
+from .step import DeviceAdam, DeviceGuard, DeviceStep, Mirror, clip
+
+_METRICS = ("critic_loss", "ent_coef_loss", "actor_loss")
+
+
+class CriticPair:
+    """Two critics of equal shape, whose layers are batched matrix products."""
+
+    def __init__(self, vector: FlatVector, mirror: Mirror, tanh: bool) -> None:
+        #: Both critics, one per row.
+        self.values = mirror.add(vector.data).view(len(CRITICS), -1)
+        self._tanh = tanh
+        prefix, start = CRITICS[0], 0
+        self._leaves: list[Tensor] = []
+        for name, shape in vector.shapes.items():
+            if name.startswith(prefix):
+                end = start + math.prod(shape)
+                part = self.values[:, start:end].view(len(CRITICS), *shape)
+                self._leaves.append(part.detach().requires_grad_())
+                start = end
+
+    def compute_gradient(self, loss: Tensor) -> Tensor:
+        """Return the gradient of both critics, one per row."""
+        gradients = torch.autograd.grad(loss, self._leaves)
+        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+
+    def compute_values(self, inputs: Tensor, moments: PairMoments | None, batch: bool) -> Tensor:
+        """Return `[critics, rows, outputs]`; with `batch`, use the moments of these rows."""
+        x = inputs.expand(len(CRITICS), *inputs.shape)
+        for layer, (weight, bias) in enumerate(
+            zip(self._leaves[::2], self._leaves[1::2], strict=True)
+        ):
+            if layer:
+                x = torch.tanh(x) if self._tanh else torch.relu(x)
+            if moments is not None:
+                x = moments.standardise(layer, x, batch)
+            x = torch.baddbmm(bias[:, None], x, weight)
+        return x
+
+
+class PairMoments:
+    """The running and latest moments of the inputs of each layer of both critics."""
+
+    def __init__(self, running: FlatVector, mirror: Mirror) -> None:
+        self._running = mirror.add(running.data).view(len(CRITICS), -1)
+        sizes = [shape[0] for name, shape in running.shapes.items() if name.startswith(CRITICS[0])]
+        self._parts = torch.split(self._running, sizes, dim=1)
+        self._latest: list[Tensor] = [torch.empty(0)] * len(sizes)
+
+    def standardise(self, layer: int, x: Tensor, batch: bool) -> Tensor:
+        mean, variance = self._parts[2 * layer : 2 * layer + 2]
+        if batch:
+            mean, variance = x.mean(dim=1), x.var(dim=1, correction=0)
+            self._latest[2 * layer : 2 * layer + 2] = mean.detach(), variance.detach()
+        return (x - mean[:, None]) / (variance[:, None] + BATCH_EPSILON).sqrt()
+
+    def join_latest(self) -> Tensor:
+        return torch.cat(self._latest, dim=1)
+
+    def update(self, latest: Tensor, allowed: Tensor) -> None:
+        step = MOMENT_RATE * (latest - self._running)
+        self._running += torch.where(allowed, step, 0.0)
+
+
+class DeviceSac(Sac):
+    """SAC, with the networks and the optimizers on one device.
+
+    The host draws the transitions and the noise of many updates, and sends them in one copy.
+    """
+
+    def __init__(
+        self,
+        settings: SacSettings,
+        networks: SacNetworks,
+        *,
+        seed: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(settings, networks, [], ThreadPair(1), seed=seed)
+        spec = networks.spec
+        self._mirror = mirror = Mirror(device, dtype)
+        self._actor = TorchNetworks(networks.actor, spec, device, dtype=dtype)
+        mirror.add_pair(networks.actor.data, self._actor.values)
+        tanh = spec.activation == "tanh"
+        self._critics = CriticPair(networks.critics, mirror, tanh)
+        self._moments: PairMoments | None = None
+        self._targets: CriticPair | None = None
+        if networks.moments is None:
+            self._targets = CriticPair(networks.targets, mirror, tanh)
+        else:
+            self._moments = PairMoments(networks.moments.running, mirror)
+        self._objective = make_critic_objective(networks)
+        self._log_weight_tensor = mirror.add(self._log_weight)
+        adams = {
+            "actor": self._actor_adam,
+            "critic": self._critic_adam,
+            "entropy": self._entropy_adam,
+        }
+        self._adams = {name: DeviceAdam(adam, mirror) for name, adam in adams.items()}
+        self._guards = [DeviceGuard(guard, mirror) for guard in (self._guard, self._actor_guard)]
+        self._update_count = mirror.add(self._updates)
+        self._rates = {name: mirror.zeros(dtype=torch.float64) for name in adams}
+        #: For each metric: its sum over the updates that reported it, and their number.
+        self._totals = mirror.zeros(len(_METRICS), 2, dtype=torch.float64)
+        self._statistics = [mirror.zeros(spec.observation_size) for _ in range(2)]
+        self._true = mirror.zeros(dtype=torch.bool).fill_(True)
+        self._chunks: ChunkBuffers | None = None
+        self._steps: dict[tuple[bool, bool], DeviceStep] = {}
+        mirror.upload()
+
+    def get_state(self) -> State:
+        self._mirror.download()
+        return super().get_state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self._mirror.upload()
+
+    def _run_updates(
+        self, batch: ReplayBatch, statistics: PolicyArrays, rates: Mapping[str, float]
+    ) -> Metrics:
+        for name, rate in rates.items():
+            self._rates[name].fill_(rate)
+        for tensor, array in zip(self._statistics, statistics.values(), strict=False):
+            tensor.copy_(torch.from_numpy(array))
+        self._totals.zero_()
+        numbers: list[int] = []
+        for number, transitions in batch:
+            arrays = self._list_arrays(number, transitions)
+            if self._chunks is None:
+                shapes = [array.shape for array in arrays]
+                self._chunks = ChunkBuffers(shapes, self._mirror.device)
+            self._chunks.add(arrays)
+            numbers.append(number)
+            if self._chunks.is_full:
+                self._run_chunk(numbers)
+        self._run_chunk(numbers)
+        self._mirror.download()
+        for guard in self._guards:
+            guard.check()
+        totals = zip(_METRICS, self._totals.tolist(), strict=True)
+        return {name: total / count for name, (total, count) in totals if count}
+
+    def _list_arrays(self, number: int, transitions: Any) -> list[Any]:
+        """Return the transitions and the noise of one update."""
+        rows, size = transitions.actions.shape
+        stream = make_stream(self._seed, Role.LEARN, number)
+        noise = stream.standard_normal((2, size, rows), dtype=np.float32)
+        return [
+            transitions.observations,
+            transitions.actions,
+            transitions.rewards,
+            transitions.next_observations,
+            transitions.bootstrap,
+            noise,
+        ]
+
+    def _run_chunk(self, numbers: list[int]) -> None:
+        """Run the updates whose arrays have been added, and forget their numbers."""
+        if not numbers or self._chunks is None:
+            return
+        self._chunks.send()
+        for number in numbers:
+            updates_actor = number % self._settings.policy_delay == 0
+            updates_targets = (number + 1) % self._settings.target_update_interval == 0
+            self._find_step(updates_actor, updates_targets).run()
+        numbers.clear()
+
+    def _find_step(self, updates_actor: bool, updates_targets: bool) -> DeviceStep:
+        key = updates_actor, updates_targets
+        if key not in self._steps:
+            function = partial(self._take_step, *key)
+            self._steps[key] = DeviceStep(function, self._mirror.device, self._list_state)
+        return self._steps[key]
+
+    def _take_step(self, updates_actor: bool, updates_targets: bool) -> None:
+        assert self._chunks is not None
+        fields = [field.to(self._mirror.dtype) for field in self._chunks.read()]
+        observations, actions, rewards, next_observations, bootstrap, noise = fields
+        observations = self._normalise(observations)
+        next_observations = self._normalise(next_observations)
+        sample, log_probs = sample_actions(self._actor, observations, noise[0].T)
+        with torch.no_grad():
+            weight = self._read_entropy_weight()
+            next_actions, next_log_probs = sample_actions(
+                self._actor, next_observations, noise[1].T
+            )
+        pairs = (observations, actions), (next_observations, next_actions)
+        values, next_values = self._compute_both_values(*pairs)
+        soft = self._objective.compute_target_values(next_values)
+        soft = soft - weight * next_log_probs[:, None]
+        target = rewards[:, None] + bootstrap[:, None] * soft
+        loss = self._objective.compute_loss(values, target) / len(rewards)
+        gradient = self._critics.compute_gradient(loss)
+        mean_error = values.detach().mean(dim=2) - target.mean(dim=1)
+        accepted = self._update_critics(gradient, mean_error, log_probs.detach(), updates_targets)
+        if updates_actor:
+            accepted = self._update_actor(observations, sample, log_probs, weight, accepted)
+        self._update_count += accepted
+
+    def _compute_both_values(
+        self, present: tuple[Tensor, Tensor], following: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the values of recorded actions and, detached, of next actions."""
+        first, second = torch.cat(present, dim=1), torch.cat(following, dim=1)
+        if self._targets is not None:
+            with torch.no_grad():
+                next_values = self._targets.compute_values(second, None, batch=False)
+            return self._critics.compute_values(first, None, batch=False), next_values
+        both = self._critics.compute_values(torch.cat((first, second)), self._moments, batch=True)
+        return both[:, : len(first)], both[:, len(first) :].detach()
+
+    @torch.no_grad()
+    def _update_critics(
+        self, gradient: Tensor, mean_error: Tensor, log_probs: Tensor, updates_targets: bool
+    ) -> Tensor:
+        """Step the critics and the targets; return whether the gradient was finite."""
+        norms = gradient.square().sum(dim=1, keepdim=True).sqrt()
+        critic_loss = 0.5 * mean_error.square().sum()
+        sums = [critic_loss, log_probs.sum()]
+        latest = None if self._moments is None else self._moments.join_latest()
+        if latest is not None:
+            sums.append(latest.sum())
+        accepted = self._guards[0].accept(norms.sum(), sums, self._true)
+        gradient = clip(gradient, norms, self._settings.max_gradient_norm)
+        critics = self._critics.values.view(-1)
+        self._adams["critic"].step(critics, gradient.flatten(), self._rates["critic"], accepted)
+        if self._moments is not None and latest is not None:
+            self._moments.update(latest, accepted)
+        elif self._targets is not None and updates_targets:
+            step = self._settings.target_update_rate * (self._critics.values - self._targets.values)
+            self._targets.values += torch.where(accepted, step, 0.0)
+        self._report("critic_loss", critic_loss / len(log_probs), accepted)
+        return accepted
+
+    def _update_actor(
+        self,
+        observations: Tensor,
+        sample: Tensor,
+        log_probs: Tensor,
+        weight: Tensor,
+        accepted: Tensor,
+    ) -> Tensor:
+        """Step the entropy coefficient and the actor; return whether the step was accepted."""
+        if self._fixed_weight is None:
+            with torch.no_grad():
+                deficit = log_probs.mean() + self._target_entropy
+                self._report("ent_coef_loss", -self._log_weight_tensor[0] * deficit, accepted)
+                self._adams["entropy"].step(
+                    self._log_weight_tensor, -deficit[None], self._rates["entropy"], accepted
+                )
+        inputs = torch.cat((observations, sample), dim=1)
+        values = self._critics.compute_values(inputs, self._moments, batch=False)
+        loss = (weight * log_probs - self._objective.compute_value(values)).mean()
+        gradient = self._actor.compute_device_gradient(loss)
+        with torch.no_grad():
+            norm = gradient.square().sum().sqrt()
+            accepted = self._guards[1].accept(norm, [loss.detach()], accepted)
+            gradient = clip(gradient, norm, self._settings.max_gradient_norm)
+            self._adams["actor"].step(self._actor.values, gradient, self._rates["actor"], accepted)
+            self._report("actor_loss", loss.detach(), accepted)
+        return accepted
+
+    def _read_entropy_weight(self) -> Tensor:
+        if self._fixed_weight is None:
+            return self._log_weight_tensor[0].exp()
+        return torch.full_like(self._log_weight_tensor[0], self._fixed_weight)
+
+    def _normalise(self, observations: Tensor) -> Tensor:
+        spec = self._networks.spec
+        if not spec.normalise:
+            return observations
+        mean, scale = self._statistics
+        limit = spec.observation_clip
+        return ((observations - mean) * scale).clamp(-limit, limit)
+
+    def _report(self, name: str, value: Tensor, accepted: Tensor) -> None:
+        """Add a value to the sum of a metric where `accepted` is true."""
+        total = self._totals[_METRICS.index(name)]
+        total[0] += torch.where(accepted, value.to(torch.float64), 0.0)
+        total[1] += accepted
+
+    def _list_state(self) -> list[Tensor]:
+        assert self._chunks is not None
+        guards = [tensor for guard in self._guards for tensor in guard.tensors]
+        return [*self._mirror.tensors, *guards, self._totals, self._chunks.index]
