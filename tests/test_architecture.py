@@ -41,6 +41,11 @@ GUESTS = {
     "torch": {
         "learning.torch_gradients",
         "learning.sac.loss_torch",
+        "learning.sac.sac_device",
+        "learning.ppo.ppo_device",
+        "learning.device.chunks",
+        "learning.device.graph",
+        "learning.device.optim",
         "learning.parallel.torch_process_group",
         "experiment.learners.liveness",
     },
@@ -139,18 +144,26 @@ BLIND = {
 CONCRETE = {
     "rlflame.fleet.local": {"fleet.factory"},
     "rlflame.fleet.inline": {"fleet.factory"},
-    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.torch_gradients"},
+    "rlflame.learning.ppo.ppo": {
+        "learning.factory",
+        "learning.torch_gradients",
+        "learning.ppo.ppo_device",
+    },
     "rlflame.learning.reinforce.reinforce": {
         "learning.factory",
         "learning.torch_gradients",
     },
-    "rlflame.learning.sac.sac": {"learning.factory"},
+    "rlflame.learning.sac.sac": {"learning.factory", "learning.sac.sac_device"},
+    "rlflame.learning.ppo.ppo_device": {"learning.factory"},
+    "rlflame.learning.sac.sac_device": {"learning.factory"},
     "rlflame.learning.torch_gradients": {
         "learning.factory",
+        "learning.ppo.ppo_device",
+        "learning.sac.sac_device",
         "learning.sac.loss_torch",
         "cli.train",
     },
-    "rlflame.learning.sac.loss_torch": {"learning.factory"},
+    "rlflame.learning.sac.loss_torch": {"learning.factory", "learning.sac.sac_device"},
 }
 
 #: The module that makes random generators, the module that imports torch but never seeds it, and

@@ -121,7 +121,7 @@ def _make_ppo(
         device = resolve_device(learning, shards.group.rank)
         provider = torch_provider = TorchPpo(parameters, spec, learning.threads, device)
         if learning.stays_on_device:
-            from rlflame.learning.device.ppo import DevicePpo
+            from rlflame.learning.ppo.ppo_device import DevicePpo
 
             is_fixed = learning.rollout.unit == "steps"
             return DevicePpo(
@@ -167,7 +167,7 @@ def _make_sac(
 
         device = resolve_device(learning, shards.group.rank)
         if learning.stays_on_device:
-            from rlflame.learning.device.sac import DeviceSac
+            from rlflame.learning.sac.sac_device import DeviceSac
 
             return DeviceSac(settings, networks, seed=learning.seed, device=device)
         providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]

@@ -16,15 +16,16 @@ from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import PolicyArrays
 
 from ..base import Metrics, ReplayBatch, State
+from ..device.chunks import ChunkBuffers
+from ..device.graph import Mirror, UpdateGraph
+from ..device.optim import DeviceAdam, DeviceGuard, clip
 from ..networks.flat_vector import FlatVector
 from ..networks.mlp import BATCH_EPSILON, MOMENT_RATE
 from ..parallel.thread_pair import ThreadPair
-from ..sac.loss_torch import make_critic_objective, sample_actions
-from ..sac.networks import CRITICS, SacNetworks
-from ..sac.sac import Sac
 from ..torch_gradients import TorchNetworks
-from .chunks import ChunkBuffers
-from .step import DeviceAdam, DeviceGuard, DeviceStep, Mirror, clip
+from .loss_torch import make_critic_objective, sample_actions
+from .networks import CRITICS, SacNetworks
+from .sac import Sac
 
 _METRICS = ("critic_loss", "ent_coef_loss", "actor_loss")
 
@@ -83,9 +84,9 @@ class PairMoments:
     def join_latest(self) -> Tensor:
         return torch.cat(self._latest, dim=1)
 
-    def update(self, latest: Tensor, allowed: Tensor) -> None:
+    def update(self, latest: Tensor, mask: Tensor) -> None:
         step = MOMENT_RATE * (latest - self._running)
-        self._running += torch.where(allowed, step, 0.0)
+        self._running += torch.where(mask, step, 0.0)
 
 
 class DeviceSac(Sac):
@@ -126,22 +127,22 @@ class DeviceSac(Sac):
         self._adams = {name: DeviceAdam(adam, mirror) for name, adam in adams.items()}
         self._guards = [DeviceGuard(guard, mirror) for guard in (self._guard, self._actor_guard)]
         self._update_count = mirror.add(self._updates)
-        self._rates = {name: mirror.zeros(dtype=torch.float64) for name in adams}
+        self._rates = {name: mirror.make_zeros(dtype=torch.float64) for name in adams}
         #: For each metric: its sum over the updates that reported it, and their number.
-        self._totals = mirror.zeros(len(_METRICS), 2, dtype=torch.float64)
-        self._statistics = [mirror.zeros(spec.observation_size) for _ in range(2)]
-        self._true = mirror.zeros(dtype=torch.bool).fill_(True)
+        self._totals = mirror.make_zeros(len(_METRICS), 2, dtype=torch.float64)
+        self._statistics = [mirror.make_zeros(spec.observation_size) for _ in range(2)]
+        self._true = mirror.make_zeros(dtype=torch.bool).fill_(True)
         self._chunks: ChunkBuffers | None = None
-        self._steps: dict[tuple[bool, bool], DeviceStep] = {}
-        mirror.upload()
+        self._graphs: dict[tuple[bool, bool], UpdateGraph] = {}
+        mirror.copy_to_device()
 
     def get_state(self) -> State:
-        self._mirror.download()
+        self._mirror.copy_to_host()
         return super().get_state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self._mirror.upload()
+        self._mirror.copy_to_device()
 
     def _run_updates(
         self, batch: ReplayBatch, statistics: PolicyArrays, rates: Mapping[str, float]
@@ -162,7 +163,7 @@ class DeviceSac(Sac):
             if self._chunks.is_full:
                 self._run_chunk(numbers)
         self._run_chunk(numbers)
-        self._mirror.download()
+        self._mirror.copy_to_host()
         for guard in self._guards:
             guard.check()
         totals = zip(_METRICS, self._totals.tolist(), strict=True)
@@ -190,17 +191,12 @@ class DeviceSac(Sac):
         for number in numbers:
             updates_actor = number % self._settings.policy_delay == 0
             updates_targets = (number + 1) % self._settings.target_update_interval == 0
-            self._find_step(updates_actor, updates_targets).run()
+            key = updates_actor, updates_targets
+            graph = self._graphs.setdefault(key, UpdateGraph(self._mirror.device))
+            graph.run(partial(self._learn, *key), self._list_state())
         numbers.clear()
 
-    def _find_step(self, updates_actor: bool, updates_targets: bool) -> DeviceStep:
-        key = updates_actor, updates_targets
-        if key not in self._steps:
-            function = partial(self._take_step, *key)
-            self._steps[key] = DeviceStep(function, self._mirror.device, self._list_state)
-        return self._steps[key]
-
-    def _take_step(self, updates_actor: bool, updates_targets: bool) -> None:
+    def _learn(self, updates_actor: bool, updates_targets: bool) -> None:
         assert self._chunks is not None
         fields = [field.to(self._mirror.dtype) for field in self._chunks.read()]
         observations, actions, rewards, next_observations, bootstrap, noise = fields
@@ -220,16 +216,16 @@ class DeviceSac(Sac):
         loss = self._objective.compute_loss(values, target) / len(rewards)
         gradient = self._critics.compute_gradient(loss)
         mean_error = values.detach().mean(dim=2) - target.mean(dim=1)
-        accepted = self._update_critics(gradient, mean_error, log_probs.detach(), updates_targets)
+        mask = self._update_critics(gradient, mean_error, log_probs.detach(), updates_targets)
         if updates_actor:
-            accepted = self._update_actor(observations, sample, log_probs, weight, accepted)
-        self._update_count += accepted
+            mask = self._update_actor(observations, sample, log_probs, weight, mask)
+        self._update_count += mask
 
     def _compute_both_values(
-        self, present: tuple[Tensor, Tensor], following: tuple[Tensor, Tensor]
+        self, pair: tuple[Tensor, Tensor], next_pair: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the values of recorded actions and, detached, of next actions."""
-        first, second = torch.cat(present, dim=1), torch.cat(following, dim=1)
+        first, second = torch.cat(pair, dim=1), torch.cat(next_pair, dim=1)
         if self._targets is not None:
             with torch.no_grad():
                 next_values = self._targets.compute_values(second, None, batch=False)
@@ -248,17 +244,17 @@ class DeviceSac(Sac):
         latest = None if self._moments is None else self._moments.join_latest()
         if latest is not None:
             sums.append(latest.sum())
-        accepted = self._guards[0].accept(norms.sum(), sums, self._true)
+        mask = self._guards[0].compute_mask(norms.sum(), sums, self._true)
         gradient = clip(gradient, norms, self._settings.max_gradient_norm)
         critics = self._critics.values.view(-1)
-        self._adams["critic"].step(critics, gradient.flatten(), self._rates["critic"], accepted)
+        self._adams["critic"].step(critics, gradient.flatten(), self._rates["critic"], mask)
         if self._moments is not None and latest is not None:
-            self._moments.update(latest, accepted)
+            self._moments.update(latest, mask)
         elif self._targets is not None and updates_targets:
             step = self._settings.target_update_rate * (self._critics.values - self._targets.values)
-            self._targets.values += torch.where(accepted, step, 0.0)
-        self._report("critic_loss", critic_loss / len(log_probs), accepted)
-        return accepted
+            self._targets.values += torch.where(mask, step, 0.0)
+        self._report("critic_loss", critic_loss / len(log_probs), mask)
+        return mask
 
     def _update_actor(
         self,
@@ -266,15 +262,15 @@ class DeviceSac(Sac):
         sample: Tensor,
         log_probs: Tensor,
         weight: Tensor,
-        accepted: Tensor,
+        mask: Tensor,
     ) -> Tensor:
         """Step the entropy coefficient and the actor; return whether the step was accepted."""
         if self._fixed_weight is None:
             with torch.no_grad():
                 deficit = log_probs.mean() + self._target_entropy
-                self._report("ent_coef_loss", -self._log_weight_tensor[0] * deficit, accepted)
+                self._report("ent_coef_loss", -self._log_weight_tensor[0] * deficit, mask)
                 self._adams["entropy"].step(
-                    self._log_weight_tensor, -deficit[None], self._rates["entropy"], accepted
+                    self._log_weight_tensor, -deficit[None], self._rates["entropy"], mask
                 )
         inputs = torch.cat((observations, sample), dim=1)
         values = self._critics.compute_values(inputs, self._moments, batch=False)
@@ -282,11 +278,11 @@ class DeviceSac(Sac):
         gradient = self._actor.compute_device_gradient(loss)
         with torch.no_grad():
             norm = gradient.square().sum().sqrt()
-            accepted = self._guards[1].accept(norm, [loss.detach()], accepted)
+            mask = self._guards[1].compute_mask(norm, [loss.detach()], mask)
             gradient = clip(gradient, norm, self._settings.max_gradient_norm)
-            self._adams["actor"].step(self._actor.values, gradient, self._rates["actor"], accepted)
-            self._report("actor_loss", loss.detach(), accepted)
-        return accepted
+            self._adams["actor"].step(self._actor.values, gradient, self._rates["actor"], mask)
+            self._report("actor_loss", loss.detach(), mask)
+        return mask
 
     def _read_entropy_weight(self) -> Tensor:
         if self._fixed_weight is None:
@@ -301,11 +297,11 @@ class DeviceSac(Sac):
         limit = spec.observation_clip
         return ((observations - mean) * scale).clamp(-limit, limit)
 
-    def _report(self, name: str, value: Tensor, accepted: Tensor) -> None:
-        """Add a value to the sum of a metric where `accepted` is true."""
+    def _report(self, name: str, value: Tensor, mask: Tensor) -> None:
+        """Add a value to the sum of a metric where `mask` is true."""
         total = self._totals[_METRICS.index(name)]
-        total[0] += torch.where(accepted, value.to(torch.float64), 0.0)
-        total[1] += accepted
+        total[0] += torch.where(mask, value.to(torch.float64), 0.0)
+        total[1] += mask
 
     def _list_state(self) -> list[Tensor]:
         assert self._chunks is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Float64, PolicySpec
 
 from ..base import Batch, Metrics, State
+from ..device.graph import Mirror, UpdateGraph
+from ..device.optim import DeviceAdam, DeviceGuard, clip
 from ..networks.flat_vector import FlatVector
-from ..ppo.loss import NETWORKS, PpoMinibatch
-from ..ppo.ppo import KL_STOP_FACTOR, LossMeans, Ppo, Samples
 from ..torch_gradients import TorchPpo
-from .step import DeviceAdam, DeviceGuard, DeviceStep, Mirror, clip
+from .loss import NETWORKS, PpoMinibatch
+from .ppo import KL_STOP_FACTOR, LossMeans, Ppo, Samples
 
 #: The sums over samples that the loss reports, in this order.
 _SUMS = tuple(name for names in NETWORKS.values() for name in names)
@@ -62,8 +64,8 @@ class DeviceSamples(Samples):
                 self.buffers[name].copy_(tensor)
             return
         names = ("advantages", "returns", "values")
-        empty = {name: mirror.zeros(self.count) for name in names}
-        order = {"order": mirror.zeros(self.count, dtype=torch.int64)}
+        empty = {name: mirror.make_zeros(self.count) for name in names}
+        order = {"order": mirror.make_zeros(self.count, dtype=torch.int64)}
         self.buffers = {**flat, **empty, **order}
 
     def explained_variance(self) -> float:
@@ -108,31 +110,33 @@ class DevicePpo(Ppo):
         self._update_count = mirror.add(self._updates)
         self._captures = captures
         self._samples: DeviceSamples | None = None
-        self._steps: dict[tuple[int, float], DeviceStep] = {}
+        #: By the size of the minibatch: the graph, and the numbers of its rows.
+        self._graphs: dict[int, UpdateGraph] = {}
+        self._places: dict[int, Tensor] = {}
         wide = torch.float64
         #: The sums over the samples so far, their number, and the norm of the latest gradient.
-        self._totals = mirror.zeros(len(_SUMS), dtype=wide)
-        self._count, self._norm = mirror.zeros(dtype=wide), mirror.zeros(dtype=wide)
+        self._totals = mirror.make_zeros(len(_SUMS), dtype=wide)
+        self._count, self._norm = mirror.make_zeros(dtype=wide), mirror.make_zeros(dtype=wide)
         self._offset, self._epoch, self._stop_epoch = (
-            mirror.zeros(dtype=torch.int64) for _ in range(3)
+            mirror.make_zeros(dtype=torch.int64) for _ in range(3)
         )
-        self._active = mirror.zeros(dtype=torch.bool)
-        self._rate, self._clip_range = mirror.zeros(dtype=wide), mirror.zeros()
-        mirror.upload()
+        self._is_active = mirror.make_zeros(dtype=torch.bool)
+        self._rate, self._clip_range = mirror.make_zeros(dtype=wide), mirror.make_zeros()
+        mirror.copy_to_device()
 
     def get_state(self) -> State:
-        self._mirror.download()
+        self._mirror.copy_to_host()
         return super().get_state()
 
     def load_state(self, state: Any) -> None:
         super().load_state(state)
-        self._mirror.upload()
+        self._mirror.copy_to_device()
 
     def _make_samples(self, batch: Batch, rewards: Float64, discount: float) -> Samples:
         previous, self._samples = self._samples, None
         self._samples = DeviceSamples(batch, rewards, discount, self._mirror, previous)
         if previous is None or previous.count != self._samples.count:
-            self._steps.clear()
+            self._graphs.clear()
         return self._samples
 
     @torch.no_grad()
@@ -148,8 +152,8 @@ class DevicePpo(Ppo):
             next_values[tuple(parts["boundary_index"].T)] = final_values
         wide = values.to(torch.float64)
         advantages = compute_gae(parts, wide, next_values, samples.discount, settings.gae_lambda)
-        chosen, buffers = samples.places, samples.buffers
-        flat_values, flat = wide.flatten()[chosen], advantages.flatten()[chosen]
+        places, buffers = samples.places, samples.buffers
+        flat_values, flat = wide.flatten()[places], advantages.flatten()[places]
         buffers["values"].copy_(flat_values)
         buffers["returns"].copy_(flat + flat_values)
         buffers["advantages"].copy_(flat)
@@ -162,10 +166,10 @@ class DevicePpo(Ppo):
         self._rate.fill_(learning_rate)
         self._clip_range.fill_(clip_range)
         self._stop_epoch.fill_(settings.epochs)
-        self._active.fill_(True)
+        self._is_active.fill_(True)
         for tensor in (self._totals, self._count, self._norm):
             tensor.zero_()
-        orders = np.stack([self._shuffle(epoch, count) for epoch in range(settings.epochs)])
+        orders = np.stack([self._make_order(epoch, count) for epoch in range(settings.epochs)])
         all_orders = torch.from_numpy(orders).to(self._mirror.device)
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
@@ -174,8 +178,8 @@ class DevicePpo(Ppo):
             self._epoch.fill_(epoch)
             self._offset.zero_()
             for start in range(0, count, size):
-                self._find_step(samples, min(size, count - start)).run()
-        self._mirror.download()
+                self._run_update(samples, min(size, count - start))
+        self._mirror.copy_to_host()
         self._device_guard.check()
         sums = dict(zip(_SUMS, self._totals.tolist(), strict=True))
         means = LossMeans(settings)
@@ -183,45 +187,41 @@ class DevicePpo(Ppo):
             means.add(total, sums, float(self._norm))
         return means.make_metrics(int(self._stop_epoch))
 
-    def _shuffle(self, epoch: int, count: int) -> Any:
+    def _make_order(self, epoch: int, count: int) -> Any:
         stream = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         return stream.permutation(count)
 
-    def _find_step(self, samples: DeviceSamples, size: int) -> DeviceStep:
-        """Return the step for minibatches of this size; the last one may be shorter."""
-        step = self._steps.get((size, samples.count))
-        if step is None:
-            places = torch.arange(size, device=self._mirror.device)
-            step = self._steps[size, samples.count] = DeviceStep(
-                lambda: self._take_step(samples.buffers, places),
-                self._mirror.device,
-                self._list_state,
-                captures=self._captures,
-            )
-        return step
+    def _run_update(self, samples: DeviceSamples, size: int) -> None:
+        """Learn from the next minibatch; the last one of an epoch may be shorter."""
+        graph = self._graphs.get(size)
+        if graph is None:
+            graph = UpdateGraph(self._mirror.device, captures=self._captures)
+            self._graphs[size] = graph
+            self._places[size] = torch.arange(size, device=self._mirror.device)
+        update = partial(self._learn, samples.buffers, self._places[size])
+        graph.run(update, self._list_state())
 
-    def _take_step(self, buffers: dict[str, Tensor], places: Tensor) -> None:
+    def _learn(self, buffers: dict[str, Tensor], places: Tensor) -> None:
         """Take one optimizer step, unless the gradient is not finite or the KL limit is reached."""
         settings, count = self._settings, len(places)
         loss, sums = self._loss(self._select(buffers, self._offset + places))
         gradient = self._networks.compute_device_gradient(loss / count)
         with torch.no_grad():
             norm = gradient.square().sum().sqrt()
-            active = self._active.clone()
-            counted = self._device_guard.accept(norm, list(sums.values()), active)
+            is_counted = self._device_guard.compute_mask(norm, list(sums.values()), self._is_active)
             totals = torch.stack([sums[name].to(torch.float64) for name in _SUMS])
-            self._totals += torch.where(counted, totals, 0.0)
-            self._count += counted * count
-            self._norm.copy_(torch.where(counted, norm.to(torch.float64), self._norm))
+            self._totals += torch.where(is_counted, totals, 0.0)
+            self._count += is_counted * count
+            self._norm.copy_(torch.where(is_counted, norm.to(torch.float64), self._norm))
             if settings.target_kl is not None:
                 limit = count * KL_STOP_FACTOR * settings.target_kl
-                stopped = counted & (sums["approx_kl"] > limit)
-                self._stop_epoch.copy_(torch.where(stopped, self._epoch, self._stop_epoch))
-                self._active &= ~stopped
-            allowed = counted & self._active
+                is_at_limit = is_counted & (sums["approx_kl"] > limit)
+                self._stop_epoch.copy_(torch.where(is_at_limit, self._epoch, self._stop_epoch))
+                self._is_active &= ~is_at_limit
+            mask = is_counted & self._is_active
             gradient = clip(gradient, norm, settings.max_gradient_norm)
-            self._device_adam.step(self._values, gradient, self._rate, allowed)
-            self._update_count += allowed
+            self._device_adam.step(self._values, gradient, self._rate, mask)
+            self._update_count += mask
             self._offset += count
 
     def _select(self, buffers: dict[str, Tensor], places: Tensor) -> PpoMinibatch:
@@ -245,8 +245,15 @@ class DevicePpo(Ppo):
         )
 
     def _list_state(self) -> list[Tensor]:
-        sums = [self._totals, self._count, self._norm, self._offset, self._stop_epoch, self._active]
-        return [*self._mirror.tensors, *self._device_guard.tensors, *sums]
+        sums = [
+            self._totals,
+            self._count,
+            self._norm,
+            self._offset,
+            self._stop_epoch,
+            self._is_active,
+        ]
+        return [*self._mirror.tensors, *self._device_guard.tensors, *sums, *place]
 
 
 def standardise(samples: Tensor) -> Tensor:
@@ -271,8 +278,8 @@ def compute_gae(
     distance = 1
     while distance < len(result):
         # Each row now covers `distance` steps; add those of the row that follows them.
-        later, later_decay = torch.zeros_like(result), torch.zeros_like(decay)
-        later[:-distance] = decay[:-distance] * result[distance:]
-        later_decay[:-distance] = decay[:-distance] * decay[distance:]
-        result, decay, distance = result + later, later_decay, 2 * distance
+        next_terms, next_decay = torch.zeros_like(result), torch.zeros_like(decay)
+        next_terms[:-distance] = decay[:-distance] * result[distance:]
+        next_decay[:-distance] = decay[:-distance] * decay[distance:]
+        result, decay, distance = result + next_terms, next_decay, 2 * distance
     return result

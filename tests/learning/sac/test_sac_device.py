@@ -13,7 +13,7 @@ from sac_cases import Plain, learner, networks, owed, transitions
 from rlflame.config.algorithms import SacSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch
-from rlflame.learning.device.sac import DeviceSac
+from rlflame.learning.sac.sac_device import DeviceSac
 
 SETTINGS = {
     "default": {},

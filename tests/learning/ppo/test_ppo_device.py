@@ -15,9 +15,9 @@ from reference import ReferencePpo
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.errors import LearningError
-from rlflame.learning.device.ppo import DevicePpo
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
+from rlflame.learning.ppo.ppo_device import DevicePpo
 from rlflame.learning.torch_gradients import TorchPpo
 
 COLUMNS = 8
