@@ -253,7 +253,7 @@ class DevicePpo(Ppo):
             self._stop_epoch,
             self._is_active,
         ]
-        return [*self._mirror.tensors, *self._device_guard.tensors, *sums, *place]
+        return [*self._mirror.tensors, *self._device_guard.tensors, *sums]
 
 
 def standardise(samples: Tensor) -> Tensor:
