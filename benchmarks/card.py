@@ -1,101 +1,267 @@
-"""Time a PPO update on a CPU and a GPU for several widths and minibatch sizes.
+"""Check and time learning on a GPU, and print one table of all results.
 
-    python benchmarks/card.py --width 64,256,1024 --minibatch 64,1024,8192
-    python benchmarks/card.py --threads 16 --csv docs/results/card.csv
+    python benchmarks/card.py                       # about six minutes on a GPU with 16 cores
+    python benchmarks/card.py --csv docs/results/card.csv
+    python benchmarks/card.py --device cpu --small  # every step of the script, without a GPU
 
-Each network has two layers of the given width; the other settings come from the Hopper preset. The
-learner trains on random numbers in three ways: with numpy on one thread, with numpy on `--threads`
-threads, and with torch on the GPU. One update is one epoch of four minibatches, including values,
-advantages and shuffling. A printed time is a quarter of an update. It is the lowest of five rounds,
-in which the three ways take turns.
+The script first checks that a learner has the same bits twice, that a restored learner continues
+in the same bits, and that its weights are close to numpy's. Then it times single updates with numpy
+on one thread and on the device. At the end it trains whole runs through `rlflame train` and reports
+updates and steps per second without start-up. A failed check does not end the script, but makes the
+exit code 1. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import itertools
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from idle import others, processor
 from ppo_update import drawn
-from script import ended, positive, table
+from script import ended, table
 
 from rlflame.config import resolve
 from rlflame.config.flags import TrainFlags
-from rlflame.errors import ConfigError
 from rlflame.experiment import components
+from rlflame.learning import torch_gradients
+from rlflame.learning.base import ReplayBatch, Transitions
 from rlflame.learning.factory import make_algorithm
-from rlflame.learning.torch_gradients import is_cuda_available, read_gpu_name
 from rlflame.rollout import blas
 
+COLUMNS = ["what", "case", "result", "unit", "compared_with", "ratio", "processor", "card",
+           "others_before"]  # fmt: skip
+#: (hidden units, minibatch size) of PPO's updates.
+PPO_CASES = ((64, 64), (64, 512), (256, 1024), (256, 4096))
 ROUNDS = 5
-MINIBATCHES = 4
-COLUMNS = ["width", "minibatch", "one_thread_ms", "threads", "threads_ms", "card_ms", "processor",
-           "card", "others_before"]  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", default="64,256,1024")
-    parser.add_argument("--minibatch", default="64,1024,8192")
-    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--small", action="store_true", help="a few updates of everything")
     parser.add_argument("--csv", type=table, help="CSV file, overwritten")
     options = parser.parse_args()
-    sizes = [options.width.split(","), options.minibatch.split(",")]
-    if not all(size.isdigit() and int(size) for size in itertools.chain(*sizes)):
-        parser.error("--width and --minibatch take positive integers, separated by commas")
-    if not is_cuda_available():
-        raise ConfigError("torch finds no CUDA device here.", "use a machine with a GPU")
-    note = others()
-    print(f"{processor()}, {read_gpu_name()}")
-    print(f"width   minibatch   one thread ms   {options.threads} threads ms   card ms")
-    found = []
-    for width, rows in itertools.product(*sizes):
-        # The provider that computes the gradients, and the number of CPU threads.
-        sides = [("numpy", 1), ("numpy", options.threads), ("torch", 1)]
-        learners = [made(int(width), int(rows), provider) for provider, _ in sides]
-        times: list[list[float]] = [[] for _ in sides]
-        for number in range(ROUNDS + 1):
-            for place, (_, threads) in enumerate(sides):
-                learner, batch = learners[place]
-                blas.set_threads(threads)
-                begun = time.perf_counter()
-                learner.update(batch, 0.0)
-                if number:
-                    times[place].append(1e3 * (time.perf_counter() - begun) / MINIBATCHES)
-        one, many, there = map(min, times)
-        print(f"{width:>5s}{rows:>12s}{one:16.2f}{many:16.2f}{there:10.2f}", flush=True)
-        found.append([width, rows, f"{one:.3f}", options.threads, f"{many:.3f}", f"{there:.3f}",
-                      processor(), read_gpu_name(), note])  # fmt: skip
+    if options.device == "cpu":
+        # The recipe is that of a GPU, and its code runs eagerly on the CPU.
+        torch_gradients.select_device = lambda kind, rank: "cpu"
+    else:
+        torch_gradients.select_device("cuda", 0)
+    facts = [processor(), torch_gradients.read_gpu_name(), others()]
+    print(f"{facts[0]}, {facts[1]}, {os.cpu_count()} cores", flush=True)
+    rows, failed = [], False
+    for part in (list_checks, list_updates, list_runs):
+        for what, case, measure in part(options):
+            try:
+                result, unit, base = measure()
+            except Exception:
+                traceback.print_exc()
+                result, unit, base = "failed", "", None
+            failed |= result in ("failed", "different")
+            ratio = f"{result / base:.2f}" if base else ""
+            shown = result if isinstance(result, str) else f"{result:,.4g}"
+            beside = "" if base is None else f"{base:,.4g}"
+            print(f"{what:24s}{case:34s}{shown:>12s} {unit:12s}{beside:>10s} {ratio:>8s}",
+                  flush=True)  # fmt: skip
+            rows.append([what, case, shown, unit, beside, ratio, *facts])
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *found])
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    return int(failed)
 
 
-def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
-    """Make a learner and a random batch for it."""
+Measurement = tuple[str, str, Callable[[], tuple[Any, str, float | None]]]
+
+
+def list_checks(options: argparse.Namespace) -> Iterator[Measurement]:
+    """Yield the checks of bits and of closeness to numpy, for PPO and SAC."""
+    for name in ("ppo", "sac"):
+        yield "same bits twice", name, lambda name=name: (compare_twice(name), "", None)
+        yield "same bits after resume", name, lambda name=name: (compare_resumed(name), "", None)
+        yield (
+            "20 updates beside numpy",
+            name,
+            lambda name=name: (compare_with_numpy(name), "max diff", None),
+        )
+
+
+def list_updates(options: argparse.Namespace) -> Iterator[Measurement]:
+    """Yield the times of single updates on the device, beside numpy on one thread."""
+    for width, size in PPO_CASES[: 1 if options.small else None]:
+        yield "PPO update", f"{width}x{width} units, {size} samples", lambda w=width, s=size: (
+            time_ppo("numpy", w, s, options.small) / time_ppo("torch", w, s, options.small),
+            "x numpy", None,
+        )  # fmt: skip
+    yield "SAC updates", "HalfCheetah, mujoco-sac", lambda: (
+        count_sac_updates("torch", options.small), "updates/s",
+        count_sac_updates("numpy", options.small),
+    )  # fmt: skip
+
+
+def list_runs(options: argparse.Namespace) -> Iterator[Measurement]:
+    """Yield the speed of whole runs without start-up, and of their learning alone."""
+    workers = str(max(1, (os.cpu_count() or 1) - 1))
+    sac = ("--algo", "sac", "--workers", "4")
+    wide = ("--preset", "mujoco-ppo-wide", "--workers", workers)
+    large = (*wide, "--set", "ppo.minibatch_size=4096", "--set", "network.hidden=[256,256]")
+    for what, words, steps, numpy_steps in (
+        ("SAC", sac, 60_000, 14_000),
+        ("PPO wide", wide, 3_000_000, 1_000_000),
+        ("PPO 256x256, 4096", large, 1_000_000, 200_000),
+    ):
+        if options.small:
+            starts = ("--set", "sac.learning_starts=100") if words is sac else ()
+            steps, numpy_steps, words = (
+                (600, 400, (*sac, *starts)) if starts else (*[70_000] * 2, words)
+            )
+        for part, name in (("steps_per_s", "whole run"), ("learned_per_s", "learning alone")):
+            yield f"{name}, steps/s", what, lambda w=words, n=steps, m=numpy_steps, p=part: (
+                time_run(w, n, options.device)[p], "steps/s", time_run(w, m, "cpu")[p],
+            )  # fmt: skip
+
+
+def make(name: str, provider: str, *sets: str) -> tuple[Any, Any, Any]:
+    """Make the learner of HalfCheetah, its policy spec and its settings."""
     flags = TrainFlags(
-        env="hopper",
+        env="halfcheetah",
+        algo=name,
         sets=[
-            f"ppo.minibatch_size={rows}",
-            "ppo.epochs=1",
-            f"network.hidden=[{width}, {width}]",
             f"learning.provider={provider}",
             f"learning.device={'cuda' if provider == 'torch' else 'cpu'}",
-            "rollout.num_slots=1",
-            f"rollout.envs_per_slot={MINIBATCHES}",
-            f"rollout.steps={rows}",
+            *sets,
         ],
     )
     config, _ = resolve.resolve(flags, components.has_continuous_actions)
-    learning = config.learning
-    spec = components.make_policy_spec(learning, components.make_env_spec(learning.environment))
-    learner = make_algorithm(learning, spec)
+    spec = components.make_policy_spec(
+        config.learning, components.make_env_spec(config.learning.environment)
+    )
+    return make_algorithm(config.learning, spec), spec, config.learning
+
+
+def make_batch(learner: Any, spec: Any, learning: Any, number: int = 0) -> Any:
+    """Return random numbers for one update of PPO, or for 20 updates of SAC."""
     rollout = learning.rollout
-    return learner, drawn(rollout.steps, rollout.columns, spec, learner.get_policy())
+    if learning.algorithm == "ppo":
+        return drawn(rollout.steps, rollout.columns, spec, learner.get_policy())
+    fresh = drawn(rollout.steps, rollout.columns, spec, learner.get_policy())
+
+    def draw(update: int) -> Transitions:
+        rng, size = np.random.default_rng(update), learning.replay.batch_size
+        normal = rng.standard_normal((2, size, spec.observation_size), dtype=np.float32)
+        return Transitions(
+            normal[0],
+            np.tanh(rng.standard_normal((size, spec.action_size), dtype=np.float32)),
+            rng.standard_normal(size, dtype=np.float32),
+            normal[1],
+            np.full(size, 0.99, np.float32),
+        )
+
+    return ReplayBatch(fresh, 20 * number, 20, draw)
+
+
+def compare_twice(name: str) -> str:
+    states = []
+    for _ in range(2):
+        learner, spec, learning = make(name, "torch")
+        for number in range(2):
+            learner.update(make_batch(learner, spec, learning, number), 0.0)
+        states.append(learner.get_state())
+    return "equal" if is_equal(*states) else "different"
+
+
+def compare_resumed(name: str) -> str:
+    whole, spec, learning = make(name, "torch")
+    resumed, *_ = make(name, "torch")
+    batches = [make_batch(whole, spec, learning, number) for number in range(3)]
+    whole.update(batches[0], 0.0)
+    whole.update(batches[1], 0.1)
+    resumed.load_state(whole.get_state())
+    for learner in (whole, resumed):
+        learner.update(batches[2], 0.2)
+    return "equal" if is_equal(whole.get_state(), resumed.get_state()) else "different"
+
+
+def is_equal(first: Any, second: Any) -> bool:
+    return first.keys() == second.keys() and all(
+        first[name].tobytes() == second[name].tobytes() for name in first
+    )
+
+
+def compare_with_numpy(name: str) -> float:
+    """Return the largest difference of a weight after 20 updates."""
+    sets = ("ppo.epochs=2", "rollout.num_slots=1") if name == "ppo" else ()
+    states = []
+    for provider in ("torch", "numpy"):
+        learner, spec, learning = make(name, provider, *sets)
+        learner.update(make_batch(learner, spec, learning), 0.0)
+        states.append(learner.get_policy())
+    return max(float(np.abs(states[0][n] - states[1][n]).max()) for n in states[0])
+
+
+def time_ppo(provider: str, width: int, size: int, small: bool) -> float:
+    """Return the milliseconds of one minibatch of PPO."""
+    minibatches = 4 if small else 16
+    learner, spec, learning = make(
+        "ppo", provider, f"ppo.minibatch_size={size}", "ppo.epochs=2",
+        f"network.hidden=[{width},{width}]", "rollout.num_slots=1",
+        f"rollout.envs_per_slot={minibatches}", f"rollout.steps={size}",
+    )  # fmt: skip
+    batch = make_batch(learner, spec, learning)
+    blas.set_threads(1)
+    return 1e3 * time_best(lambda: learner.update(batch, 0.0)) / (2 * minibatches)
+
+
+def count_sac_updates(provider: str, small: bool) -> float:
+    """Return the updates per second of SAC with random transitions."""
+    learner, spec, learning = make("sac", provider)
+    batch = make_batch(learner, spec, learning)
+    drawn_batches = {n: batch.draw(n) for n in range(20)}
+    fast = ReplayBatch(batch.fresh, 0, 20 if small else 200, lambda n: drawn_batches[n % 20])
+    return fast.updates / time_best(lambda: learner.update(fast, 0.0))
+
+
+def time_best(work: Callable[[], object]) -> float:
+    """Return the lowest seconds of several repetitions, without a first one."""
+    times = []
+    for number in range(ROUNDS + 1):
+        start = time.perf_counter()
+        work()
+        if number:
+            times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@cache
+def time_run(words: tuple[str, ...], steps: int, device: str) -> dict[str, float]:
+    """Train, and return speeds in the last two thirds of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "rlflame", "train", "--env", "halfcheetah", *words,
+                   "--steps", str(steps), "--device", device, "--local", "--quiet",
+                   "--set", "evaluation.every_steps=none", "--set", "evaluation.final_episodes=1",
+                   "--out", str(run)]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (run / "timing.jsonl").open()]
+    lines = [line for line in lines if "learn_s" in line]
+    first = len(lines) // 3
+    timed = lines[first + 1 :]
+    count = timed[-1]["steps"] - lines[first]["steps"]
+    return {
+        "steps_per_s": count / sum(line["wall_s"] for line in timed),
+        "learned_per_s": count / sum(line["learn_s"] for line in timed),
+    }
 
 
 if __name__ == "__main__":
-    ended(main)
+    sys.exit(ended(main))
