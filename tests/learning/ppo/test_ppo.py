@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 
@@ -37,7 +38,7 @@ class Recording(NumpyPpo):
             gradient[3] = np.nan
         elif fault is not None:
             sums = {**sums, "value_loss": fault}
-        self.asked.append(batch)
+        self.asked.append(copy.deepcopy(batch))  # the learner uses the memory again
         self.gradients.append(gradient.copy())
         return gradient, sums
 

@@ -59,7 +59,13 @@ class Units:
             for start, owner in zip(starts, self._owners, strict=True)
         )
         self._own_numbers = [n for n, owner in enumerate(self._owners) if owner == rank]
-        self._own_names = [self._names[number] for number in self._own_numbers]
+        #: The networks whose gradients this learner computes.
+        first, end = rank * self._per_learner, (rank + 1) * self._per_learner
+        self.own_names = [
+            name
+            for name, start in zip(self._names, starts, strict=True)
+            if start < end and first < start + count
+        ]
         #: The parts of the vector whose weights this learner updates.
         self.own_spans = [self._spans[number] for number in self._own_numbers]
         row_size, total_size = self._width, len(self._total)
@@ -67,8 +73,8 @@ class Units:
             self.own_spans = [slice(None)]
         elif self._is_spread:
             row_size = -(-total_size // (size * _PART_STEP)) * _PART_STEP
-            start, end = (min(n * row_size, total_size) for n in (rank, rank + 1))
-            self.own_spans = [slice(start, end)]
+            part = (min(n * row_size, total_size) for n in (rank, rank + 1))
+            self.own_spans = [slice(*part)]
         self._row: Float32 = np.zeros(row_size, np.float32)
         width = self._width + 2 * self._sum_count
         self._parts: Float32 = np.zeros((self._per_learner, width), np.float32)
@@ -93,7 +99,7 @@ class Units:
         self, shards: Sequence[Shard], compute_parts: PartialGradients
     ) -> tuple[Float32, Metrics]:
         """Return the gradient and the sums of this learner's networks, added over all shards."""
-        parts = compute_parts(shards, self._own_names)
+        parts = compute_parts(shards, self.own_names)
         rows = (row for part in parts for row in zip(*part, strict=True))
         gradient, totals = next(rows)
         if len(shards) == 1:

@@ -17,7 +17,7 @@ from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySpec
 
-from ..base import Batch, Counter, Metrics, State, StateParts
+from ..base import Batch, Counter, Int64, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_gae
 from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_batch
 from ..normalization import RewardScaler, make_normaliser, make_policy
@@ -65,6 +65,8 @@ class Ppo:
             reward_scaler=None if self._scaler is None else self._scaler.state,
         )
         self._units = Units(self.shards, find_spans(parameters), NETWORKS)
+        #: The shuffled samples of an epoch, by field.
+        self._buffers: dict[str, Array] = {}
 
     def get_policy(self) -> PolicyArrays:
         return make_policy(self._parameters, self._normaliser)
@@ -186,16 +188,28 @@ class Ppo:
         settings, size = self._settings, self._settings.minibatch_size
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
-        advantages = samples.advantages[order]
+        names = self._units.own_names
+        fields = {"observations": samples.observations}
+        if "actor" in names:
+            fields |= {
+                "actions": samples.actions,
+                "log_probs": samples.log_probs,
+                "advantages": samples.advantages,
+            }
+        if "critic" in names:
+            fields |= {"returns": samples.returns, "values": samples.values}
+        arrays = {name: self._take_rows(name, array, order) for name, array in fields.items()}
+        # The learner does not read the fields of networks that other learners compute.
+        advantages = arrays.get("advantages", samples.advantages)
         if settings.normalise_advantages == "minibatch":
             advantages = standardise_parts(advantages, size)
         epoch_samples = PpoMinibatch(
-            observations=samples.observations[order],
-            actions=samples.actions[order],
-            log_probs=samples.log_probs[order],
+            observations=arrays["observations"],
+            actions=arrays.get("actions", samples.actions),
+            log_probs=arrays.get("log_probs", samples.log_probs),
             advantages=advantages,
-            returns=samples.returns[order],
-            old_values=samples.values[order],
+            returns=arrays.get("returns", samples.returns),
+            old_values=arrays.get("values", samples.values),
             clip_range=clip_range,
             clip_range_value=settings.clip_range_value,
             value_weight=settings.value_weight,
@@ -203,6 +217,14 @@ class Ppo:
         )
         for start in range(0, len(order), size):
             yield epoch_samples.select_rows(slice(start, start + size))
+
+    def _take_rows(self, name: str, array: Array, order: Int64) -> Array:
+        """Copy the rows of an array in a new order; the copy is valid until the next epoch."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != array.shape:
+            buffer = self._buffers[name] = np.empty_like(array)
+        # mode="clip" writes directly to the buffer. New memory would cost more than the copy.
+        return np.take(array, order, axis=0, out=buffer, mode="clip")
 
 
 def standardise(samples: Float32) -> Float32:
