@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams, whose numbers new files would take."""
+    """Open /dev/null for closed standard streams, so that no file gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

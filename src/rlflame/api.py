@@ -122,7 +122,8 @@ def resume(
 ) -> RunResult:
     """Continue a run bit-identically from its latest checkpoint or a checkpoint file.
 
-    A finished run stays unchanged, and its previous result is returned.
+    If the run has finished and `steps` does not extend it, it stays unchanged and its previous
+    result is returned.
     """
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
     return resume_run(target, runtime, host, steps=steps, fresh_replay=fresh_replay)

@@ -1,6 +1,6 @@
 """Errors for the user, each with a description of the problem and a hint.
 
-Imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
+This module imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RlflameError(Exception):
 
 
 def from_exception(error: BaseException) -> RlflameError:
-    """Convert any exception to an RlflameError; an unexpected one becomes `__cause__`."""
+    """Convert any exception to an RlflameError; an unexpected one is its `__cause__`."""
     if isinstance(error, RlflameError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -102,7 +102,7 @@ def from_exception(error: BaseException) -> RlflameError:
 
 
 def mark_documented(error: BaseException) -> None:
-    """Mark an error whose JSON document was printed, so that it is not printed again."""
+    """Mark an error so that it is not printed as JSON after another JSON document."""
     error.__dict__[_DOCUMENT_MARK] = True
 
 
@@ -112,7 +112,7 @@ def is_documented(error: BaseException) -> bool:
 
 @contextmanager
 def mark_errors_documented() -> Iterator[None]:
-    """Mark every exception from this block, because its JSON document was printed."""
+    """Mark every exception that this block raises, as `mark_documented` does."""
     try:
         yield
     except BaseException as error:
@@ -161,7 +161,7 @@ class EnvironmentFailure(RlflameError):
 
 
 class FleetError(RlflameError):
-    """Workers were lost more often than the retry limit allows."""
+    """A failure of the fleet, for example too many lost workers."""
 
 
 class FleetUnreachableError(FleetError):

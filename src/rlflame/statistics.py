@@ -18,7 +18,7 @@ from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float64
 
 RESAMPLES = 10_000
-#: Resamples for curves, where every point is resampled.
+#: The number of resamples for a curve, which needs an interval at every point.
 CURVE_RESAMPLES = 2_000
 #: With fewer seeds, a bootstrap cannot estimate the variation between seeds.
 FEWEST_SEEDS = 3
@@ -29,7 +29,10 @@ Strata = Sequence[Float64]
 
 @np.errstate(over="ignore", invalid="ignore")  # a sum that overflows is shown as infinity
 def compute_interquartile_means(values: Float64) -> Float64:
-    """Return the mean of the middle half along the last axis; edges count partly."""
+    """Return the mean of the middle half along the last axis.
+
+    A value at an edge of that half may count as a fraction.
+    """
     sorted_values = np.sort(values, axis=-1)
     n = sorted_values.shape[-1]
     # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
@@ -41,7 +44,7 @@ def compute_interquartile_means(values: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the ends of its confidence interval."""
+    """An estimate and the bounds of its confidence interval."""
 
     value: float
     low: float
@@ -67,11 +70,11 @@ class SeedSummary(MeanStd):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of two sides, and the verdicts that it supports."""
+    """A comparison of two samples, and the verdicts that it supports."""
 
-    #: Number of values on each side.
+    #: Number of values in each sample.
     seeds: tuple[int, int]
-    #: Difference between the first side and the second, with its 95% interval.
+    #: Difference between the first sample and the second, with its 95% interval.
     difference: Interval
     #: The difference with its 90% interval, for two one-sided tests at 5%.
     equivalence: Interval
@@ -101,9 +104,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class SeedComparison(Comparison):
-    """A comparison of two sides with one value per seed."""
+    """A comparison of two samples with one value per seed."""
 
-    #: Probability that a seed of the first side beats one of the second; ties count half.
+    #: Probability that a seed of the first sample beats one of the second; ties count half.
     probability_of_improvement: Interval
 
 
@@ -197,7 +200,7 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
 def compare_medians(
     values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
 ) -> Interval:
-    """Return the change in percent of the baseline's median, with its interval."""
+    """Return the change in the median, in percent of the baseline, with its interval."""
     values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
@@ -216,7 +219,7 @@ def compute_median_interval(values: Sequence[float], level: float = 0.95) -> Int
 
 
 def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
-    """Return the ends of the mean's bootstrap interval, always from drawn resamples."""
+    """Return the bounds of the mean's bootstrap interval, from random resamples."""
     if len(values) < 2:
         return float(values.mean()), float(values.mean())
     stream = make_stream(0, Role.BOOTSTRAP, len(values))

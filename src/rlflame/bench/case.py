@@ -61,7 +61,7 @@ class Case:
         settings = self.recipe.learning.model_dump(
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
-        # The kwargs stay one value, so that an argument on only one side counts as a difference.
+        # The kwargs stay one value, so that an argument in only one result counts as a difference.
         return {
             **self.recipe.model_dump(include={"stop_at_iterations", "stop_at_steps"}),
             **dict(flatten(settings, leaves=("environment.kwargs",))),

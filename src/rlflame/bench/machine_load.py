@@ -35,7 +35,7 @@ class LoadMonitor:
         return {
             "machine": self._machine,
             "threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            # Processors that were busy before the benchmark, and with other programs during it.
+            # Busy processors before the benchmark, and those busy with other programs during it.
             "at_work": self._at_work,
             "others": others,
             "busy": busiest > max(0.5, _BUSY_SHARE * count_usable_cores()),
@@ -70,7 +70,7 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Return wall seconds, and busy seconds of all processors and this process tree."""
+    """Return wall seconds, and the busy seconds of all processors and of this tree."""
     try:
         # The fourth and fifth values are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]

@@ -24,7 +24,7 @@ from rlflame.rollout.task import EnvSpec
 from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")
-#: Steps of the repeated episodes, and steps between two readings of the clock.
+#: The number of recorded steps, and the number of steps between two readings of the clock.
 _SCRIPT_STEPS, _CHUNK_STEPS = 2_000, 100
 
 #: The reset seed and the actions of an episode.
@@ -155,7 +155,7 @@ def sum_rates(answers: Sequence[dict[str, Any]]) -> float:
 def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
     """Run the child side of SteppingProcesses: answer requests until the parent ends.
 
-    `make_step` receives the order and returns None if it cannot step.
+    `make_step` receives the order and returns None if the order cannot be carried out.
     """
     channel, requests = ParentChannel.open(), SimpleQueue[Message]()
     order = channel.receive_order()

@@ -25,7 +25,7 @@ from rlflame.storage.safetensors_file import write_atomically
 
 @dataclass
 class Side:
-    """An alternative in a benchmark's comparison: a fleet, or a number of learners."""
+    """An alternative that a benchmark measures, such as a fleet with four workers."""
 
     name: str
     #: Values that distinguish this side from the other sides.

@@ -206,7 +206,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
     }
     ms_per_episode = None
     if episodes:
-        # One worker's time for an episode as long as the mean of the finished episodes.
+        # One worker's time for an episode of the mean length of the finished episodes.
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {

@@ -138,7 +138,7 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
         # The tasks that the fleet can run at once, and the workers that have answered.
         "capacity": fleet.capacity,
         "answered": len(fleet.probe()),
-        # From opening the fleet to the end of its first warm-up.
+        # The time from opening the fleet to the end of its first warm-up.
         "start_s": start_s,
     }
     return Side(f"{case.name}, {kind} with {count}", labels)

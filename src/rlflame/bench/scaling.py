@@ -1,8 +1,8 @@
 """Times the same work on several fleets with different numbers of workers.
 
 Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the
-learning time. A least-squares fit over the sides of a fleet estimates `o`, the overhead of a task,
-and `a`, the overhead of an iteration.
+learning time. A least-squares fit to the measurements of a fleet estimates `o`, the overhead of a
+task, and `a`, the overhead of an iteration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlflame.statistics import FEWEST_SEEDS, compare_medians, compute_median_int
 Row = dict[str, Any]
 #: Two points do not show how well a line fits.
 _FEWEST_ROWS = 3
-#: The episodes per iteration for which break-even times are computed.
+#: The number of episodes per iteration for which the break-even episode length is computed.
 _EPISODES = 100
 _COLUMNS = (
     *("case", "fleet", "workers", "answered", "tasks", ("repetitions", "times", "")),
@@ -207,7 +207,10 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 
 
 def _fit_line(points: Float64) -> dict[str, float]:
-    """Fit both overheads, at least 0, to `[turns, lost seconds]` by least squares."""
+    """Fit both overheads by least squares to `[tasks per worker, lost seconds]`.
+
+    Neither overhead is below 0.
+    """
     turns, lost_s = points.T
     (task_s, iteration_s), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost_s)
     if task_s < 0.0:

@@ -1,8 +1,8 @@
 """The Typer application: its commands and their exit codes.
 
-Every error prints a sentence and sets a fixed exit code: 1 failure, 2 usage or config, 3 fleet
-unreachable, 129, 130 and 143 interrupted. Success is 0. Help must appear immediately, so a command
-imports its dependencies only when it runs.
+Every error prints a sentence and sets an exit code: 1 (failure), 2 (usage or config), 3 (fleet
+unreachable), or 129, 130 or 143 (interrupted). Success is 0. Help must appear immediately, so a
+command imports its dependencies only when it runs.
 """
 
 from __future__ import annotations

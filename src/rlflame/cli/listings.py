@@ -110,7 +110,7 @@ def config(
         _print_json(RunConfig.model_json_schema() if schema else list_settings())
         return
     for setting in list_settings():
-        # Show the choice "none" as the user types it, without the backslash that escapes it.
+        # A default "none" would be printed with an escaping backslash, which users do not type.
         default = None if setting["default"] == toml_io.NONE else setting["default"]
         print_result(f"{setting['name']} = {toml_io.format_value(default)}  ({setting['range']})")
         print_result(f"    {setting['description']}")

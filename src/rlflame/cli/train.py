@@ -117,7 +117,7 @@ def _run_replica_if_launched(*, dry_run: bool = False) -> None:
 
             code = replica_main.run_under_torchrun(place)
         except KeyboardInterrupt:
-            code = 130  # the first process receives it too, and reports it
+            code = 130  # rank 0 receives the signal too, and reports it
         raise typer.Exit(code)
 
 

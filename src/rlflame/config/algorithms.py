@@ -1,7 +1,7 @@
 """The settings of each algorithm, and the traits that other code reads.
 
-A new algorithm needs a settings class and a row in TRAITS here, and a row in `learning/factory.py`.
-Apart from `rlflame bench learners`, no other code compares algorithm names.
+A new algorithm needs a settings class and an entry in TRAITS here, and an entry in
+`learning/factory.py`. Apart from `rlflame bench learners`, no other code compares algorithm names.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class SacSettings(AlgorithmSection):
         return self.critic_norm == "batch"
 
     def check_action_size(self, action_size: int) -> None:
-        """Reject an unreachable target: the coefficient would grow without bound."""
+        """Reject an unreachable target entropy: the coefficient would grow forever."""
         target, highest = self.target_entropy, action_size * math.log(2.0)
         if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
             raise ConfigError(
@@ -211,7 +211,7 @@ class SacSettings(AlgorithmSection):
             )
 
 
-#: All algorithms with a replay use the same names for its settings.
+#: All algorithms with a replay buffer use the same names for its settings.
 ReplaySettings = SacSettings
 
 
@@ -220,7 +220,8 @@ class AlgorithmTraits:
     """The properties of an algorithm that other code needs."""
 
     settings: type[AlgorithmSection]
-    #: The setting with the number of samples per gradient; None: all samples of an iteration.
+    #: The setting with the number of samples per gradient. If None, a gradient uses all samples of
+    #: an iteration.
     batch_field: str | None
     #: Number of value networks.
     critics: int
@@ -233,14 +234,14 @@ class AlgorithmTraits:
     counts_iterations: bool = False
     #: Number of networks with independent gradients, which separate processes can compute.
     independent_networks: int = 1
-    #: Whether `learning.device` has an implementation.
+    #: Whether a GPU can perform whole updates (see `LearningSettings.stays_on_device`).
     supports_device: bool = False
-    #: Whether `learning.threads` is the number of BLAS threads. If not, it enables two Python
-    #: threads that share the work.
+    #: Whether `learning.threads` is the number of BLAS threads. If not, a value above 1 enables two
+    #: Python threads that share the work.
     uses_blas_threads: bool = True
 
 
-#: Each algorithm has one row here, and a preset `default-NAME`.
+#: Each algorithm has one entry here, and a preset `default-NAME`.
 TRAITS: dict[str, AlgorithmTraits] = {
     "ppo": AlgorithmTraits(
         PpoSettings, "minibatch_size", critics=1, independent_networks=2, supports_device=True

@@ -70,7 +70,7 @@ class LearnerRank(NamedTuple):
 
 
 def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
-    """Return the rank of this process, or None if torchrun did not start several."""
+    """Return this process's rank, or None if torchrun did not start several processes."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in environment for name in names):
         return None

@@ -67,7 +67,7 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
-    """Return options with which a later command imports this environment's modules."""
+    """Return the options that a later command needs to import this env's modules."""
     modules = (m for m in find_named_modules(id, kwargs) if m not in read_trusted_modules())
     return [word for module in modules for word in ("--allow-module", module)]
 

@@ -85,7 +85,7 @@ class RolloutSettings(SettingsModel):
 
     @property
     def steps_per_iteration(self) -> int:
-        """The number of steps per iteration; the maximum if the unit is episodes."""
+        """The number of steps per iteration (the maximum, if the unit is episodes)."""
         return self.columns * self.steps
 
 
@@ -168,7 +168,7 @@ class _CommonLearningSettings(SettingsModel):
 
 
 class LearningSettings(AlgorithmSections, _CommonLearningSettings):
-    """The settings of learning, such as the algorithm, environment and network."""
+    """The learning settings, such as the algorithm, the environment and the network."""
 
     @model_validator(mode="before")
     @classmethod
@@ -224,7 +224,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
     @property
     def replay(self) -> ReplaySettings | None:
-        """The settings of the replay; None for an algorithm without one."""
+        """The replay settings; None if the algorithm has no replay buffer."""
         settings: Any = self.settings
         return settings if self.traits.uses_replay else None
 
@@ -239,7 +239,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
 
 class EvaluationSettings(SettingsModel):
-    """When and how the policy is evaluated. Only `until_return` can change weights."""
+    """When and how the policy is evaluated. Affects weights only with `until_return`."""
 
     every_steps: Positive | None = Field(
         None, description="Steps between evaluations. If unset, evaluate only at the end."
@@ -296,7 +296,7 @@ class Recipe(SettingsModel):
 
 
 def make_defaults(algorithm: str) -> dict[str, Any]:
-    """Return the settings of a recipe that sets only its algorithm."""
+    """Return the default settings of a recipe with this algorithm."""
 
     def dump_section(section: SettingsModel) -> dict[str, Any]:
         return section.model_dump(mode="json", exclude_none=True)

@@ -72,7 +72,8 @@ def _open(path: Path, flags: int) -> int:
     # between, so check the opened file too.
     with contextlib.suppress(FileNotFoundError):
         _check_kind(path, os.stat(path))
-    # Without O_NONBLOCK, opening a pipe waits for its other end. Regular files ignore the flag.
+    # Without O_NONBLOCK, opening a pipe waits until another process opens its other end. Regular
+    # files ignore the flag.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
         _check_kind(path, os.fstat(descriptor))

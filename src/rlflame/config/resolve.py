@@ -49,7 +49,7 @@ ALIASES: dict[str, Alias] = {
     for id in ids.split()
 }
 _ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
-#: Settings that take the value of an option unchanged, by the option's field in the flags.
+#: Maps a field of the flags to the setting that takes its value unchanged.
 _FLAG_SETTINGS = {
     "env": "learning.environment.id",
     "seed": "learning.seed",
@@ -226,7 +226,7 @@ def _format_out(path: Path | None) -> str | None:
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the path of the environment file, which is relative to `folder`, absolute."""
+    """Make the environment file's path absolute; it is relative to `folder`."""
     # Resolve links, because a script imports modules from the folder of the real file.
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
@@ -261,7 +261,7 @@ def _check_packages(
 
 
 def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
-    """Allow the modules that the options name, but none that a file names."""
+    """Allow the modules that the options name, but not those that only a file names."""
     id = get_nested(typed_layer, "learning.environment.id")
     kwargs = get_nested(typed_layer, "learning.environment.kwargs")
     modules = find_named_modules(
@@ -288,7 +288,7 @@ def _choose_environment_and_algorithm(
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
-    """Return the config of the layers, strongest last, with the digest of --env-file."""
+    """Merge the layers, each over those before it; add the digest of --env-file."""
     config = validate_config(functools.reduce(merge_layers, layers))
     recipe = module_trust.pin_env_file(config.recipe, config.runtime.env_file)
     return config.model_copy(update={"learning": recipe.learning})
@@ -346,7 +346,7 @@ def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
 def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
     """Scale the batch and the learning rates by the number of learners, if requested.
 
-    With a replay, N times as many samples per update mean 1/N as many updates.
+    With a replay buffer, there are 1/N as many updates, each with N times as many samples.
     """
     learning, learners = config.learning, config.runtime.learners
     if learners == 1 or not (batch or learning_rate):

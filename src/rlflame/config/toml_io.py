@@ -46,7 +46,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the tables of a text; raise a ValueError if it exceeds the limits."""
+    """Parse TOML text into tables; raise a ValueError if it exceeds the limits."""
     _check_keys(text)
     tables = tomllib.loads(text)
     _check_values(tables)
@@ -55,7 +55,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _check_keys(text: str) -> None:
-    """Limit the parts of a key: tomllib's time grows with the square of their number."""
+    """Limit the number of parts of a key: tomllib's time grows with its square."""
     parts = 0
     for token in _TOKENS.finditer(text):
         if token.lastgroup == "dot":
@@ -71,7 +71,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
     """Limit the depth of tables and lists, and the size of integers."""
     if depth > _DEEPEST:
         raise ValueError(f"tables or lists are nested more than {_DEEPEST} levels deep")
-    # Python cannot print integers of more than 4,300 digits. The fields validate all others.
+    # Python cannot print integers of more than 4,300 digits. The fields validate smaller ones.
     if isinstance(value, int) and abs(value) >= 10**400:
         raise ValueError(f"a number of {value.bit_length()} bits is too large")
     if isinstance(value, Mapping | list):

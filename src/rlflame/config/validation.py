@@ -1,4 +1,4 @@
-"""Validates configs, with errors that name settings, and finds settings by name."""
+"""Validates configs, names the setting in each error, and finds settings by name."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class SweepResult:
 
 
 class RunView:
-    """The interface of a display. Only a sweep calls the methods that name a seed."""
+    """The interface of a display. Only a sweep calls the methods with a `seed`."""
 
     def open(self, start: RunStart) -> AbstractContextManager[None]:
         """Open the display before the first iteration; it closes after the last one."""

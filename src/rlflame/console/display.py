@@ -1,4 +1,4 @@
-"""Common parts of the displays, the quiet display, and the choice of a display.
+"""The base class of displays, two small displays, and the choice of a display.
 
 A run in this process produces the same events as the process of a seed, so that a display handles
 both in the same way.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Display(RunView):
-    """The common part of the displays; each shows events and blocks in its own way."""
+    """The base class of displays; each shows events and blocks in its own way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)

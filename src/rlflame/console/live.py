@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlflame.console.base import RunStart
 
 _REFRESHES_PER_S = 4
-#: Wide enough that lines that appear later do not shift the others.
+#: The width of the names, chosen so that lines that appear later do not shift the others.
 _WORD_COLUMNS = 11
 #: The number of lines in the view of a sweep that do not show seeds.
 _OTHER_LINES = 8

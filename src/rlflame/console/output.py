@@ -1,8 +1,8 @@
 """Prints the output of every command.
 
 Results go to standard output; notes, warnings and errors go to standard error. All control
-characters are escaped here, so that no file, name or environment can control the terminal. Imports
-nothing heavy.
+characters are escaped here, so that no file, name or environment can control the terminal. This
+module imports only light modules.
 """
 
 from __future__ import annotations

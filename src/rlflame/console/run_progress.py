@@ -66,7 +66,7 @@ class SeedProgress:
     iteration: int = 0
     episodes: int = 0
     fraction_done: float = 0.0
-    #: Steps and episodes before this process.
+    #: The steps and episodes that earlier processes completed.
     initial_counts: tuple[int, int] = (0, 0)
     #: The latest event of each kind.
     events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -194,7 +194,10 @@ class RunProgress:
 
     @property
     def final_return(self) -> float | None:
-        """Mean return of the latest iteration of whole episodes, or of recent episodes."""
+        """The mean return of recent episodes.
+
+        If iterations consist of whole episodes, only the latest iteration counts.
+        """
         if not self.rows:
             return None
         if self.summary.episodes_per_iteration:

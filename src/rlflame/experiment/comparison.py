@@ -33,7 +33,7 @@ class ReplayFiles:
     segments: int
     bytes: int
     tail: int
-    #: Whether the replay folder is missing, so that the file (perhaps a copy) cannot be resumed.
+    #: Whether the replay folder is missing. If it is, the file (perhaps a copy) cannot be resumed.
     absent: bool
     #: An error message about a missing or damaged file; None if all files are intact.
     problem: str | None
@@ -121,7 +121,7 @@ def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) 
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
-    """Read and verify all replay files of a checkpoint; None without a replay."""
+    """Read and verify a checkpoint's replay files; return None if it has none."""
     snapshot = checkpoint.snapshot
     if snapshot is None or f"{BUFFER_PREFIX}tail.rewards" not in snapshot.learner:
         return None
@@ -231,7 +231,7 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """Check the mean return and, if `differences` is given, the recorded returns.
+    """Check the mean return; if `differences` is given, compare with the record.
 
     `differences` lists how this machine differs from the one that made the checkpoint.
     """
@@ -248,7 +248,7 @@ def check_evaluation(
 def _check_against_record(
     expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
 ) -> EvaluationCheck:
-    """Require bit-identical returns if machines match, else interval overlap."""
+    """Require identical returns or, on a different machine, overlapping intervals."""
     if record.returns == expected.returns and record.lengths == expected.lengths:
         return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are bit-identical to the record."

@@ -165,7 +165,7 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """List environment aliases with presets and, if installed, space sizes."""
+    """List environment aliases with presets and, if installed, sizes of the spaces."""
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []

@@ -154,7 +154,7 @@ def find_machine_differences(
 def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Checkpoint:
     """Return the checkpoint with the modules that its environment may import.
 
-    Raises CheckpointError if the environment here does not fit the policy.
+    Raises CheckpointError if the environment on this machine does not fit the policy.
     """
     env_spec = env_spec or make_env_spec(source.recipe.learning.environment)
     for name in ("observation_size", "action_kind", "action_size", "action_start"):
@@ -189,7 +189,7 @@ def check_state(source: Checkpoint, target: Path) -> None:
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with an empty replay and a new lineage number."""
+    """Return the checkpoint with an empty replay buffer and a new lineage number."""
     snapshot = source.snapshot
     learner = {} if snapshot is None else dict(snapshot.learner)
     replay = {
@@ -208,7 +208,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 
 
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """Return a hint with commands that continue despite a lost replay.
+    """Return a hint with commands that continue without the lost replay files.
 
     A lossless command comes first.
     """
@@ -230,7 +230,7 @@ def format_replay_hint(source: Checkpoint, target: Path) -> str:
 
 
 def _has_same_lineage(a: Checkpoint, b: Checkpoint) -> bool:
-    """Return whether two checkpoints belong to the same lineage of the replay."""
+    """Return whether two checkpoints' replay buffers belong to the same lineage."""
     first, second = (
         source.snapshot.learner.get(f"{BUFFER_PREFIX}lineage", 0) if source.snapshot else 0
         for source in (a, b)

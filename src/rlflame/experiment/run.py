@@ -1,6 +1,6 @@
 """Trains from a config or a checkpoint, and returns the result of the run.
 
-Imports torch only if the recipe needs it.
+Imports torch only if the recipe or torchrun needs it.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def resume_run(
 ) -> RunResult:
     """Continue a run from its latest checkpoint, or from the file `target`.
 
-    `fresh_replay` keeps the weights and empties the replay. From then on, the run differs from the
-    original one, and so do its digests.
+    `fresh_replay` keeps the weights and empties the replay buffer. From then on, the run differs
+    from the original one, and so do its digests.
     """
     folder = _open_run_folder(target, host.view)
     try:
@@ -189,7 +189,7 @@ class Run:
         )
         complete = False
         try:
-            # Written only now, so that a rejected resume leaves the saved config unchanged.
+            # Write the config only now, so that a rejected resume leaves the saved one unchanged.
             self._write_config()
             complete = self._train(fleet, recorder, clip_recorder)
         finally:

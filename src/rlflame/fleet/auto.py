@@ -1,7 +1,7 @@
 """A fleet that alternates between two fleets, then keeps the faster one.
 
 An iteration is timed from the submission of its tasks to the last fragment, because a run waits for
-the last fragment. Both fleets return identical fragments, so the choice does not change the run.
+the last fragment. Both fleets return identical fragments, so the choice does not affect results.
 The first iterations after a switch are not timed, because workers have to start and restore their
 environments. The slower fleet is closed as soon as its last task has ended.
 """
@@ -32,21 +32,22 @@ from .base import (
 FleetSide = Literal["home", "away"]
 #: The steps per second of each timed iteration.
 Rates = Mapping[FleetSide, list[float]]
-#: The maximum number of untimed iterations on the away side after a switch.
+#: The maximum number of untimed iterations on the `away` fleet after each switch to it.
 _MAX_WARMUP_ITERATIONS = 4
-#: A speed ratio that decides the choice after one timed iteration on each side.
+#: If one fleet is faster by this factor, one timed iteration on each fleet is enough.
 _CLEAR_FACTOR = 2.0
-#: The away side is chosen only if it is faster by more than this factor.
+#: The `away` fleet is chosen only if it is faster by more than this factor.
 _TIE_FACTOR = 1.05
 
 
 def generate_turns(
     is_ready: Callable[[], bool], is_complete: Callable[[], bool], rates: Rates
 ) -> Iterator[tuple[FleetSide, bool]]:
-    """Yield the side of each iteration and whether to time the iteration.
+    """Yield the fleet for each iteration and whether to time the iteration.
 
-    The home side runs until `is_ready` says that the away side has started. The choice then takes
-    at most 16 iterations. `is_complete` tells whether all workers of the away side have answered.
+    The `home` fleet runs tasks until `is_ready` reports that the `away` fleet has started. The
+    choice then takes at most 16 iterations. `is_complete` returns whether all workers of the `away`
+    fleet have answered.
     """
     yield "home", False
     while not is_ready():
@@ -66,14 +67,14 @@ def generate_turns(
 
 
 def compute_factor(rates: Rates) -> float:
-    """Return the away side's median speed divided by the home side's; 1 if unknown."""
+    """Return the median speed of `away` divided by `home`'s; 1 if unknown."""
     if not all(rates.values()):
         return 1.0
     return median(rates["away"]) / median(rates["home"])
 
 
 class AutoFleet(ContextManagerMixin):
-    """Starts on the `local` fleet ("home"); changes to `remote` ("away") if faster."""
+    """Starts on `local` ("home"); moves to `remote` ("away") if that is faster."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class AutoFleet(ContextManagerMixin):
         self._turns = generate_turns(
             lambda: remote.ready, lambda: len(remote.probe()) >= remote.capacity, self._rates
         )
-        #: The side of the latest training iteration. Evaluations run on this side, too.
+        #: The fleet of the latest training iteration. Evaluations run on this fleet, too.
         self._side: FleetSide = "home"
         self._has_decided = False
         self._open_counts: Counter[FleetSide] = Counter()
@@ -164,9 +165,9 @@ class AutoFleet(ContextManagerMixin):
             self._fleets["away"].close()
 
     def _take_turn(self, is_training: bool) -> tuple[FleetSide, bool]:
-        """Return the side of the next submission and whether to time it.
+        """Return the fleet for the next submission and whether to time the submission.
 
-        After the last turn, choose the faster side.
+        After the last iteration of the comparison, choose the faster fleet.
         """
         is_timed = decides = False
         with self._lock:

@@ -28,11 +28,12 @@ class FleetEvent:
     """A change in the state of a task or of the fleet, for displays.
 
     After a task is submitted, any number of running, retried and speculated events may follow (a
-    speculated task is sent to a second worker because the first one is slow). The task ends once:
-    done (with a fragment), lost (with an error) or cancelled. A retry with an empty text has the
-    same reason as the previous retry. A `phase` event says why no task is running, and an empty
-    text ends the phase. In fleets whose workers may join and leave, a `workers` event reports how
-    many have answered. A `note` is a message for the user. Observers may be called from any thread.
+    speculated task is sent to a second worker because the first one is slow). Exactly one event
+    ends the task: done (with a fragment), lost (with an error) or cancelled. A retry with an empty
+    text has the same reason as the previous retry. A `phase` event says why no task is running, and
+    an empty text ends the phase. In fleets whose workers may join and leave, a `workers` event
+    reports how many have answered. A `note` is a message for the user. Observers may be called from
+    any thread.
     """
 
     kind: EventKind

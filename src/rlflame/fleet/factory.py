@@ -1,7 +1,7 @@
 """Creates the fleet that the runtime settings name.
 
-To add a fleet, add a module to this package, a row to FLEETS and a choice to `runtime.fleet`.
-Outside of `config`, only `rlflame bench` compares the names of fleets.
+To add a fleet, add a module to this package, an entry to FLEETS and a choice to `runtime.fleet`.
+Outside of `config`, only `rlflame bench` has code that depends on a fleet's name.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def get_worker_noun(name: object) -> str:
 
 
 def _get_kind(name: object) -> FleetKind:
-    """Return the fleet's row in FLEETS; an unknown name gets the row of `local`."""
+    """Return the entry for `name` in FLEETS, by default the entry for `local`."""
     return FLEETS.get(str(name), FLEETS["local"])
 
 

@@ -36,7 +36,10 @@ _TAIL_CHARS = 4000
 
 
 class InlineFleet(ContextManagerMixin):
-    """Runs tasks in this process, without parallelism. The reference for all fleets."""
+    """Runs tasks in this process, one at a time.
+
+    Its results are the reference for all other fleets.
+    """
 
     name = "inline"
     capacity = 1

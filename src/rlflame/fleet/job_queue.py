@@ -18,8 +18,9 @@ from rlflame.rollout.task_batching import split_fragment
 
 from .base import EventKind, FleetEvent, Observer
 
-#: `stray`: an answer that says nothing about the environment. `loss`: an attempt without an answer.
-#: `delay`: a loss in which an attempt with only this job took too long.
+#: `stray`: an answer from a worker that did not finish the job for a reason other than the
+#: environment. `loss`: an attempt without an answer. `delay`: an attempt that had only this job and
+#: took too long, which also counts as a loss.
 FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
 #: The outcomes of a submission's jobs. After a cancellation, None wakes the waiting reader.
 AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
@@ -62,7 +63,11 @@ class JobQueue:
         self._waiting.extend(jobs)
 
     def take(self, worker: object) -> FleetJob:
-        """Take the best job for a worker: its own slot, a free slot, or the last job."""
+        """Take the best job for a worker.
+
+        A job whose slots the worker ran last comes first, then one whose slots belong to no worker,
+        then the last job in the queue.
+        """
         own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
         free_jobs = (job for job in self._waiting if self._find_owner(job) is None)
         job = next(own_jobs, None) or next(free_jobs, None) or self._waiting[-1]
@@ -75,7 +80,7 @@ class JobQueue:
         return self._slot_workers.get(job.affinity) if job.affinity else None
 
     def take_similar(self, job: FleetJob, limit: int) -> list[FleetJob]:
-        """Take at most `limit` jobs from the front with the same policy and purpose.
+        """Take up to `limit` jobs with the policy and purpose of `job` from the front.
 
         A job that has failed before runs alone, so that it cannot affect other jobs.
         """
@@ -97,7 +102,7 @@ class JobQueue:
             self._add_news(job, "running")
 
     def requeue(self, job: FleetJob, reason: str) -> None:
-        """Put a job back after a lost attempt; the next one returns the same result."""
+        """Put a job back after a lost attempt; a new attempt gives the same result."""
         self._add_news(job, "retried", reason)
         self._waiting.appendleft(job)
 
@@ -139,7 +144,10 @@ class JobQueue:
         self._news.append((events, job, outcome))
 
     def deliver_news(self, lock: AbstractContextManager[Any], observer: Observer) -> None:
-        """Call the observer without holding `lock`, as it may call the fleet."""
+        """Deliver events and outcomes.
+
+        `lock` is not held while the observer runs, because the observer may call the fleet.
+        """
         while True:
             with lock:
                 if not self._news:

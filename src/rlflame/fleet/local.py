@@ -116,7 +116,7 @@ class LocalFleet(ContextManagerMixin):
         return name
 
     def release(self, policy_id: str) -> None:
-        """Release a policy; workers forget it with the next jobs, or at the next tick."""
+        """Release a policy; the next `dispatch` tells the workers to forget it."""
         with self._lock:
             self._puts[policy_id] -= 1
             if self._puts[policy_id] <= 0:
@@ -205,7 +205,7 @@ class LocalFleet(ContextManagerMixin):
         self._wake_pipe.close()
 
     def _notify_observer(self) -> None:
-        """Call the observer without the lock, because it may call the fleet."""
+        """Deliver events without the lock, because the observer may call the fleet."""
         self._jobs.deliver_news(self._lock, self._observer)
 
     def _serve(self) -> None:

@@ -29,7 +29,7 @@ class PrestartPool:
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
         """Create a pool for `train`'s arguments; under torchrun, only rank 0 fills it."""
         is_first_learner = os.environ.get("RANK", "0") == "0"
-        # With `module:Id`, a worker needs the folder of the module.
+        # An environment ID such as `module:Id` needs the module's folder in the worker's path.
         is_excluded = any(
             argument.partition("=")[0] in _EXCLUDING_OPTIONS or ":" in argument
             for argument in arguments

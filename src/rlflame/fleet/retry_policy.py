@@ -15,7 +15,8 @@ from rlflame.terminal_text import format_count
 from .base import check_fragment, make_environment_failure
 from .job_queue import FleetJob
 
-#: The maximum number of stray answers to a job. With pauses, the retries bridge about a minute.
+#: The maximum number of stray answers (see `FailureKind`) to a job. With the pauses between them,
+#: the retries last about a minute.
 MAX_STRAYS = 30
 _STRAY_REASONS = {
     "no_policy": "its weights were missing from the cache",
@@ -38,7 +39,7 @@ def classify_answer(
 ) -> Fragment | RlflameError | Retry:
     """Return the job's outcome or a retry, and count the failure, if any."""
     kind, output = answer["kind"], str(answer.get("printed", ""))
-    position = answer.get("position") or None  # None if the child died before its first beat
+    position = answer.get("position") or None  # None if the child died before its first heartbeat
     if kind == "result":
         return decode_result(job.task, answer["body"], lambda: output)
     if kind == "broken":
@@ -62,7 +63,7 @@ def classify_answer(
 def decode_result(
     task: RolloutTask, payload: Any, read_output: Callable[[], str]
 ) -> Fragment | RlflameError:
-    """Return the fragment in a worker's answer, or the error if there is none."""
+    """Return the fragment in a worker's answer, or an error if it has none."""
     try:
         result = wire.decode(payload)
         if isinstance(result, RolloutFailure):
@@ -77,7 +78,10 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """Count a hang. System sleep can cause the first one; a second is an error."""
+    """Count a hang; return an error from the second one on.
+
+    The first one may only mean that the computer was asleep.
+    """
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
         return None

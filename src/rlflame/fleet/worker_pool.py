@@ -20,8 +20,8 @@ from .base import TrafficMeter
 from .job_queue import FleetJob, JobQueue
 from .retry_policy import HANG_REASON, count_death, count_hang
 
-#: The limits on consecutive failed starts. The second one applies if a signal killed the worker,
-#: which may not happen again.
+#: The limits on consecutive failed starts. The second limit applies if a signal killed the worker,
+#: because the cause may be temporary.
 _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 START_DEADLINE_S = 120.0
@@ -40,8 +40,8 @@ class WorkerHandle:
     job: FleetJob | None = None
     #: The position of the task at the latest heartbeat.
     position: TaskPosition | None = None
-    #: Whether a group of messages has been sent only in part. If another thread holds the lock and
-    #: sees this, Ctrl-C has interrupted the sender.
+    #: Whether a group of messages has only been sent in part. If this is still true when another
+    #: thread holds the lock, Ctrl-C has interrupted the sender.
     is_mid_send: bool = False
     policies: set[str] = field(default_factory=set)
 

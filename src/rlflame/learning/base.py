@@ -177,7 +177,7 @@ class Counter:
 class StateParts:
     """Named arrays and counters of a saved state; `load_state` fills them in place.
 
-    A part that the recipe does not use is None. Integer arrays are counts.
+    A part that the recipe does not use is None. Integer arrays must contain counts.
     """
 
     def __init__(self, **parts: Array | Counter | StateParts | None) -> None:

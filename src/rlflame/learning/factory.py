@@ -39,7 +39,8 @@ def make_algorithm(
 ) -> ShardedAlgorithm:
     """Make the algorithm of a recipe, with new weights or those of `start_policy`.
 
-    The learners of a group share out the `shards`. By default, this process computes all of them.
+    The learners of a group divide the `shards` among themselves. By default, this process computes
+    all of them.
     """
     shards = shards or Shards(learning.gradient_shards)
     result = ALGORITHMS[learning.algorithm](learning, spec, start_policy or {}, shards)

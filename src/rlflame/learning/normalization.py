@@ -61,13 +61,13 @@ def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:
-    """Return copies of the actor's arrays, and of any normaliser's arrays."""
+    """Return copies of the arrays of the actor and of the normaliser, if any."""
     arrays = actor.copy_views("actor.")
     return arrays if normaliser is None else {**arrays, **normaliser.make_arrays()}
 
 
 class RewardScaler:
-    """Divides rewards by the running standard deviation of the discounted return."""
+    """Tracks the discounted return, whose standard deviation scales rewards."""
 
     def __init__(self, columns: int, discount: float) -> None:
         self._moments = moments = RunningMoments(1)

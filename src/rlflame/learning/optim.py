@@ -17,7 +17,7 @@ BETA_1, BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - BETA_1, np.float32), np.array(1 - BETA_2, np.float32)
 #: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they are too small to change
 #: a weight. Otherwise, the moments of a dead unit shrink into the subnormal range of float32 and
-#: stay there: 0.9 times the smallest subnormal rounds to itself. Subnormal arithmetic is a hundred
+#: stay there: 0.9 times the smallest subnormal rounds up to it. Subnormal arithmetic is a hundred
 #: times slower on some processors. Moments above the limits stay normal until the next sweep.
 _SWEEP = 64
 _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)

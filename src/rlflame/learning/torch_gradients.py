@@ -34,7 +34,7 @@ def read_gpu_name() -> str:
 
 
 def select_device(kind: str, rank: int) -> str:
-    """Return the device of the learner with this rank; GPUs are assigned in turn."""
+    """Return the device for this rank; GPUs are assigned round-robin."""
     if kind != "cuda":
         return kind
     if not is_cuda_available():
@@ -100,7 +100,7 @@ class TorchNetworks:
         return self._gradients.data
 
     def compute_device_gradient(self, loss: Tensor) -> Tensor:
-        """Return the gradient as a new tensor on the device, which a CUDA graph can capture."""
+        """Return the gradient as a new device tensor; CUDA graphs can capture it."""
         leaves = list(self.tensors.values())
         gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
         return torch.cat([gradient.flatten() for gradient in gradients])
@@ -188,7 +188,7 @@ class TorchPpo(_TorchProvider, PpoProvider):
     def compute_loss(
         self, minibatch: PpoMinibatch, networks: Sequence[str] = tuple(NETWORKS)
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the summed loss of these networks, and the sums that accompany it."""
+        """Return the summed loss of these networks, and the sums of their metrics."""
         observations = self.networks.make_tensor(minibatch.observations)
         losses: list[Tensor] = []
         sums: dict[str, Tensor] = {}

@@ -191,7 +191,7 @@ def render_repeated_episodes(
     episode: int,
     ticks: Sequence[int],
 ) -> list[StepImage]:
-    """Return an image for each of `ticks`, while a policy plays episodes in a row.
+    """Return an image for each of `ticks`, from consecutive episodes of a policy.
 
     `render(episode, steps, cap)` plays one episode. A tick is an environment step, counted over all
     episodes; the state after a reset also lasts one tick.

@@ -104,7 +104,7 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file; its standard says to ignore a relative XDG_CACHE_HOME."""
+    """Return the cache file; XDG says that a relative XDG_CACHE_HOME is ignored."""
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"

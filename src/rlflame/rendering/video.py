@@ -46,7 +46,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeImages:
-    """The images of one episode, at the same ticks for every side."""
+    """The images of one clip, at the same ticks for every policy."""
 
     episode: PlayedEpisode
     ticks: tuple[int, ...]
@@ -82,7 +82,7 @@ class Video:
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the job; `report_progress` gets the recorded and total episodes."""
+        """Draw the job; `report_progress` gets the counts of recorded and all episodes."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
@@ -141,7 +141,7 @@ class Video:
             yield Frame(join_images(panels, 0), (end - start) / self._info.steps_per_s)
 
     def _make_panel(self, clip: _EpisodeImages, side: int, at: int) -> Image.Image:
-        """Return the image of one side at a tick, below its caption."""
+        """Return the image of one policy at a tick, below its caption."""
         image, caption = clip.sides[side][at], self._job.captions[side]
         if self._options.candidates > 1:
             caption += f", episode {clip.episode.episode}"

@@ -1,8 +1,8 @@
 """Reads and sets the CPU kernels and the number of threads of numpy's BLAS.
 
 The last bits of a matrix product depend on the kernels that the BLAS chooses for the CPU, and may
-depend on the number of threads. Functions import numpy and ctypes themselves, because the variables
-for threads must be set before numpy is imported.
+depend on the number of threads. Functions import numpy and ctypes themselves, because the
+environment variables for threads must be set before numpy is imported.
 """
 
 from __future__ import annotations

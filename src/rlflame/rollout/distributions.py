@@ -50,7 +50,7 @@ def draw_noise(
 class Distribution:
     """Converts the outputs of a policy network to actions.
 
-    A new distribution needs a class in this module and a row in `_CONTINUOUS`.
+    A new distribution needs a class in this module and an entry in `_CONTINUOUS`.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
@@ -98,7 +98,8 @@ class Categorical(Distribution):
         # A uniform number may be exactly 0 and must not select an action of probability 0.
         choices = np.add.reduce(cumulative <= block[0][step], axis=1, dtype=np.int64)
         if np.maximum.reduce(choices) == self._size:
-            # Nor may a number above the sum, which can be less than 1 after rounding.
+            # After rounding, the sum can be less than 1. A number above it selects the last action
+            # of positive probability.
             last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
             np.minimum(choices, last_likely, out=choices)
         return choices, log_softmax[self._rows, choices]
@@ -267,7 +268,7 @@ def log_slope_of_tanh(raw: Float32) -> Float32:
     """Return log(1 - tanh(x)^2), accurate even where tanh(x) rounds to one.
 
     The formula is 2 (log 2 - |x| - log1p(e^-2|x|)). The function is even in x, so this formula,
-    whose exponential cannot overflow, serves both signs.
+    whose exponential cannot overflow, is valid for both signs.
     """
     size = np.abs(raw)
     tail: Float32 = np.exp(size * np.float32(-2.0))

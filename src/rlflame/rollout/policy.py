@@ -55,8 +55,9 @@ def normalise(
 class Policy:
     """A policy with one version of its weights, and the buffers of its forward pass.
 
-    For several slots, the buffers have a multiple of the spec's width. Each slot has separate
-    matrix products. Operations that do not mix rows run over all rows at once.
+    For several slots, the number of rows in the buffers is a multiple of the spec's width. Matrix
+    products are computed separately for each slot. Operations that do not mix rows run over all
+    rows at once.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:

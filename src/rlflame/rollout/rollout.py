@@ -1,8 +1,8 @@
 """Runs one task, in a loop that acts, steps and records.
 
 The loop does not use the time, global random state or the identity of the worker. The random
-numbers of actions come from keyed generators (`seeding.py`), so they do not depend on where a task
-begins or how often it is run.
+numbers of actions come from keyed generators (`seeding.py`), so they do not depend on which worker
+runs a task or how often it is run.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ActionSampler:
 
 
 class FragmentRecorder:
-    """Records steps in arrays `[T, N, ...]`; without `record`, only rewards and ends."""
+    """Records steps `[T, N, ...]`; if not `record`, only rewards and end flags."""
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task
@@ -288,7 +288,7 @@ class Rollout:
         return self._policy.to_environment(actions)[row_slice]
 
     def _finish_episode(self, row: int, t: int, observation: Float32) -> None:
-        """Record an episode, and start the next one if the task counts steps."""
+        """Record an episode, and start the next one if the task's unit is steps."""
         position = self._vector_env.get_position(row)
         self._recorder.add_episode(position, t, observation)
         if self._task.unit == "steps":

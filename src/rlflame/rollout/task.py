@@ -1,4 +1,4 @@
-"""The values that a learner and its workers exchange.
+"""The values that the driver and its workers exchange.
 
 Running a task is a pure function: it maps a RolloutTask and PolicyArrays to a Fragment or a
 RolloutFailure.
@@ -176,7 +176,7 @@ class RolloutTask:
     @property
     def row_slice(self) -> slice:
         """The rows of the task's environments in the policy's input."""
-        # Several slots have the whole width each, or one row each (see `task_batching.py`).
+        # With several slots, each slot has the whole width or one row (see `task_batching.py`).
         if self.extra_slots and self.rows < self.policy.width:
             return slice(self.first_row, None, self.policy.width)
         return slice(self.first_row, self.first_row + self.columns)
@@ -206,7 +206,7 @@ class EpisodeStat:
     end: int
 
 
-#: The arrays of a fragment that have one row per step. STEP_ENDS are always collected.
+#: The arrays of a fragment with one row per step. Without `record`, only STEP_ENDS are collected.
 STEP_ENDS = ("rewards", "terminated", "truncated")
 STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
 
@@ -226,7 +226,7 @@ class Fragment:
     rewards: Float64
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    #: The steps of each row: T for all rows unless the task has whole episodes.
+    #: The number of steps of each row: T for all rows unless the task has whole episodes.
     lengths: NDArray[np.int64]
     #: The observation of each row after its last step, or after the reset if an episode ended.
     last_observations: Float32

@@ -69,7 +69,8 @@ def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
 
 def _can_merge(task: RolloutTask) -> bool:
     """Return whether a task may be merged without a change in its results."""
-    # Whole episodes of heavy environments are not merged, as each row needs its own instance.
+    # Whole episodes are merged only for rlflame's MuJoCo loop. Otherwise, each row needs its own
+    # instance.
     policy = task.policy
     return (
         task.purpose == "train"

@@ -289,7 +289,7 @@ def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
 def _make_check(hint: Any) -> Check:
     """Return a check of values, including the dtypes of arrays, against a type hint."""
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (np.ndarray, NDArray):  # the second since numpy 2.5
+    if origin in (np.ndarray, NDArray):  # NDArray since numpy 2.5
         scalar = parameters[0] if origin is NDArray else typing.get_args(parameters[1])[0]
         dtype = None if scalar is Any else np.dtype(scalar)
         return lambda item: isinstance(item, np.ndarray) and (dtype is None or item.dtype == dtype)

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Memory of a training process besides a replay: interpreter, numpy, environments and networks.
+#: Memory of a training process without a replay buffer: Python, numpy, environments, networks.
 PROCESS_BYTES = 150_000_000
 #: Minimum address space that a process reserves: thread stacks, malloc arenas, BLAS buffers.
 #: Little of it is ever touched.
@@ -25,7 +25,7 @@ def measure_available_bytes(root: Path = _ROOT) -> int:
 
 
 def measure_usable_bytes(root: Path = _ROOT) -> int:
-    """Return the memory that is left for a replay in addition to this process."""
+    """Return the memory that is left for a replay buffer or other large arrays."""
     free_bytes = measure_available_bytes(root) - PROCESS_BYTES
     return int(max(0, min(free_bytes, _read_address_bytes(root) - RESERVED_BYTES)))
 

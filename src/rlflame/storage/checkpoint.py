@@ -1,7 +1,7 @@
-"""Checkpoint files, which hold a whole run or only a policy.
+"""Checkpoint files, which hold the full state of a run or only a policy.
 
-Strings and tensors are checked against the recipe before they are used. The sealed segments of a
-replay are separate files (replay_segments.py).
+Strings and tensors are checked against the recipe before they are used. The complete segments of a
+replay buffer are separate files (replay_segments.py).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     because the environment's registration sets the limit wherever the policy runs.
     """
     names = ("id", "kwargs", "max_episode_steps")
-    # As text, because True == 1 in Python.
+    # Compare them as text, because True == 1 in Python.
     expected, actual = (
         json.dumps({name: getattr(source, name) for name in names}, sort_keys=True)
         for source in (recipe.learning.environment, env)

@@ -74,7 +74,7 @@ EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
 class LineFile:
     """A log file whose lines, except the header, are counted by checkpoints.
 
-    Opening the file changes nothing. `truncate` removes the lines that were written after the
+    Opening does not change the content. `truncate` removes the lines that were written after the
     checkpoint, because the work they record will be repeated.
     """
 
@@ -156,7 +156,7 @@ class PhaseTimer:
         wall, processor, workers = self._read_clocks()
         lap = {"wall_s": wall - self._wall_s, "driver_cpu_s": processor - self._processor_s}
         if workers is not None and self._workers_cpu_s is not None:
-            # A worker that has just ended may be missing from the count for a moment.
+            # The time of a worker that has just ended may be missing for a moment.
             lap["workers_cpu_s"] = max(0.0, workers - self._workers_cpu_s)
         lap |= {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         self._seconds.clear()

@@ -1,9 +1,9 @@
-"""The sealed segments of a replay on disk: one file each, written once.
+"""The files of a replay buffer's complete segments, each of which is written once.
 
     RUN/replay/segment-000012-0123456789abcdef.safetensors
 
 The name contains the start of the digest, which covers all earlier segments. Therefore, data that a
-run collects again after a rewind is never confused with the data from before it.
+run collects again after a rewind is never confused with the earlier data.
 """
 
 from __future__ import annotations

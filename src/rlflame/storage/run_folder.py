@@ -3,7 +3,7 @@
 config.toml          recipe and runtime
 metrics.jsonl        one line per iteration and per evaluation; no wall-clock times
 episodes.csv         one line per training episode; no wall-clock times
-timing.jsonl         wall and CPU seconds of each iteration by phase, and bytes transferred
+timing.jsonl         per iteration: wall and CPU seconds, seconds of each phase, bytes transferred
 machines.json        every process that trained here, with its machine and workers
 checkpoints/         the latest checkpoints, such as step-000100000.safetensors
 replay/              the replay segments that these checkpoints name
@@ -36,7 +36,7 @@ from rlflame.training.trainer import Progress
 
 #: The hint for a folder without a config or checkpoint.
 RETRY_HINT = "start again with the same command"
-#: Longer than `is_locked` holds the lock.
+#: The time to wait for the lock, longer than `is_locked` holds it.
 _LOCK_WAIT_S = 0.2
 _LOCK_NAME = ".lock"
 #: Files that are appended to and folders that are written into must not be symbolic links.
@@ -55,7 +55,7 @@ class RunFolder:
     """The paths of a run and an exclusive lock on its folder.
 
     Files are written by path, but the lock is on an open file. Therefore, every write begins with a
-    `check` that the path and the open file are still in the same folder.
+    `check` that the path still leads to the folder of the open file.
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
@@ -313,7 +313,7 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 
 
 def _acquire_lock(path: Path, hint: str) -> int:
-    """Lock a folder until this process ends, and return the descriptor of the lock."""
+    """Lock a folder; return the descriptor that holds the lock until it is closed."""
     # `hint` is for a folder that is not writable.
     refuse_links(path, [_LOCK_NAME])
     try:
@@ -328,8 +328,8 @@ def _acquire_lock(path: Path, hint: str) -> int:
             f"Another rlflame process is training in {path}.",
             "wait for it, or start a new run with another --out",
         )
-    # Any user who can open a lock file can hold it. The mode of another user's lock file cannot be
-    # changed.
+    # Any user who can open the lock file can lock it, so make it private. This fails for another
+    # user's lock file.
     with contextlib.suppress(OSError):
         os.fchmod(lock_fd, 0o600)
     return lock_fd

@@ -104,7 +104,7 @@ class _EnvironmentHead(BaseModel):
 
 
 class _LearningHead(BaseModel):
-    """The settings that identify a run. The others are only compared."""
+    """The settings that identify a run. Other settings are only compared between runs."""
 
     seed: Count = 0
     algorithm: Text = DEFAULT_ALGORITHM
@@ -124,7 +124,7 @@ class RunData:
     timing: tuple[Line, ...]
     #: Every process that trained here and its machine, in order.
     machines: tuple[Line, ...]
-    #: The final evaluation and its steps; None before training has finished.
+    #: The final evaluation and the step it was made at; None before training has finished.
     result: Line | None
 
     @property
@@ -332,7 +332,7 @@ def parse_line(content: str | bytes) -> Line:
 
 
 def read_result(path: Path) -> Line | None:
-    """Read the final evaluation and its steps; return None if the file is missing."""
+    """Read the final evaluation and its training step; return None if it is missing."""
     if not (content := read_text(path)):
         return None
     try:

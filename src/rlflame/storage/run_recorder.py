@@ -54,7 +54,7 @@ class FileRecorder:
     """Writes a run's logs and checkpoints; implements the trainer's Recorder.
 
     When a run continues from a checkpoint, the recorder rewinds the folder to it. The logs are cut
-    to the lines that the checkpoint counts. Checkpoints and a best policy of later steps are
+    to the lines that the checkpoint counts. Checkpoints and a best policy from later steps are
     renamed to `*.later`, because they are damaged or will be computed again. If the folder has no
     logs, new ones are started.
     """
@@ -195,7 +195,7 @@ class FileRecorder:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             if self._saved_progress is not None and not self._timing.closed:
-                # Covers the evaluation and checkpoint after the last iteration.
+                # This line covers the evaluation and the checkpoint after the last iteration.
                 self._write_timing(closing=1)
         with contextlib.suppress(OSError):
             self._resources.close()

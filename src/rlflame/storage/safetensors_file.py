@@ -61,7 +61,7 @@ EARLIER_HINT = "use an earlier checkpoint of the same run"
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a file atomically.
 
-    NaN and infinity are rejected here, while older files still exist, because `read` rejects them.
+    Rejects NaN and infinity, as `read` does. The error comes before older files are removed.
     """
     if (name := _find_not_finite(tensors)) is not None:
         raise LearningError(

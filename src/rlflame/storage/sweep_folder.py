@@ -1,9 +1,9 @@
-"""The folders, seed lists and results of a sweep (several seeds of a recipe).
+"""The folders, seed lists and results of a sweep (one recipe, several seeds).
 
 job.toml       the recipe, the runtime and the seeds
 seed-0/ ...    one run folder per seed, as a single run would write it
 seeds.csv      one line per seed: progress, returns and digests
-summary.json   the same and the aggregate over seeds, as printed by `--json`
+summary.json   the same data and the aggregate over seeds, as printed by `--json`
 plot.png       the learning curves, aggregated over seeds
 """
 

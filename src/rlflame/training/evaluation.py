@@ -1,7 +1,7 @@
 """Runs episodes of a fixed policy, and computes statistics of their returns.
 
-Each episode has its own seed and its own row of the forward pass, so its result does not depend on
-the number of workers or episodes.
+Each episode has its own seed and its own row in the batch of a forward pass, so its result does not
+depend on the number of workers or episodes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from types import FrameType
 from rlflame.errors import Interruption
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
-#: Seconds that a second signal has to end the process before the watching thread does.
+#: If a second signal has not ended the process after this time, the watching thread ends it.
 _GRACE_S = 0.5
 #: If a signal does not end a wait, the wait is interrupted at this interval, this many times.
 _PENDING_MS, _NUDGES = 100, 20
@@ -53,8 +53,8 @@ class _SignalHandlers:
 
     Python runs a handler when the main thread next executes Python code, which may be never. If a
     signal arrives just before a wait, or in another thread, the wait does not end. The watching
-    thread then interrupts the wait until `is_received` returns True or a time limit passes. A wait
-    inside torch or in a hung simulator ends only when the process does. If `exits` is set, the
+    thread then interrupts it repeatedly until `is_received` returns True or a time limit passes. A
+    wait inside torch or in a hung simulator ends only when the process does. If `exits` is set, the
     second signal ends the process.
     """
 
@@ -134,10 +134,10 @@ def exit_on_signal() -> Iterator[None]:
     signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # A closing terminal sends SIGHUP twice; the clean-up after the first must finish.
+        # A closing terminal may send SIGHUP twice; the clean-up after the first one must finish.
         if signals:
             return
-        # Not an RlflameError, because code that handles such errors might continue.
+        # Raise no RlflameError, because code that handles such errors might continue.
         signals.append(number)
         raise KeyboardInterrupt
 

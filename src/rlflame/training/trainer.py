@@ -2,10 +2,10 @@
 
 Glossary:
   step        one transition of one environment
-  slot        a group of environments with its own random streams and its place in the batch
+  slot        a group of environments, with its own random streams and its position in the batch
   fragment    the result of one task: some steps of the environments of one slot
   iteration   one task per slot, then learning from the fragments of all slots
-  update      one optimizer step
+  update      learning from one batch, in one or more optimizer steps
   version     the weights between two iterations
   staleness   number of versions by which the acting policy lags behind the latest weights
 """
@@ -87,7 +87,7 @@ class Snapshot:
     policy: PolicyArrays
     learner: State
     states: EnvStates
-    #: With staleness, the weights that act in the next iteration, which is already being collected.
+    #: With staleness, the acting policy of the next iteration, which is already being collected.
     behaviour: PolicyArrays | None
     #: The parts of the buffer that no longer change and are not in `learner`.
     segments: tuple[Segment, ...] = ()
@@ -113,7 +113,7 @@ class Recorder(Protocol):
 
 
 class StopRequest(Protocol):
-    """A request that the run should end."""
+    """A request to end the run."""
 
     @property
     def is_requested(self) -> bool: ...
@@ -331,7 +331,7 @@ class Trainer(Generic[BatchT]):
         return progress.is_spent(recipe.stop_at_steps, recipe.stop_at_iterations)
 
     def _compute_schedule_progress(self) -> float:
-        """Return the position of this iteration on the schedules, from 0 to 1."""
+        """Return the position of this iteration in the schedules, from 0 to 1."""
         learning, parts = self._plan.recipe.learning, [0.0]
         if learning.horizon_steps is not None:
             parts.append(self.progress.steps / learning.horizon_steps)

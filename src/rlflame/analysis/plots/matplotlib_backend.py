@@ -164,7 +164,7 @@ def _escape_texts(figure: Figure) -> None:
 
 
 def _escape_label(label: str) -> str:
-    """Prefix a label that starts with _ with a space, or matplotlib would omit it."""
+    """Put a space before a label that starts with _, which matplotlib would omit."""
     return f" {label}" if label.startswith("_") else label
 
 

@@ -15,7 +15,7 @@ from rlflame.analysis.plots.chart import Bars, Panels
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: The accepted names of the column of counts and of the column of sides.
+#: The accepted names of the column of counts and of the column of fleets or other alternatives.
 UNITS, SIDES = ("workers", "learners"), ("fleet", "backend", "recipe")
 _MOST_WORKERS = 1_000_000
 #: The accepted range of seconds per step.
@@ -46,7 +46,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 def _make_bars(
     title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """Return a row of bars for every fleet, even if it has no results for this case."""
+    """Return the bars of a case, with every fleet, even one without results for it."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])
@@ -63,7 +63,7 @@ def _make_bars(
 
 
 def _read_run_times(table: Path) -> tuple[str, RunTimes]:
-    """Read a table; return the name of its column of counts and the run times."""
+    """Read a table; return its unit (`workers` or `learners`) and the run times."""
     times: RunTimes = {}
     line, unit, side = 1, UNITS[0], SIDES[0]
     try:

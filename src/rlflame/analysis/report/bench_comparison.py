@@ -126,7 +126,7 @@ def read_results(path: Path) -> BenchmarkResults:
 def compare_measurements(
     current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
-    """Compare the measurements that both sides have; `margin` is a fraction."""
+    """Compare the measurements that both results have; `margin` is a fraction."""
     by_name = {measurement.name: measurement for measurement in baseline}
     changes = [_make_change(m, by_name[m.name], margin) for m in current if m.name in by_name]
     if not changes:
@@ -138,7 +138,7 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
     base_work, own_work = (
         {**side.work, "unit": side.unit, "better": side.better} for side in (baseline, measurement)
     )
-    # A setting that only one side has is not an error: `find_doubts` reports it.
+    # A setting that only one result has is not an error: `find_doubts` reports it.
     for name, value in base_work.items():
         if own_work.get(name, value) != value:
             raise ConfigError(

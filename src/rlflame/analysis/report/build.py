@@ -146,7 +146,7 @@ def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
 def _compare_environments(
     current: Sequence[RunData], baseline: Sequence[RunData], margin: float
 ) -> list[tuple[str, SeedComparison]]:
-    """Compare the final evaluations of both sides, environment by environment."""
+    """Compare final evaluations with those of the baseline, for each environment."""
     scores, baseline_scores = _read_scores(current), _read_scores(baseline)
     if scores.keys() != baseline_scores.keys():
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Runs several learners on this machine, and replaces lost processes.
+"""Runs several learners on this machine, and continues if processes are lost.
 
 The other learners join at the first batch after they have loaded. If one of them dies, hangs or is
 late, this process restores the state from before the batch, processes the batch itself, and
-restarts as many learners as remain. The results stay bit-identical; only the speed changes.
+restarts the remaining learners. The results stay bit-identical; only the speed changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlflame.training.trainer import Plan, Progress
 
 #: With fewer samples, a second process takes more time to load than it saves.
 _MIN_SAMPLES = 300_000
-#: The number of batches that each side of a trial processes, in alternation.
+#: The number of batches that a trial times for each choice (all learners, one), alternately.
 _TRIAL_BATCHES = 3
 
 
@@ -66,8 +66,8 @@ class LearnerGroup:
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
-        #: The times of the trial, alternately with all learners and with this one only; None
-        #: without a trial.
+        #: The update times in the trial, alternately with all learners and with only this one; None
+        #: if there is no trial.
         self._trial_s: list[float] | None = [] if is_trial else None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
@@ -197,7 +197,7 @@ class LearnerGroup:
         return self._algorithm.update(batch, progress)
 
     def _finish_trial(self, times_s: list[float]) -> None:
-        """Keep the faster side of the trial: all learners, or only this one."""
+        """Continue with the faster choice of the trial: all learners, or only this one."""
         self._trial_s, size = None, 1 + len(self._processes)
         shared_ms, alone_ms = (1000.0 * min(times_s[start::2]) for start in (0, 1))
         count = format_count(size if shared_ms < alone_ms else 1, "learner")
@@ -245,7 +245,7 @@ class LearnerGroup:
 def choose_size(
     recipe: Recipe, runtime: RuntimeSettings, progress: Progress, *, has_idle_cores: bool
 ) -> int:
-    """Return the number of learners to start for a run at this stage.
+    """Return the number of learners to start for the rest of a run.
 
     `has_idle_cores` is True if workers that wait during an update leave their cores idle.
     """

@@ -1,8 +1,8 @@
 """Connects the learners, and finds a hung learner after a failed exchange.
 
 In each learner except rank 0, a thread waits on a separate connection for a query from rank 0. The
-thread answers with the learner's number of exchanges, which shows whether the learner is behind the
-others.
+thread answers with the number of exchanges (such as gathers of gradients) that its learner has
+begun, which shows whether the learner is behind the others.
 """
 
 from __future__ import annotations

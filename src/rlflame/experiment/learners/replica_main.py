@@ -32,7 +32,7 @@ def run_replica(learner_rank: LearnerRank) -> None:
 
     rendezvous = make_torchrun_rendezvous()
     if has_agent_store():
-        # Signals are ignored only later: until all have arrived, Ctrl-C must end each learner.
+        # Ignore signals only below: until all learners have arrived, Ctrl-C must end each one.
         await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Rank 0 handles stop requests: it finishes the update and saves.
@@ -68,7 +68,7 @@ def make_learner(
     compare_every: int,
     start: PolicyArrays | None = None,
 ) -> Algorithm[Any]:
-    """Make the algorithm of one learner of a group."""
+    """Make the algorithm for one learner in a group."""
     from rlflame.learning.factory import compute_fingerprint, make_algorithm, resolve_device
     from rlflame.learning.parallel.process_group import Shards, check_fingerprints
 

@@ -1,7 +1,8 @@
-"""The process of one seed, which trains a run and reports to the sweep.
+"""The process of one seed, which performs a run and reports to the sweep.
 
-The process receives an order, then answers from the shared fleet, if any, and possibly STOP. It
-sends EVENT messages, requests to the shared fleet, and finally RESULT or FAILURE.
+The process receives an order. Later, it can receive STOP and, if the sweep has a shared fleet, the
+fleet's replies. It sends EVENT messages, requests to the shared fleet, and finally RESULT or
+FAILURE.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _POLL_S = 1.0
 
 
 def main() -> None:
-    """Implements `python -m rlflame.experiment.sweep.seed_main DESCRIPTOR`."""
+    """Run `python -m rlflame.experiment.sweep.seed_main DESCRIPTOR`."""
     channel = ParentChannel.open()
     order = channel.receive_order()
     with SignalStop() as stop:

@@ -55,7 +55,7 @@ def train(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> SweepResult:
-    """Train a config with each of the seeds, in a new sweep folder."""
+    """Train with a config and each of the seeds, in a new sweep folder."""
     stop, show = stop or NullStop(), show or NullView()
     check_sweep(config.runtime)
     recipe = config.recipe.copy_with_horizon()
@@ -117,8 +117,8 @@ def split_resources(
 ) -> SweepResources:
     """Choose how many seeds run at once and how many workers each seed gets.
 
-    One process per core is fastest, because the processes never wait for each other. If `split` is
-    true, `threads` is 1 and each process has two or more cores, each core also runs one worker.
+    One process per core is fastest, because the processes never wait for each other. Each core also
+    runs one worker if `split` is true, `threads` is 1 and each process has two or more cores.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
     limit = min(seeds, max(1, cores // threads))

@@ -54,7 +54,7 @@ class Attempt:
     jobs: list[FleetJob]
     created_at: float
     running_at: float | None = None
-    #: The time at which the monitor last polled the task.
+    #: The time at which the monitor last closed the watch, so that the task is polled.
     polled_at: float = 0.0
     #: The ID of the task on the cluster; empty until the task is created.
     task: str = ""
@@ -125,7 +125,7 @@ class AttemptRunner:
     policies: PolicyStore
     board: JobBoard
     runtime: RuntimeSettings
-    #: Abandoned tasks, for which no job waits any more, with the time of the next poll of each.
+    #: Abandoned tasks, whose answers are no longer needed, each with the time of its next poll.
     leftover_tasks: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
 
     def run(self, attempt: Attempt) -> dict[str, Any]:

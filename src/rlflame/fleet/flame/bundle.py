@@ -1,7 +1,7 @@
 """Builds the data that is sent to a cluster: code, requests and dependencies.
 
 Source code is sent with the session, so executors that have the dependencies install nothing. Other
-executors install a package that contains only dependencies, pinned to the versions on this machine.
+executors install an empty package that requires the dependencies in the versions of this machine.
 Flame requires pickles for requests. Answers are never unpickled.
 """
 
@@ -181,7 +181,7 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
 
 
 def make_package(name: str, requirements: Sequence[str]) -> bytes:
-    """Return a source package with dependencies only, which builds offline."""
+    """Return a source package that declares dependencies and builds offline."""
     files = {
         "pyproject.toml": f"""[build-system]
 requires = []

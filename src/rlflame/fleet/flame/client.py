@@ -1,4 +1,4 @@
-"""The client of the configured Flame cluster. Every call has a timeout."""
+"""A client for the configured Flame cluster. Every call has a timeout."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FlameClient:
         self.meter = TrafficMeter()
 
     def open(self) -> FlameClient:
-        """Check both servers and connect; raise FlameConnectError with suggested fixes."""
+        """Check both servers and connect. FlameConnectError suggests fixes."""
         self.check_port(MANAGER, self.endpoint)
         self.check_port(CACHE, self.cache_endpoint)
         self.connect()

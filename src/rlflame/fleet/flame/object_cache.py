@@ -37,7 +37,8 @@ _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 class Reference:
     """The location of an object in the cache.
 
-    `endpoint` is the cache's own address. Executors fetch from it; the driver only shows it.
+    `endpoint` is the address that the cache advertises. Executors download from it; the driver only
+    displays it.
     """
 
     endpoint: str
@@ -173,7 +174,7 @@ class Lease:
     """An object in the cache that the driver renews until `close()`.
 
     If the object does not change for long enough, a reader knows that the run is dead. The clocks
-    of the two machines need not agree.
+    of the driver and the reader need not agree.
     """
 
     def __init__(self, run: str) -> None:

@@ -76,12 +76,12 @@ class PolicyStore:
             raise FleetError("The weights of this task were released.")
 
     def forget_reference(self, policy_id: str, reference: Reference | None) -> None:
-        """Forget the location at which a worker found no weights, if it is current."""
+        """Forget `reference`, where a worker found no weights, if still current."""
         with self._lock:
             if reference is None or self._references.get(policy_id) != reference:
                 return
             del self._references[policy_id]
-        self.deleter.delete(reference.key)  # the object exists if the cache was only unreachable
+        self.deleter.delete(reference.key)  # if the cache was only unreachable, the object exists
 
 
 class DeferredDeleter:

@@ -243,7 +243,7 @@ def _fetch_policy(endpoint: str, key: str) -> bytes | None:
 
 
 def _limit_object_cache() -> None:
-    """Limit flamepy's object cache, which would keep the last thousand objects."""
+    """Limit flamepy's in-process cache, which would keep a thousand objects."""
     from flamepy.core import cache
 
     cache._CACHE_MAX_SIZE = 2

@@ -43,7 +43,7 @@ def main() -> None:
 def watch(record_path: str) -> None:
     """Fork the service, and fork it again if it dies.
 
-    Group signals reach both processes.
+    A signal to the process group reaches both processes.
     """
     deaths = 0
     while deaths < ATTEMPTS:

@@ -60,7 +60,7 @@ class SessionPausedError(FleetError):
 
 @dataclass
 class SessionStarter:
-    """Opens sessions until one answers with the packages of this machine."""
+    """Opens a session, and a second one if executors lack the right packages."""
 
     client: FlameClient
     application: str

@@ -1,7 +1,7 @@
 """A replay buffer that samples uniformly from the latest steps.
 
-A row holds one step of every column. Complete segments of rows are saved only once, so that
-successive checkpoints do not repeat them.
+A column holds the steps of one environment, and a row holds one step of every column. Complete
+segments of rows are saved only once, so that successive checkpoints do not repeat them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReplayShape:
 
     @property
     def nbytes(self) -> int:
-        """The memory that a full replay needs, in bytes."""
+        """The memory that a full replay buffer needs, in bytes."""
         return math.ceil((self.stored_rows + 1) * self.columns * self._transition_bytes)
 
     @property
@@ -267,7 +267,7 @@ class ReplayBuffer:
 
 
 def make_emptied_state(state: Mapping[str, Array]) -> State:
-    """Return the state of an empty replay that replaces a lost one in a new lineage.
+    """Return an empty buffer's state, to replace a lost one in a new lineage.
 
     Past updates still count. Updates that were still due for the lost steps are dropped.
     """

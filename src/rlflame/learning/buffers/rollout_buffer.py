@@ -93,7 +93,7 @@ def compute_discounted_returns(rewards: Float64, ends: Mask, discount: float) ->
 def compute_continued_returns(
     rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
 ) -> Float64:
-    """Compute the reward-to-go, with its mean as the value after a truncation.
+    """Compute the reward-to-go, continued after a truncation with the mean value.
 
     The mean V over all steps satisfies V = mean(G + w V). G is the discounted return from a step to
     the end of its episode, and w is the discount from that step to the truncation, or 0 if the

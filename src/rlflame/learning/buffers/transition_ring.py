@@ -1,8 +1,9 @@
 """A ring buffer that holds a run's latest steps and gathers transitions.
 
-A row holds one step of every column. Rows are numbered from zero, and a new row overwrites the
-oldest one. The observation after a step is stored only once, in the next row. After a truncation,
-the next row holds the start of the next episode, so a separate table holds the final observation.
+A column holds the steps of one environment, and a row holds one step of every column. Rows are
+numbered from zero, and a new row overwrites the oldest one. The observation after a step is stored
+only once, in the next row. After a truncation, the next row holds the start of the next episode, so
+a separate table holds the final observation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Algorithms whose whole update runs on one device, with torch.
+"""Building blocks of algorithms whose updates run on one device, with torch.
 
 Weights, optimizer moments and the batch stay on the device. The host draws the random numbers of
 many updates at once and sends them together. On a GPU, an update is captured once as a CUDA graph

@@ -17,7 +17,7 @@ CHUNK_UPDATES = 64
 class ChunkBuffers:
     """The float32 arrays of up to 64 updates, on the host and on the device.
 
-    While the device works on one chunk, the host fills the other of two pinned buffers.
+    The host has two buffers, and fills one while the device works on the chunk from the other.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
@@ -49,7 +49,7 @@ class ChunkBuffers:
         self._count += 1
 
     def send(self) -> None:
-        """Copy the arrays to the device, and read from the first update again."""
+        """Copy the arrays to the device; `read` then starts at the first update."""
         buffer, event = self._buffers[self._turn], self._copies[self._turn]
         self._chunk[: self._count].copy_(buffer[: self._count], non_blocking=True)
         if event is not None:
@@ -58,7 +58,7 @@ class ChunkBuffers:
         self._turn, self._count = self._turn ^ 1, 0
 
     def read(self) -> list[Tensor]:
-        """Return the arrays of the next update; this is a part of a device step."""
+        """Return the arrays of the next update; a CUDA graph can capture this."""
         row = self._chunk.index_select(0, self.index)[0]
         self.index += 1
         return self._split(row)

@@ -1,7 +1,8 @@
 """An update on a device, and the state that it changes.
 
-An update must not wait for the host. Whatever depends on data, such as a gradient that is not
-finite, is therefore a mask: the update computes everything and keeps only what the mask allows.
+An update must not wait for the host. A decision that depends on data, such as whether to skip a
+gradient that is not finite, is therefore a mask: the update computes everything and keeps only what
+the mask allows.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Mirror:
         return tensor
 
     def make_zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor of zeros that only the device has."""
+        """Return a tensor of zeros without a counterpart on the host."""
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
 
     @torch.no_grad()
@@ -69,7 +70,7 @@ class Mirror:
 
 
 class UpdateGraph:
-    """Runs a function that changes only the tensors of its state, and returns nothing.
+    """Runs a function that returns None and changes only tensors in `state`.
 
     On a GPU, the function is captured as a CUDA graph before the first run and then replayed.
     """
@@ -80,7 +81,7 @@ class UpdateGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, function: Callable[[], None], state: Sequence[Tensor]) -> None:
-        """Run the function, which is the same in every run."""
+        """Run the function; every call must pass the same function and tensors."""
         if not self._captures:
             function()
             return

@@ -12,7 +12,7 @@ from .graph import Mirror
 
 
 class DeviceAdam:
-    """Adam on a flat tensor, with the state of a host's `Adam`."""
+    """Adam on a flat tensor, with the state of the host's `Adam`."""
 
     def __init__(self, adam: Adam, mirror: Mirror) -> None:
         self._epsilon = adam.epsilon
@@ -21,7 +21,7 @@ class DeviceAdam:
 
     @torch.no_grad()
     def step(self, values: Tensor, gradient: Tensor, rate: Tensor, mask: Tensor) -> None:
-        """Take a step where `mask` is true; `rate` is a float64 tensor."""
+        """Take a step if `mask` is true; `rate` is a float64 tensor."""
         self._count += mask
         count = self._count.to(torch.float64)
         correction = (1.0 - BETA_2**count).sqrt()
@@ -40,7 +40,7 @@ class DeviceGuard:
     def __init__(self, guard: GradientGuard, mirror: Mirror) -> None:
         self._guard = guard
         self._counts = mirror.add(guard.counts)
-        #: The most refusals in a row, and the norm of the latest one, since `check`.
+        #: The most refusals in a row since the last `check`; the norm of the last refused gradient.
         self._longest_streak = mirror.make_zeros(dtype=torch.int64)
         self._norm = mirror.make_zeros(dtype=torch.float64)
 
@@ -49,7 +49,7 @@ class DeviceGuard:
         return [self._counts, self._longest_streak, self._norm]
 
     def compute_mask(self, norm: Tensor, sums: Sequence[Tensor], is_active: Tensor) -> Tensor:
-        """Return whether all numbers are finite; count a refusal if `is_active` is true."""
+        """Return `is_active`, or false if a number is not finite; count refusals."""
         values = torch.stack([norm, *sums])
         is_finite = torch.isfinite(values).all()
         is_refused = is_active & ~is_finite

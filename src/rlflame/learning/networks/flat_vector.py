@@ -76,7 +76,7 @@ def build_network(
     for key, (prefix, gain) in enumerate(last_gains.items()):
         init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        # With gSDE, the noise then has the configured deviation if all latent units are 1 or -1.
+        # With gSDE, this gives the noise the configured deviation if all latent units are 1 or -1.
         sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
         vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
     return vector

@@ -27,7 +27,7 @@ from rlflame.rollout.task import Float32
 from ..parallel.thread_pair import ThreadPair
 from .flat_vector import FlatVector
 
-#: Long batches are processed in chunks of this many rows, so that activations stay in the cache.
+#: Large batches are processed in chunks of this many rows, so that activations stay in the cache.
 CHUNK_ROWS = 1024
 _FLOAT_ONE = np.array(1.0, np.float32)
 _MAX_WORKSPACES = 8

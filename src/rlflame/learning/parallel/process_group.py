@@ -69,7 +69,7 @@ class Shards:
 
     def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
         self.count = count
-        #: The learners that share out the shards; the group may be replaced between updates.
+        #: The learners that compute the shards; the group may be replaced between updates.
         self.group: ProcessGroup = SingleProcessGroup() if group is None else group
         self._parts: Float32 = np.empty((0, 0), np.float32)
         self._state: Callable[[], State] | None = None
@@ -183,7 +183,7 @@ class ReplicatedAlgorithm:
         return self._algorithm.update(replace(batch, draw=draw), progress)
 
     def _draw(self, batch: ReplayBatch, update: int) -> Transitions:
-        """Draw transitions from rank 0's replay and broadcast them."""
+        """Draw transitions from rank 0's replay buffer and broadcast them."""
         transitions = batch.draw(update)
         self._group.broadcast(to_message(transitions))
         return transitions

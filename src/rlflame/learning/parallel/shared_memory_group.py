@@ -60,7 +60,7 @@ class GroupDescriptors(NamedTuple):
         return [self.memory, *self.inboxes, *self.outboxes]
 
     def close_foreign(self, rank: int) -> None:
-        """Close other learners' pipe ends, so that writing to a dead learner fails."""
+        """Close unused pipe ends, so that writing to a dead learner fails."""
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(outbox if number == rank else inbox)
 
@@ -72,7 +72,7 @@ class GroupDescriptors(NamedTuple):
 
 
 class _Region:
-    """Memory for arrays of one size class: two rows per learner, used in turn.
+    """Memory for arrays of one size class: two rows per learner, used alternately.
 
     While a learner still reads the rows of one exchange, a faster one may write those of the next.
     """
@@ -114,7 +114,7 @@ class SharedMemoryGroup:
         self._views: dict[tuple[int, ...], tuple[_Region, list[tuple[Float32, Float32]]]] = {}
         self._end = 0
         self._turn = 0
-        #: The arrivals counted so far at this barrier and at the next one, indexed by turn.
+        #: The arrivals counted so far at this barrier and at the next one, indexed by `_turn`.
         self._arrivals = [0, 0]
         descriptors.close_foreign(rank)
         os.set_blocking(self._inbox, False)
@@ -164,7 +164,7 @@ class SharedMemoryGroup:
         return region
 
     def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
-        """Return a shape's region and, per turn, this learner's array and all arrays."""
+        """Return a shape's region and, by row, this learner's array and all arrays."""
         byte_count = 4 * int(np.prod(shape))
         region = self._find_region(byte_count)
         arrays = [

@@ -1,9 +1,10 @@
 """Divides the (network, shard) units of a gradient among the learners of a group.
 
-Units are numbered network by network, and each learner computes a contiguous range of them. If
-each network has one learner, this learner also updates the weights of the network. Otherwise, each
-learner adds the shards of one part of the whole vector, in order, and updates the weights in this
-part. Sums, norms and weights do not depend on the number of learners.
+Units are numbered network by network, and each learner computes a contiguous range of them. If each
+network is computed by a single learner, that learner also updates its weights. Otherwise, each
+learner is assigned one part of the whole vector, adds the gradients of all shards in this part, in
+order, and updates the weights there. Sums, norms and weights do not depend on the number of
+learners.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ShardGradients = tuple[Float32, Sequence[Metrics]]
 #: Yields the gradients of some networks for all given shards, in order; each result is valid until
 #: the next one.
 PartialGradients = Callable[[Sequence[Shard], Sequence[str]], Iterator[ShardGradients]]
-#: The parts of a vector are multiples of a cache line, 16 numbers.
+#: The size of each part of a vector is a multiple of a cache line (16 numbers).
 _PART_STEP = 16
 
 

@@ -23,7 +23,7 @@ from ..networks.mlp import CHUNK_ROWS, MLP
 from ..parallel.process_group import Shard
 from ..parallel.units import ShardGradients
 
-#: The networks, and the sums that accompany each gradient.
+#: The networks, with the names of the sums that are returned with each gradient.
 NETWORKS = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),

@@ -261,7 +261,7 @@ class Samples:
 
 
 class LossMeans:
-    """Sums metrics over the minibatches of one update, and computes their means."""
+    """Averages metrics over the minibatches of one iteration."""
 
     def __init__(self, settings: PpoSettings) -> None:
         self._settings = settings

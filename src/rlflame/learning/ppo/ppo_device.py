@@ -27,7 +27,7 @@ _EPSILON = 1e-8
 
 
 class DeviceSamples(Samples):
-    """The valid samples of a batch, on the device; buffers of an equal batch are used again."""
+    """The valid samples of a batch, on the device, in buffers that are reused."""
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class DevicePpo(Ppo):
         self._update_count = mirror.add(self._updates)
         self._captures = captures
         self._samples: DeviceSamples | None = None
-        #: By the size of the minibatch: the graph, and the numbers of its rows.
+        #: For each minibatch size: the graph, and the row numbers from 0 to size - 1.
         self._graphs: dict[int, UpdateGraph] = {}
         self._places: dict[int, Tensor] = {}
         wide = torch.float64
-        #: The sums over the samples so far, their number, and the norm of the latest gradient.
+        #: The sums over the samples so far, the number of samples, and the latest gradient's norm.
         self._totals = mirror.make_zeros(len(_SUMS), dtype=wide)
         self._count, self._norm = mirror.make_zeros(dtype=wide), mirror.make_zeros(dtype=wide)
         self._offset, self._epoch, self._stop_epoch = (
@@ -192,7 +192,7 @@ class DevicePpo(Ppo):
         return stream.permutation(count)
 
     def _run_update(self, samples: DeviceSamples, size: int) -> None:
-        """Learn from the next minibatch; the last one of an epoch may be shorter."""
+        """Learn from the next minibatch; the last one of an epoch may be smaller."""
         graph = self._graphs.get(size)
         if graph is None:
             graph = UpdateGraph(self._mirror.device, captures=self._captures)
@@ -257,7 +257,7 @@ class DevicePpo(Ppo):
 
 
 def standardise(samples: Tensor) -> Tensor:
-    """Scale to zero mean and unit deviation; keep a single sample unchanged."""
+    """Standardise the samples; leave a single sample unchanged."""
     if len(samples) < 2:
         return samples
     return (samples - samples.mean()) / (samples.std(correction=0) + _EPSILON)
@@ -277,7 +277,7 @@ def compute_gae(
     decay = (~(terminated | truncated)).to(torch.float64) * (discount * gae_lambda)
     distance = 1
     while distance < len(result):
-        # Each row now covers `distance` steps; add those of the row that follows them.
+        # Each row is now a sum over `distance` steps; add the sum over the steps that follow.
         next_terms, next_decay = torch.zeros_like(result), torch.zeros_like(decay)
         next_terms[:-distance] = decay[:-distance] * result[distance:]
         next_decay[:-distance] = decay[:-distance] * decay[distance:]

@@ -1,7 +1,7 @@
 """Hand-derived gradients of SAC's losses in numpy.
 
-An update runs in two lanes, which compute first the current and the next actions, then the values
-of the two critics. Arrays have the layout `[units, rows]`, as in `networks/mlp.py`.
+An update runs in two lanes. They first compute actions for the current and the next observations,
+then the values of the two critics. Arrays have the layout `[units, rows]`, as in `networks/mlp.py`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SacGradientProvider(Protocol):
 class NumpySac:
     """Computes the losses and their gradients in numpy.
 
-    With moments, a critic evaluates current and next observations in one batch, standardised
-    together, so it needs no target network (CrossQ; Bhatt et al., 2024).
+    If critics have moments, a critic evaluates current and next observations in one batch,
+    standardised together, so it needs no target network (CrossQ; Bhatt et al., 2024).
     """
 
     def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:

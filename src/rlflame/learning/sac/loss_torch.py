@@ -42,8 +42,8 @@ class _TruncatedQuantiles:
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         pool = torch.cat(tuple(values), dim=1).sort(dim=1).values
-        # NaN and infinity are sorted last and would be dropped unnoticed.
-        # Not an index assignment, which would make the host wait for a GPU.
+        # NaN and infinity are sorted last and would be dropped unnoticed. `where` is used because
+        # an index assignment would make the host wait for a GPU.
         pool = torch.where(pool[:, -1:].isfinite(), pool, math.nan)
         return pool[:, : len(values) * (self._outputs - self._drop_count)]
 
@@ -130,7 +130,7 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """Return the values of recorded actions and, detached, of next actions."""
+        """Return the values of recorded actions, and detached ones of next actions."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()

@@ -105,7 +105,7 @@ class TruncatedQuantiles:
     """Quantiles of the return from both critics; the target omits the highest ones.
 
     The loss is the quantile Huber loss, and the value of an action is the mean of all quantiles
-    (TQC; Kuznetsov et al., 2020). The reported error is the error of a critic's mean.
+    (TQC; Kuznetsov et al., 2020). The reported error is the squared error of a critic's mean.
     """
 
     def __init__(self, outputs: int, drop_count: int) -> None:

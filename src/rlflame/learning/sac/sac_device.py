@@ -224,7 +224,7 @@ class DeviceSac(Sac):
     def _compute_both_values(
         self, pair: tuple[Tensor, Tensor], next_pair: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the values of recorded actions and, detached, of next actions."""
+        """Return the values of recorded actions, and detached ones of next actions."""
         first, second = torch.cat(pair, dim=1), torch.cat(next_pair, dim=1)
         if self._targets is not None:
             with torch.no_grad():
@@ -298,7 +298,7 @@ class DeviceSac(Sac):
         return ((observations - mean) * scale).clamp(-limit, limit)
 
     def _report(self, name: str, value: Tensor, mask: Tensor) -> None:
-        """Add a value to the sum of a metric where `mask` is true."""
+        """Add a value to the sum of a metric if `mask` is true."""
         total = self._totals[_METRICS.index(name)]
         total[0] += torch.where(mask, value.to(torch.float64), 0.0)
         total[1] += mask

@@ -92,7 +92,7 @@ class RestorableEnv:
             report_fault(self.spec, self.position, "failed in reset", error)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
-        """Take a step, write the observation to `out`; return the reward and end flags."""
+        """Take a step and write the observation; return the reward and end flags."""
         if not self._exact_mujoco:
             if self.elapsed >= len(self._action_history):
                 room = np.zeros_like(self._action_history)
@@ -160,7 +160,7 @@ class RestorableEnv:
             self.elapsed = state.elapsed - 1
             for layer in iterate_wrappers(self._env):
                 if isinstance(layer, TimeLimit):
-                    # Not by assignment, because Gymnasium declares the attribute as None.
+                    # An assignment fails type checking: Gymnasium declares the attribute as None.
                     setattr(layer, "_elapsed_steps", self.elapsed)  # noqa: B010
         for action in state.actions:  # one action for a MuJoCo state, none for a fresh one
             self.step(np.array(action), out)
@@ -179,7 +179,7 @@ class RestorableEnv:
     def close(self) -> None:
         if self._env is not None:
             env, self._env = self._env, None
-            # The episode is over and its data are safe: a failure to close changes nothing.
+            # The instance is no longer needed, so a failure to close it changes nothing.
             with contextlib.suppress(Exception):
                 env.close()
 
@@ -268,7 +268,7 @@ class GymnasiumVectorEnv:
 
 
 def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:
-    """Return an environment's step function and step limit, without its wrappers."""
+    """Return the step function, unwrapped if possible, and the step limit."""
     # Bypassing the wrappers that only count and check saves a microsecond per step.
     limit = math.inf
     for layer in iterate_wrappers(env):

@@ -148,7 +148,7 @@ def import_env_code(id: str) -> None:
 
 
 def _to_lists(value: Any) -> Any:
-    """Convert sequences to lists, because they become tuples when a spec is sent."""
+    """Convert sequences to lists, because sending a spec makes them tuples."""
     if isinstance(value, tuple | list):
         return [_to_lists(item) for item in value]
     if isinstance(value, Mapping):
@@ -170,7 +170,7 @@ def read_env_spec(
     blank_spec = EnvSpec(
         id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules
     )
-    # The output of a constructor must not mix with the user's results.
+    # The output of a constructor must not mix with the output of rlflame.
     with contextlib.redirect_stdout(io.StringIO()):
         env = make_env(blank_spec)
     with contextlib.closing(env):

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: The variable with the path of the file, for worker processes.
+#: The environment variable with the path of the file, for worker processes.
 FILE_VARIABLE = "RLFLAME_ENV_FILE"
-#: The variable with the folder of a module that the user named, for worker processes.
+#: The environment variable with the folder of a module that the user named, for worker processes.
 FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
 #: The argument that contains a second ID, if the environment wraps another library (shimmy).
 _INNER_ID = "env_id"

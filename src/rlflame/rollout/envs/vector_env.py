@@ -58,8 +58,8 @@ class VectorEnv(Protocol):
     ) -> Sequence[int]:
         """Step the active rows; return the rows whose episode has ended.
 
-        Callers do not change `actions` later, so an environment may keep the array. Only true
-        values are written to `terminated` and `truncated`, and never both for the same row.
+        Callers do not change `actions` later, so an environment may keep the array. `terminated`
+        and `truncated` are written only for the returned rows, and only one of them is true.
         """
 
     def prepare_snapshot(self) -> None:
@@ -121,7 +121,7 @@ def _is_gymnasium_mujoco(id: str) -> bool:
 
 
 def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
-    """Make rlflame's own MuJoCo environments; None if they do not cover this one."""
+    """Make rlflame's own MuJoCo environments; None if `spec` is not supported."""
     if not _is_gymnasium_mujoco(spec.id):
         return None
     try:

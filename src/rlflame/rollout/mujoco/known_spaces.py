@@ -1,7 +1,7 @@
 """The spaces of Gymnasium's MuJoCo v5 environments, known without importing them.
 
 Processes that do not step environments can therefore skip the import of Gymnasium and MuJoCo. The
-spaces of `v5` never change, unless another environment is registered under the same name.
+spaces of these environments never change, unless another one is registered under the same name.
 """
 
 from __future__ import annotations

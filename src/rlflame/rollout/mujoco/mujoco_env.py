@@ -1,7 +1,7 @@
 """Steps Gymnasium's v5 MuJoCo environments for all rows of a slot at once.
 
 The work between two calls to MuJoCo is done for all rows at once (`mujoco_task.py`, based on
-`simulation.py`). Resets repeat every random draw of Gymnasium. Results must be bit-identical to
+`simulation.py`). Resets make the same random draws as Gymnasium. Results must be bit-identical to
 Gymnasium's, so other environments and other versions of Gymnasium's source files are not accepted.
 """
 

@@ -1,4 +1,4 @@
-"""Computes rewards, ends and observations of the v5 MuJoCo environments.
+"""Computes rewards, terminations and observations of v5 MuJoCo environments.
 
 A task repeats the operations of a Gymnasium class with the same types, because results must be
 bit-identical. Rows are computed one by one where an operation on the whole array may round
@@ -255,7 +255,7 @@ class Humanoid(_Locomotion):
         return costs
 
     def _find_centre(self) -> None:
-        # All three axes, row by row, because a sum over one axis may use another order.
+        # Compute all three axes, row by row, because a sum over one axis may use another order.
         for row, places in enumerate(self._body_positions):
             moment = np.einsum("b,bj->j", self._mass, places)
             self._place[row] = moment[0] / self._total_mass

@@ -79,7 +79,7 @@ class Channel:
         self._kind: MessageKind | None = None
         self._messages: deque[Message] = deque()
         self._has_ended = False
-        #: The reason why nothing more can be read, unless the other end is closed.
+        #: The error after which nothing more can be read; None if the other end was closed.
         self._error: ProtocolError | None = None
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
@@ -253,9 +253,9 @@ class WakePipe:
 def wait(
     channels: Iterable[Channel], timeout_s: float | None = None, wake_pipe: WakePipe | None = None
 ) -> list[Channel]:
-    """Wait, and return the channels with new data, of which there may be none.
+    """Wait until channels can be read or written; return them, possibly none.
 
-    Also writes unsent messages to pipes that have room. `poll` is used because `select` rejects
+    Unsent messages are written to pipes that have room. `poll` is used because `select` rejects
     descriptors of 1,024 and above.
     """
     poll = select.poll()

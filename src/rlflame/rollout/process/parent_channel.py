@@ -1,4 +1,4 @@
-"""The child's end of a `Channel`. The child ends when its parent ends."""
+"""The child's end of a `Channel`. The child exits when its parent exits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ParentChannel(Channel):
 
     @classmethod
     def open(cls) -> ParentChannel:
-        """Open this process's channel. From now on, the process ends with its parent.
+        """Open this process's channel. From now on, the process exits with its parent.
 
         The channel reads from standard input and writes to the descriptor on the command line.
         """

@@ -71,7 +71,7 @@ class WorkerServer:
 
 
 def main() -> None:
-    """Run `python -m rlflame.rollout.process.worker_main DESCRIPTOR PARENT`."""
+    """Run as `python -m rlflame.rollout.process.worker_main DESCRIPTOR PARENT`."""
     from ..envs import user_code
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

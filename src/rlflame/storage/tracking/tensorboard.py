@@ -73,7 +73,7 @@ class EventFile:
         self._make_event = Event
         self._writer = RecordWriter(open(path, "wb", opener=open_unless_link))  # noqa: SIM115
         self._write(wall_time, file_version="brain.Event:2")
-        # Makes readers drop the events of earlier files in this folder for the same steps.
+        # This event makes readers drop the events of the same steps in older files of the folder.
         self._write(wall_time, session_log={"status": "START"})
 
     def write_scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:

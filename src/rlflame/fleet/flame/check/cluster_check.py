@@ -146,7 +146,10 @@ class ClusterCheck:
         return last
 
     def _record_silence(self) -> None:
-        """Take two snapshots of a silent session, to find executors that are stuck."""
+        """Take two snapshots while the silent session is still open.
+
+        The scheduling check uses them to find out why no executor has started.
+        """
         self._take_snapshot()
         time.sleep(self.timeouts.still_s)
         self._take_snapshot()

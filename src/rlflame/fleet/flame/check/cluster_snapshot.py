@@ -161,7 +161,8 @@ def find_stuck(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the stuck executors, and whether later snapshots may show more of them.
 
-    In a description, `certain` is false if a long task or a long installation would look the same.
+    In an executor's entry, `certain` is false if a long task or a long installation would look the
+    same.
     """
     stalls, is_undecided, last = [], False, snapshots[-1]
     for executor in last.executors:

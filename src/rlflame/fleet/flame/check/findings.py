@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-#: A problem with the status warning does not prevent runs; one with the status failed may.
+#: A problem with the status `warning` does not prevent runs; one with `failed` may.
 Status = Literal["ok", "warning", "failed"]
 CheckVerdict = Literal["healthy", "degraded", "unreachable"]
 #: The maximum length of an error text. Longer texts are truncated.
