@@ -222,7 +222,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
 
 
 def make_collecting_step(order: dict[str, str]) -> Step:
-    """Return a step function that collects rounds of a recipe in this process."""
+    """Return a `Step` function that collects a recipe's rollouts in this process."""
     recipe = Recipe.model_validate_json(order["recipe"])
     case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
     rounds = RolloutRounds(case, make_inline_fleet(), NullStop(), "sample")

@@ -139,7 +139,7 @@ def rollouts(
         str,
         typer.Option(
             metavar="NAME",
-            help="Fleet: local, flame or inline (several workers are independent processes).",
+            help="Fleet: local, flame or inline (with several workers, a process for each).",
         ),
     ] = "local",
     seconds: Annotated[

@@ -29,7 +29,7 @@ Episodes = Annotated[
     int | None, typer.Option(metavar="N", help="Number of episodes. [default: 100]", min=1)
 ]
 Stochastic = Annotated[
-    bool, typer.Option("--stochastic", help="Sample actions instead of using the most likely ones.")
+    bool, typer.Option("--stochastic", help="Use sampled instead of deterministic actions.")
 ]
 Seed = Annotated[
     int | None, typer.Option(metavar="N", help="Seed for the episodes. [default: 0]", min=0)

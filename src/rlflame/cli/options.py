@@ -89,7 +89,7 @@ Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a setting, such as ppo.clip_range=0.1. See `rlflame config`. Repeatable.",
+        help="Change a setting, such as network.activation=relu. See `rlflame config`. Repeatable.",
         metavar="NAME=VALUE",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Reads and appends to regular files only, within a size limit.
+"""Opens only regular files, to read within a size limit or to append.
 
 A pipe, a socket or a device in place of a file could block the process or never end. Such paths are
 rejected with an OSError, whose `strerror` gives the reason.

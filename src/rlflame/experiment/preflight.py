@@ -147,7 +147,7 @@ def _load_start_policy(
 
 
 def check_memory(recipe: Recipe, env: EnvSpec) -> None:
-    """Raise ConfigError if networks, a replay buffer or a batch do not fit in memory."""
+    """Raise ConfigError if the networks, replay buffer or batch would not fit in memory."""
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.components import make_policy_spec
     from rlflame.rollout.policy import compute_array_shapes

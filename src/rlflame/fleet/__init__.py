@@ -1,1 +1,1 @@
-"""Fleets, which run rollout tasks in this process, in workers or on a cluster."""
+"""Fleets, which run rollout tasks in the driver, in workers or on Flame."""

@@ -194,7 +194,7 @@ class RunData:
     def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
         """Return steps and the cumulative sum of the named times; None if unknown.
 
-        Work that was lost because a process died, and then repeated, counts once.
+        Work that was repeated because a process died counts once.
         """
         seconds_by_step: dict[int, float] = {}
         for line in self.timing:

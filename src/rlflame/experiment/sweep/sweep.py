@@ -96,7 +96,7 @@ def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
 
 
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
-    """Return a seed's status; remove its folder if it has no checkpoint yet.
+    """Return a seed's status; remove an unused folder that has no checkpoint.
 
     A damaged checkpoint is not an error here, because the process of the seed reports it.
     """

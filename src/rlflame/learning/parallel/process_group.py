@@ -124,8 +124,9 @@ class Shards:
     ) -> tuple[Float32, Metrics]:
         """Return the gradients and sums, added over all shards; valid until the next call.
 
-        `compute_part` divides by the size of the whole minibatch, so the result is the mean over
-        its samples, even if shards differ in size. Clip the result, not the parts.
+        `compute_part` divides its gradient by the size of the whole minibatch, so the total
+        gradient is the mean over the samples, even if shards differ in size. Clip the total, not
+        the parts.
         """
         self.compare_states()
         shards = self.split(rows)

@@ -164,7 +164,7 @@ class SharedMemoryGroup:
         return region
 
     def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
-        """Return a shape's region and, by row, this learner's array and all arrays."""
+        """Return a shape's region and, per turn, this learner's array and all arrays."""
         byte_count = 4 * int(np.prod(shape))
         region = self._find_region(byte_count)
         arrays = [

@@ -7,8 +7,9 @@ coefficient w, minimises
     actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
     entropy  -log w mean(log pi(a~|s) + target)
 
-and moves the target critics Q' towards the critics. If critics standardise their inputs over the
-batch, Q' is Q. If critics estimate quantiles, `TruncatedQuantiles` defines the loss.
+and moves the target critics Q' towards the critics. `bootstrap` is the discount over the summed
+steps, or 0 after a termination. If critics standardise their inputs over the batch, Q' is Q. If
+critics estimate quantiles, `TruncatedQuantiles` defines the loss.
 """
 
 from __future__ import annotations

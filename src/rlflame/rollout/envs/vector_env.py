@@ -89,7 +89,7 @@ def report_fault(
 
 
 def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
-    """Make the fastest implementation. All of them return bit-identical results."""
+    """Use the fastest implementation; all implementations are bit-identical."""
     from .gymnasium_env import GymnasiumVectorEnv
 
     return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)
