@@ -55,12 +55,26 @@ def test_an_update_is_timed_beside_its_products_and_autograd(tmp_path) -> None:
     assert float(line["autograd_us"]) == pytest.approx(float(autograd), abs=0.06)
 
 
+def test_every_step_of_the_gpu_script_runs_on_a_cpu(tmp_path) -> None:
+    found = ended("card.py", "--device", "cpu", "--small", "--csv", tmp_path / "gpu.csv")
+    assert found.returncode == 0, found.stdout + found.stderr
+    with (tmp_path / "gpu.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    results = [row["result"] for row in rows if row["what"].startswith("same bits")]
+    assert len(results) == 20
+    assert set(results) == {"equal"}
+    differences = [float(row["result"]) for row in rows if row["what"] == "beside numpy"]
+    assert len(differences) == 10
+    assert max(differences) < 1e-3
+    assert len(rows) == 38
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (("ppo_update.py", "--env", "nope"), 2, "There is no environment 'nope'."),
         (("ppo_update.py", "--env", "cartpole"), 2, "cartpole has no continuous actions"),
-        (("card.py",), 2, "torch finds no CUDA device here."),
+        (("card.py",), 2, "finds no CUDA device here."),
         (("flame_overhead.py",), 3, "No Flame cluster is configured"),
     ],
 )

@@ -76,7 +76,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
     """Return the device of a learner; for CUDA, also set its environment variables."""
     if learning.device == "cpu":
         return "cpu"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # Makes a failed exchange between GPUs raise an error instead of ending the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     from rlflame.learning.torch_gradients import select_device

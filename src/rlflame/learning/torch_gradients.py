@@ -44,6 +44,9 @@ def select_device(kind: str, rank: int) -> str:
         )
     # Otherwise, the order of some additions on the GPU varies from run to run.
     torch.use_deterministic_algorithms(True)
+    # All memory is written before it is read, and filling it takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.allow_tf32 = False
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 

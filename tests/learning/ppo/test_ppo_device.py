@@ -11,10 +11,12 @@ import pytest
 import reference
 import torch
 from batches import policy_spec, random_batch, random_network
+from device_graphs import run_after_warm_up
 from reference import ReferencePpo
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.errors import LearningError
+from rlflame.learning.device.graph import UpdateGraph
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.ppo.ppo_device import DevicePpo
@@ -121,8 +123,11 @@ def test_a_refused_minibatch_changes_nothing_and_the_fifth_in_a_row_ends_the_run
     assert "loss" not in metrics
     assert all(math.isfinite(value) for value in metrics.values())
     learner.update(far, 0.0)
+    good = learner.get_state()
     with pytest.raises(LearningError, match="not finite"):
         learner.update(far, 0.0)
+    learner.load_state({**good, "guard": np.zeros(2, np.int64)})
+    assert learner.update(batch, 0.0)["refused_minibatches"] == 0.0
 
 
 def test_a_good_minibatch_ends_the_row_of_bad_ones():
@@ -159,3 +164,16 @@ def test_batches_of_different_lengths_take_turns():
         learner.update(batch, 0.0)
         numpy_learner.update(batch, 0.0)
     np.testing.assert_allclose(weights.data, numpy_weights.data, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [40, 48, 96, 500])
+def test_a_graph_changes_nothing_before_its_first_run(size, monkeypatch):
+    """On a GPU, the function runs several times before the capture."""
+    plain, other = (make("options", minibatch_size=size)[0] for _ in range(2))
+    batch = random_batch(np.random.default_rng(6), plain._spec, plain.get_policy(), columns=COLUMNS)
+    wanted = plain.update(batch, 0.0)
+    monkeypatch.setattr(UpdateGraph, "run", run_after_warm_up)
+    assert other.update(batch, 0.0) == wanted
+    state = other.get_state()
+    for name, array in plain.get_state().items():
+        np.testing.assert_array_equal(state[name], array)

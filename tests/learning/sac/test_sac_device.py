@@ -8,11 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from device_graphs import run_after_warm_up
 from sac_cases import Plain, learner, networks, owed, transitions
 
 from rlflame.config.algorithms import SacSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch
+from rlflame.learning.device.graph import UpdateGraph
 from rlflame.learning.sac.sac_device import DeviceSac
 
 SETTINGS = {
@@ -148,3 +150,33 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_end
     bad = set(range(5, 10))
     with pytest.raises(LearningError, match="not finite 5 times in a row"):
         device.update(ReplayBatch(None, 5, 5, draw), 0.0)
+
+
+@pytest.mark.parametrize("given", [{"policy_delay": 64}, {"target_update_interval": 63}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_changes_nothing_before_its_first_run(kind, given, monkeypatch):
+    """On a GPU, the function runs several times before the capture."""
+    if "batch" in kind:
+        given = {"policy_delay": 64}
+    settings = SacSettings(**given)
+    plain, other = (DeviceSac(settings, networks(**KINDS[kind]), seed=7) for _ in range(2))
+    wanted = plain.update(owed(1, 70), 0.0)
+    monkeypatch.setattr(UpdateGraph, "run", run_after_warm_up)
+    assert other.update(owed(1, 70), 0.0) == wanted
+    state = other.get_state()
+    for name, array in plain.get_state().items():
+        np.testing.assert_array_equal(state[name], array)
+
+
+def test_an_error_of_the_replay_leaves_no_arrays_for_the_next_update():
+    def draw(update):
+        if update == 3:
+            raise OSError("the replay is gone")
+        return transitions(update)
+
+    plain, other = (DeviceSac(SacSettings(), networks(), seed=7) for _ in range(2))
+    before = other.get_state()
+    with pytest.raises(OSError, match="the replay is gone"):
+        other.update(ReplayBatch(None, 0, 5, draw), 0.0)
+    other.load_state(before)
+    assert other.update(owed(0, 5), 0.0) == plain.update(owed(0, 5), 0.0)

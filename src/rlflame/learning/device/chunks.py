@@ -48,6 +48,10 @@ class ChunkBuffers:
             target.copy_(torch.from_numpy(array))
         self._count += 1
 
+    def clear(self) -> None:
+        """Forget the arrays that have not been sent."""
+        self._count = 0
+
     def send(self) -> None:
         """Copy the arrays to the device; `read` then starts at the first update."""
         buffer, event = self._buffers[self._turn], self._copies[self._turn]

@@ -7,6 +7,7 @@ the mask allows.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -93,18 +94,30 @@ class UpdateGraph:
         self, function: Callable[[], None], state: Sequence[Tensor]
     ) -> torch.cuda.CUDAGraph:
         """Warm up on a side stream, undo what the warm-up changed, and capture the graph."""
-        with torch.no_grad():
-            copies = [tensor.clone() for tensor in state]
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                function()
+            warm_up(function, state)
         torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Freeing the memory of another graph would end the capture.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                function()
+        finally:
+            gc.enable()
+        return graph
+
+
+def warm_up(function: Callable[[], None], state: Sequence[Tensor]) -> None:
+    """Run the function several times, and undo what each run changes."""
+    with torch.no_grad():
+        copies = [tensor.clone() for tensor in state]
+    for _ in range(_WARM_UP_RUNS):
+        function()
+        # Undo each run: two in a row could read behind the end of a buffer.
         with torch.no_grad():
             for tensor, copy in zip(state, copies, strict=True):
                 tensor.copy_(copy)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            function()
-        return graph

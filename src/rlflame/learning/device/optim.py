@@ -62,9 +62,10 @@ class DeviceGuard:
 
     def check(self) -> None:
         """Raise the guard's error if too many gradients in a row were refused."""
-        if int(self._longest_streak) >= self._guard.limit:
-            raise self._guard.make_error(int(self._longest_streak), float(self._norm))
+        count = int(self._longest_streak)
         self._longest_streak.zero_()
+        if count >= self._guard.limit:
+            raise self._guard.make_error(count, float(self._norm))
 
 
 def clip(gradient: Tensor, norm: Tensor, max_norm: float | None) -> Tensor:

@@ -137,6 +137,7 @@ class DevicePpo(Ppo):
         self._samples = DeviceSamples(batch, rewards, discount, self._mirror, previous)
         if previous is None or previous.count != self._samples.count:
             self._graphs.clear()
+            self._places.clear()
         return self._samples
 
     @torch.no_grad()

@@ -152,6 +152,8 @@ class DeviceSac(Sac):
         for tensor, array in zip(self._statistics, statistics.values(), strict=False):
             tensor.copy_(torch.from_numpy(array))
         self._totals.zero_()
+        if self._chunks is not None:
+            self._chunks.clear()  # an earlier error may have left arrays
         numbers: list[int] = []
         for number, transitions in batch:
             arrays = self._list_arrays(number, transitions)

@@ -1,4 +1,4 @@
-"""Runs whose updates stay on the device, on the CPU instead of a GPU."""
+"""Runs of recipes for a GPU, with the CPU in its place."""
 
 from __future__ import annotations
 
