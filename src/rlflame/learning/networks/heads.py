@@ -67,15 +67,16 @@ class GaussianHead:
         return np.full(leading, entropy) if leading else entropy
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        rows, total = d_log_prob, np.add.reduce(d_log_prob, axis=-1)
         if d_log_prob.ndim == 1:
             np.dot(self._squares, d_log_prob, out=self._gradient)
         else:
+            rows, total = d_log_prob[:, None], total[:, None]
             shards = zip(self._squares, d_log_prob, self._gradient, strict=True)
             for squares, slopes, gradient in shards:
                 np.dot(squares, slopes, out=gradient)
-        total = np.add.reduce(d_log_prob, axis=-1, keepdims=True)
         self._gradient += np.float32(d_entropy * d_log_prob.shape[-1]) - total
-        result: Float32 = self._z * d_log_prob[..., None, :]
+        result: Float32 = self._z * rows
         result *= self._inverse
         return result
 

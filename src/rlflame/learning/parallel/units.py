@@ -101,10 +101,11 @@ class Units:
     ) -> tuple[Float32, Metrics]:
         """Return the gradient and the sums of this learner's networks, added over all shards."""
         parts = compute_parts(shards, self.own_names)
+        if len(shards) == 1:
+            gradients, sums_of_shards = next(parts)
+            return gradients[0], sums_of_shards[0]
         rows = (row for part in parts for row in zip(*part, strict=True))
         gradient, totals = next(rows)
-        if len(shards) == 1:
-            return gradient, totals
         for span in self.own_spans:
             self._total[span] = gradient[span]
         for gradient, sums in rows:

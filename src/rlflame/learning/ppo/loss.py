@@ -190,9 +190,15 @@ class NumpyPpo(PpoProvider):
     def compute_shards(
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str], shards: Sequence[Shard]
     ) -> Iterator[ShardGradients]:
-        if self._spec.exploration == "gsde":  # its head has no leading axis
-            yield from super().compute_shards(minibatch, count, networks, shards)
-            return
+        # The head of gSDE has no leading axis.
+        if len(shards) == 1 or self._spec.exploration == "gsde":
+            return super().compute_shards(minibatch, count, networks, shards)
+        return self._compute_groups(minibatch, count, networks, shards)
+
+    def _compute_groups(
+        self, minibatch: PpoMinibatch, count: int, networks: Sequence[str], shards: Sequence[Shard]
+    ) -> Iterator[ShardGradients]:
+        """Yield the results of `compute_gradient`; compute shards of equal size in one pass."""
         for _, group in groupby(shards, key=lambda shard: shard.rows.stop - shard.rows.start):
             equal = list(group)
             rows = minibatch.select_rows(slice(equal[0].rows.start, equal[-1].rows.stop))
