@@ -1,4 +1,4 @@
-"""Entry point of `rlflame` and of `python -m rlflame`.
+"""The entry point for `rlflame` and `python -m rlflame`.
 
 Ctrl-C during the imports ends the process without a message, because no work has started yet.
 """
@@ -20,7 +20,7 @@ def main() -> None:
     if in_foreground:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
-    # Workers load only the code that this command names, not what inherited variables name.
+    # Workers load only the code that this command names, not code named by inherited variables.
     for name in (user_code.FILE_VARIABLE, user_code.FOLDER_VARIABLE):
         os.environ.pop(name, None)
     with contextlib.ExitStack() as stack:
@@ -37,7 +37,10 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams, so that no file gets their numbers."""
+    """Open /dev/null in place of closed standard streams.
+
+    Otherwise, the next file that is opened would get the descriptor of a standard stream.
+    """
     for number in range(3):
         try:
             os.fstat(number)

@@ -99,8 +99,8 @@ def train(
 ) -> RunResult:
     """Train a policy in a new run folder, from a config or an environment's preset.
 
-    A given `fleet` stays open. Otherwise, the run opens and closes the fleet that its runtime
-    settings name.
+    If `fleet` is given, it stays open after the run. Otherwise, the run opens and closes the fleet
+    that its runtime settings name.
     """
     preset = ""
     if config is None:
@@ -120,10 +120,11 @@ def resume(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> RunResult:
-    """Continue a run bit-identically from its latest checkpoint or a checkpoint file.
+    """Continue a run from its latest checkpoint, or from a given checkpoint file.
 
-    If the run has finished and `steps` does not extend it, it stays unchanged and its previous
-    result is returned.
+    Without `fresh_replay`, the results are bit-identical to those of an uninterrupted run. If the
+    run has finished and `steps` does not extend it, the run stays unchanged and its previous result
+    is returned.
     """
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
     return resume_run(target, runtime, host, steps=steps, fresh_replay=fresh_replay)

@@ -1,4 +1,4 @@
-"""Errors for the user, each with a description of the problem and a hint.
+"""Errors to show to the user, each with a description of the problem and a hint.
 
 This module imports nothing from the rest of rlflame. An unexpected exception is a bug in rlflame.
 """
@@ -21,7 +21,7 @@ def format_command(*words: object) -> str:
 
 
 def format_shell(*words: object) -> str:
-    """Return a command quoted for a shell; a path with a leading dash gets `./`."""
+    """Return a command quoted for a shell; prefix `./` to paths that start with `-`."""
     return " ".join(
         quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))
         for word in words
@@ -29,10 +29,11 @@ def format_shell(*words: object) -> str:
 
 
 def quote(word: str) -> str:
-    """Quote a word for a shell, with terminal control characters escaped.
+    """Quote a word for a shell, and escape terminal control characters.
 
     bash, ksh and zsh decode $'...' to the same bytes, even if a name is not UTF-8. Quotes and
-    backslashes become octal too, so a shell without $'...' still reads one quoted word.
+    backslashes are also written in octal, so that even a shell without $'...' reads a single quoted
+    word.
     """
     if word.isprintable():
         return shlex.quote(word)
@@ -48,14 +49,17 @@ def _escape_octets(character: str) -> str:
 
 
 def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
-    """Replace a path's suffix; a name of only dots and dashes becomes `default_name`."""
+    """Replace the suffix of a path.
+
+    If its name consists of only dots and dashes, `default_name` is used.
+    """
     if out.name.strip(".-"):
         return out.with_suffix(suffix)
     return (out.parent if out.name.strip(".") else out) / f"{default_name}{suffix}"
 
 
 class RlflameError(Exception):
-    """An error for the user: a description of the problem and a hint for fixing it."""
+    """An error to show to the user, with a hint for fixing the problem."""
 
     exit_code = 1
 
@@ -67,7 +71,7 @@ class RlflameError(Exception):
         self.detail = detail
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the form that is sent between processes; `make_error` reads it."""
+        """Return a dictionary from which `make_error` can recreate the error."""
         return {
             "kind": type(self).__name__,
             "message": self.message,
@@ -78,7 +82,10 @@ class RlflameError(Exception):
 
 
 def from_exception(error: BaseException) -> RlflameError:
-    """Convert any exception to an RlflameError; an unexpected one is its `__cause__`."""
+    """Convert any exception to an RlflameError.
+
+    An unexpected exception becomes the `__cause__` of the new error.
+    """
     if isinstance(error, RlflameError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -112,7 +119,7 @@ def is_documented(error: BaseException) -> bool:
 
 @contextmanager
 def mark_errors_documented() -> Iterator[None]:
-    """Mark every exception that this block raises, as `mark_documented` does."""
+    """Call `mark_documented` on any exception that is raised in the `with` block."""
     try:
         yield
     except BaseException as error:
@@ -129,7 +136,7 @@ class ConfigError(RlflameError):
 def check_extra(
     package: str, consequence: str, extra: str, error_type: type[RlflameError] = ConfigError
 ) -> None:
-    """Raise an error with the install command if a package of an extra is missing."""
+    """Raise an error with the install command if an optional package is missing."""
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -153,11 +160,11 @@ class DamagedCheckpointsError(CheckpointError):
 
 
 class ReplayError(CheckpointError):
-    """A missing or damaged part of the replay that a checkpoint refers to."""
+    """A replay file that a checkpoint refers to is missing or damaged."""
 
 
 class EnvironmentFailure(RlflameError):
-    """The user's environment raised, hung, or returned an invalid value."""
+    """The user's environment raised an exception, hung, or returned an invalid value."""
 
 
 class FleetError(RlflameError):
@@ -175,14 +182,14 @@ class LearningError(RlflameError):
 
 
 class LearnerFailure(RlflameError):
-    """One of several learners ended, or did not answer in time."""
+    """A learner ended, could not connect, or did not answer in time."""
 
     #: True after a timeout; False if the learner's process ended.
     is_hung = False
 
 
 class Interruption(RlflameError):
-    """A signal ended the command. Before raising this, a run saves its state."""
+    """A signal ended the command. A run saves its state before it raises this error."""
 
     def __init__(self, message: str, hint: str, signal_number: int) -> None:
         super().__init__(message, hint)
@@ -195,7 +202,7 @@ _TRAVELLING_TYPES: dict[str, type[RlflameError]] = {
 
 
 def make_error(values: Mapping[str, Any]) -> RlflameError:
-    """Recreate an error from another process, with its original type if it is known."""
+    """Recreate an error from another process, with its original type if possible."""
     error_type = _TRAVELLING_TYPES.get(values["kind"], RlflameError)
     error = error_type(values["message"], values["hint"], values["detail"])
     error.exit_code = int(values["exit_code"])

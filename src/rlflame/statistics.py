@@ -1,4 +1,4 @@
-"""Interquartile means, bootstrap intervals and comparisons of a few seeds.
+"""Interquartile means, bootstrap intervals and comparisons for a few seeds.
 
 Resampling is stratified: seeds are drawn within each stratum (the runs of one environment), never
 across strata (Agarwal et al., 2021). With few seeds, all resamples are enumerated. With more seeds,
@@ -31,7 +31,7 @@ Strata = Sequence[Float64]
 def compute_interquartile_means(values: Float64) -> Float64:
     """Return the mean of the middle half along the last axis.
 
-    A value at an edge of that half may count as a fraction.
+    A value at an edge of that half may get a fractional weight.
     """
     sorted_values = np.sort(values, axis=-1)
     n = sorted_values.shape[-1]
@@ -53,7 +53,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeanStd:
-    """The mean and sample standard deviation (n - 1; 0 for a single seed) over seeds."""
+    """The mean and the sample standard deviation over seeds.
+
+    For a single seed, the standard deviation is 0.
+    """
 
     mean: float
     std: float
@@ -106,7 +109,7 @@ class Comparison:
 class SeedComparison(Comparison):
     """A comparison of two samples with one value per seed."""
 
-    #: Probability that a seed of the first sample beats one of the second; ties count half.
+    #: Probability that a seed of the first sample beats one of the second; a tie counts as half.
     probability_of_improvement: Interval
 
 
@@ -122,10 +125,11 @@ def compute_mean_std(values: Float64) -> MeanStd:
 
 
 def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, MeanStd] | None:
-    """Return the step with the highest mean of the (steps, values) curves, and the mean.
+    """Return the step at which the mean of all curves is highest, and that mean.
 
-    Only steps covered by all curves count; without such steps, the result is None. Papers often
-    report this mean as the best result. It is biased upwards, and more so with more points.
+    Each curve is a pair (steps, values). Only steps that all curves cover are considered. If there
+    are none, return None. Papers often report this mean as the best result. It is biased upwards,
+    and the bias grows with the number of points.
     """
     if not curves or not all(len(steps) for steps, _ in curves):
         return None
@@ -141,7 +145,7 @@ def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Mean
 
 
 def compute_tail_mean(values: Float64, share: float = 0.05) -> float:
-    """Return the mean of the last `share` of a curve, which is at least one point."""
+    """Return the mean of the last `share` of a curve, but of at least one point."""
     return float(values[-max(1, math.ceil(share * len(values))) :].mean())
 
 
@@ -155,7 +159,10 @@ def compute_iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
 
 
 def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
-    """Return the IQM of `[seeds, points]` over the seeds, and its 95% interval."""
+    """Return the IQM over seeds at each point, and the bounds of its 95% interval.
+
+    The shape of `curves` is [seeds, points].
+    """
     middle = compute_interquartile_means(curves.T)
     seeds, points = curves.shape
     if seeds < 2:
@@ -200,7 +207,10 @@ def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> Se
 def compare_medians(
     values: Sequence[float] | Float64, baseline: Sequence[float] | Float64, level: float = 0.95
 ) -> Interval:
-    """Return the change in the median, in percent of the baseline, with its interval."""
+    """Return the change in the median as a percentage of the baseline median.
+
+    The bounds are those of its bootstrap interval.
+    """
     values, baseline = (np.asarray(side, np.float64) for side in (values, baseline))
 
     def compute_change_percent(a: Array, b: Array) -> Float64:
@@ -229,7 +239,7 @@ def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, 
 
 
 def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
-    """Return P(value of a > value of b) along the last axis; ties count half."""
+    """Return P(value of a > value of b) along the last axis; a tie counts as half."""
     difference = a[..., :, None] - b[..., None, :]
     wins: Float64 = (np.sign(difference) / 2.0 + 0.5).mean(axis=(-1, -2))
     return wins
@@ -237,14 +247,17 @@ def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class _ResampledStatistic:
-    """A statistic of all resamples, or of a random sample, along the last axis."""
+    """A statistic of all resamples, or of a random sample of them.
+
+    The resamples are along the last axis of `values`.
+    """
 
     values: Float64
     is_exhaustive: bool
 
     def compute_ends(self, level: float) -> tuple[Float64, Float64]:
         tail = (1.0 - level) / 2.0
-        # If all resamples are enumerated, no value between two of them can occur.
+        # If all resamples are enumerated, a quantile must be one of their values.
         method: Literal["inverted_cdf", "linear"] = (
             "inverted_cdf" if self.is_exhaustive else "linear"
         )
@@ -257,8 +270,8 @@ class _ResampledStatistic:
 
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
-    """Return the statistic of all resamples, or of a random sample of `RESAMPLES`."""
-    # A random sample is used if there are more than `RESAMPLES`. Each stratum has its own stream.
+    """Return the statistic of all resamples, or of `RESAMPLES` random ones."""
+    # Resamples are random if there are more than `RESAMPLES`. Each stratum has its own stream.
     combinations = [len(part) ** len(part) for part in strata]
     if math.prod(combinations) <= RESAMPLES:
         places = np.unravel_index(np.arange(math.prod(combinations)), combinations)

@@ -18,7 +18,7 @@ _CONTROLS = re.compile(
 
 
 def escape_controls(text: str) -> str:
-    r"""Escape control characters as \x1b or \u202e; newlines and tabs stay."""
+    r"""Escape control characters, except newlines and tabs, as \x1b or \u202e."""
     return _CONTROLS.sub(_escape, text)
 
 
@@ -28,9 +28,10 @@ def escape_line(text: str) -> str:
 
 
 def escape_unicode(text: str) -> str:
-    r"""Escape control characters as \u001b, the form that JSON and TOML read back.
+    r"""Escape control characters in the form \u001b, which JSON and TOML can read.
 
-    Lone surrogates stay: TOML has no form for them, and json escapes them itself.
+    Lone surrogates are not changed, because TOML cannot represent them and the json module escapes
+    them itself.
     """
     return _CONTROLS.sub(
         lambda match: match[0] if match[0] >= "\ud800" else f"\\u{ord(match[0]):04x}", text
@@ -43,19 +44,19 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Format a number of bytes, such as `93 MB` or `1.2 GB`."""
+    """Format a size in bytes, for example as `93 MB` or `1.2 GB`."""
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:,.1f} GB"
     return f"{size_bytes / 1e6:,.0f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.0f} kB"
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a number and its noun, such as `1 step` or `2,000 steps`."""
+    """Format a number and its noun, for example as `1 step` or `2,000 steps`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration, such as `0:05`, `12:34` or `3:04:05`."""
+    """Format a duration, for example as `0:05`, `12:34` or `3:04:05`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

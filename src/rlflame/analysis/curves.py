@@ -1,4 +1,4 @@
-"""Makes charts of runs: chooses the metric and axis, smooths and aggregates."""
+"""Makes charts of runs: chooses the metric and axis, smooths and averages curves."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ _GRID_POINTS = 200
 def make_figure(
     runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:
-    """Return a chart, or a panel for each of several environments.
+    """Return a chart for one environment, or a panel for each if there are several.
 
-    Environments have separate panels, because their returns differ in scale.
-
-    Notes list the runs that cannot be drawn. If no run can be drawn, raise the first error.
+    Each environment has a separate panel, because returns differ in scale. The notes list the runs
+    that cannot be drawn. If no run can be drawn, the first error is raised.
     """
     metric = metric or choose_metric(runs, axis)
     environments = dict.fromkeys(run.environment for run in runs)
@@ -115,7 +114,7 @@ def make_chart(
 
 
 def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
-    """Choose evaluation returns if every run has enough of them, else training ones."""
+    """Choose evaluation returns if every run has enough, and training returns if not."""
     if axis != "episodes" and all(
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
@@ -186,7 +185,7 @@ def _count_learners(run: RunData) -> int:
 
 
 def _read_cpu_s(run: RunData) -> tuple[Float64, Float64] | None:
-    """Return the CPU seconds of driver and workers; None if unknown, as on Flame."""
+    """Return the CPU time of the driver and workers; None if unknown, as on Flame."""
     fleets = {machine.get("fleet") for machine in run.machines}
     if not fleets or any(map(is_remote, fleets)):
         return None
@@ -218,7 +217,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
 
 def make_common_grid(xs: Sequence[Float64]) -> Float64:
-    """Return x values that all curves cover: their own or, if they are many, a grid."""
+    """Return x values that all curves cover: their own, or a grid if there are many."""
     first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
     points: Float64 = np.unique(np.concatenate(xs))
     points = points[(points >= first) & (points <= last)]

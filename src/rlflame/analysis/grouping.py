@@ -1,4 +1,4 @@
-"""Groups runs of the same recipe that differ only in the seed."""
+"""Groups runs whose recipes differ only in the seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_SETTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one recipe with different seeds, and a label to distinguish them."""
+    """Runs of one recipe with different seeds, and a label for the group."""
 
     label: str
     runs: tuple[RunData, ...]
@@ -37,8 +37,9 @@ class RunGroup:
 def group_runs(runs: Sequence[RunData]) -> list[RunGroup]:
     """Group runs by recipe, in the order of `runs`.
 
-    Two runs with the same recipe and seed are not independent samples. They are split by parent
-    folder and, if they share it, into one group for each run.
+    Two runs with the same recipe and seed are not independent samples. A group that contains such
+    runs is split by parent folder. If all of its runs have the same parent folder, each run becomes
+    a separate group.
     """
     recipes = _partition_runs(runs, _format_recipe)
     parts = [part for numbers in recipes for part in _separate_samples(numbers)]
@@ -77,7 +78,7 @@ def _partition_runs(runs: Sequence[RunData], key: Callable[[RunData], str]) -> l
 
 
 def _separate_samples(runs: list[RunData]) -> list[list[RunData]]:
-    """Split runs into parts in which no seed occurs twice."""
+    """Split runs into groups in which no seed occurs twice."""
     if len({run.seed for run in runs}) == len(runs):
         return [runs]
     parts = _partition_runs(runs, lambda run: str(run.folder.resolve().parent))
@@ -97,7 +98,10 @@ def _list_settings(run: RunData) -> dict[str, Any]:
 
 
 def _make_name(run: RunData, all_runs: Sequence[RunData]) -> str:
-    """Name a run by algorithm, environment (if several) and differing settings."""
+    """Name a run after its algorithm, its environment and its distinctive settings.
+
+    The environment is omitted if all runs have the same one.
+    """
     algorithm, settings = run.algorithm.upper(), _list_settings(run)
     if len({other.environment for other in all_runs}) > 1:
         algorithm += f" {run.environment}"

@@ -26,9 +26,10 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
 Clock = Callable[[], float]
 SLEEPING = str(Path(__file__).with_name("sleeping.py"))
-#: Sleeping episodes per iteration: about 5 s of work for one worker, within these limits.
+#: An iteration has enough sleeping episodes to occupy one worker for about 5 s, within these
+#: limits.
 _ITERATION_MS, _FEWEST_EPISODES, _MOST_EPISODES = 5000.0, 8, 100
-#: A replay is filled in rounds of 20 fragments of 500 steps and sampled in batches of 64.
+#: A replay buffer is filled in rounds of 20 fragments of 500 steps and sampled in batches of 64.
 _REPLAY_ROUND = ("rollout.num_slots=20", "rollout.envs_per_slot=1", "rollout.steps=500")
 _REPLAY_BATCH = 64
 #: The time limit for a warm-up that waits until all workers have answered.
@@ -37,7 +38,7 @@ _COMPLETE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recipe limited to a few iterations. Every fleet does the same work for it."""
+    """A short training run that consists of the same work on every fleet."""
 
     name: str
     recipe: Recipe
@@ -61,7 +62,8 @@ class Case:
         settings = self.recipe.learning.model_dump(
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
-        # The kwargs stay one value, so that an argument in only one result counts as a difference.
+        # The kwargs stay a single value, so that an argument in only one result counts as a
+        # difference.
         return {
             **self.recipe.model_dump(include={"stop_at_iterations", "stop_at_steps"}),
             **dict(flatten(settings, leaves=("environment.kwargs",))),
@@ -164,10 +166,10 @@ class Stopwatch:
         self.marks.append({"clock": self.clock(), **self.spent_s, **counts})
 
     def record_evaluation(self, *_: Any) -> None:
-        """Do nothing: a case has no evaluations."""
+        """Do nothing, because a case has no evaluations."""
 
     def record_snapshot(self, *_: Any, final: bool = False) -> None:
-        """Do nothing: benchmarks write no snapshots."""
+        """Do nothing, because benchmarks write no snapshots."""
 
     @contextlib.contextmanager
     def time_phase(self, name: str) -> Iterator[None]:
@@ -215,7 +217,11 @@ def warm_up(
     *,
     wait_for_all: bool = False,
 ) -> None:
-    """Run an untimed iteration; with `wait_for_all`, repeat until all workers answer."""
+    """Run an untimed iteration.
+
+    With `wait_for_all`, repeat it until all workers have answered or `_COMPLETE_S` seconds have
+    passed.
+    """
     start_s, recipe = clock(), case.recipe.model_copy(update={"stop_at_iterations": 1})
     short = replace(case, recipe=recipe)
     run_case(short, fleet, stop, Stopwatch(clock))

@@ -22,7 +22,7 @@ from rlflame.rollout.task import Float32
 from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 
-#: The hint after a learner is lost.
+#: The hint that is shown if a learner is lost.
 RETRY_HINT = "run the same command again"
 _JOIN_TIMEOUT_S = 180.0
 _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 class TimedProcessGroup:
-    """A process group that times its exchanges as a phase of a stopwatch."""
+    """A process group whose exchanges are timed as a phase of a stopwatch."""
 
     def __init__(self, group: ProcessGroup, watch: Stopwatch) -> None:
         self._group, self._watch = group, watch
@@ -79,7 +79,7 @@ class LearnersBenchmark(Benchmark):
         yield
 
     def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
-        """Train once; return the times without the first iteration, which is a warm-up."""
+        """Train once; return the times, excluding the first iteration as a warm-up."""
         watch = Stopwatch(session.clock)
         weights = run_with_learners(self.case, fleet, session, learners, watch)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
@@ -191,6 +191,6 @@ def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:
-    """Return the smallest shard count of at least `fewest` that all `counts` divide."""
+    """Return the smallest common multiple of `counts` that is at least `fewest`."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

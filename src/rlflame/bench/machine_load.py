@@ -28,7 +28,10 @@ class LoadMonitor:
         self._start = None if any(map(is_remote, fleets)) else _read_counters()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the machine and its load, which is exact only after all children end."""
+        """Describe the machine and its load.
+
+        The load of other programs is exact only after all child processes have ended.
+        """
         load = _compute_load(self._start, _read_counters())
         others = max(0.0, load[0] - load[1]) if load else None
         busiest = max(value for value in (self._at_work, others, 0.0) if value is not None)
@@ -70,7 +73,10 @@ _Counters = tuple[float, float, float] | None
 
 
 def _read_counters() -> _Counters:
-    """Return wall seconds, and the busy seconds of all processors and of this tree."""
+    """Return the clock, and the busy time of all processors and of this process.
+
+    All times are in seconds. The time of this process includes its ended child processes.
+    """
     try:
         # The fourth and fifth values are idle and iowait. The rest, guests included, is work.
         values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]

@@ -1,7 +1,8 @@
-"""Measures bare environment stepping, the upper limit for the speed of rollouts.
+"""Measures bare environment stepping, whose speed is the limit for rollouts.
 
-Several processes repeat random episodes. Each receives an order (`env`, and the `way` to step) and
-answers whether it can step. Each then steps for the requested seconds and returns the counts.
+Several processes repeat random episodes. Each process receives the environment and the `way` to
+step it, and answers whether this is possible. For each request, it then steps for a number of
+seconds and returns its counts.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def iterate_mujoco(env: Any, script: Sequence[Episode]) -> Iterator[float]:
 def time_steps(
     steps: Iterator[float], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
-    """Take steps for about `seconds`, at least one chunk; return the counts."""
+    """Step for about `seconds`, but at least for one chunk; return the counts."""
     start_s, step_count, elapsed = clock(), 0, 0.0
     while not step_count or elapsed < seconds:
         for _ in range(_CHUNK_STEPS):
@@ -91,9 +92,10 @@ def time_steps(
 
 
 class SteppingProcesses(ContextManagerMixin):
-    """Processes that step at the same time until closed, each with its own order.
+    """Processes that step environments at the same time.
 
-    Methods that wait for the processes raise StopInterrupt if the user asks to stop.
+    Each process receives one of the `orders`. Methods that wait for the processes raise
+    StopInterrupt if the user asks to stop.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class SteppingProcesses(ContextManagerMixin):
             raise
 
     def step(self, seconds: float) -> list[dict[str, Any]]:
-        """Step for `seconds`; return the counts of each process."""
+        """Step for `seconds` in all processes, and return the counts of each."""
         for child in self._processes:
             child.channel.send(MessageKind.TASK, seconds)
         return self._receive_answers()
@@ -141,7 +143,7 @@ class SteppingProcesses(ContextManagerMixin):
 def make_raw_processes(
     env: EnvSpec, way: str, workers: int, stop: StopRequest
 ) -> SteppingProcesses:
-    """Start processes that repeat random episodes in one of the `WAYS`."""
+    """Start processes that repeat random episodes, stepped in one of the `WAYS`."""
     order = {"env": env, "way": way}
     hint = "add --no-limit to skip bare stepping"
     return SteppingProcesses("rlflame.bench.raw_stepping", [order] * workers, hint, stop)
@@ -168,7 +170,7 @@ def serve_steps(make_step: Callable[[Any], Step | None]) -> None:
 
 
 def make_raw_step(order: dict[str, Any]) -> Step | None:
-    """Return the step function of an order; None for `mj_step` without MuJoCo."""
+    """Return an order's step function; None if `mj_step` cannot step the environment."""
     env: Any = make_env(order["env"])
     script, steps = record_script(env), iterate_gymnasium
     if order["way"] == "mj_step":

@@ -20,7 +20,7 @@ from rlflame.statistics import compute_median_interval
 from rlflame.terminal_text import format_count
 from rlflame.training.trainer import StopRequest
 
-#: The number of batches drawn from the full replay to time sampling alone.
+#: The number of batches that are drawn from the full replay buffer to time sampling alone.
 _DRAWS = 500
 _PHASES = ("collect_s", "add_s", "sample_s")
 _MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
-    """Fill a replay with the iterations of a case; sample a batch after each one."""
+    """Fill a replay buffer with a case's rollouts; sample after each iteration."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
     traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
     watch = Stopwatch(clock)

@@ -109,7 +109,10 @@ def has_equal_digests(digests: Sequence[str]) -> bool | None:
 
 
 def format_bits(results: Iterable[bool | None], subject: str) -> list[str]:
-    """Return a sentence about bit-identity as a list, empty if nothing was compared."""
+    """Return a list with a sentence about bit-identity.
+
+    The list is empty if nothing was compared.
+    """
     values = [value for value in results if value is not None]
     if all(values):
         return [f"{subject} are bit-identical in all rows."] if values else []
@@ -120,7 +123,7 @@ class ResultFolder:
     """The folder of a benchmark's result files, which are written atomically."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Raise ConfigError, before anything is measured, if the files cannot be written."""
+        """Raise ConfigError if `path` is a file or contains a result of this name."""
         self._path, self._name = path, name
         if str(path) == "-" or (os.path.lexists(path) and not path.is_dir()):
             raise ConfigError(f"{path} is not a folder.", "-o bench")

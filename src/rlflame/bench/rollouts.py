@@ -43,7 +43,7 @@ _WARM_ROUNDS = 2
 
 
 class RolloutRounds(ContextManagerMixin):
-    """Runs iterations of rollouts without learning, from the first episode on."""
+    """Runs the rollouts of consecutive iterations, without learning."""
 
     def __init__(
         self, case: Case, fleet: Fleet, stop: StopRequest, acting: Literal["sample", "uniform"]
@@ -206,7 +206,7 @@ def describe_rate(side: Side) -> dict[str, Any]:
     }
     ms_per_episode = None
     if episodes:
-        # One worker's time for an episode of the mean length of the finished episodes.
+        # The time that one worker needs for an episode of mean length.
         ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
         ms_per_episode = ms_per_step * sum(side.list_values("episode_steps")) / episodes
     return {

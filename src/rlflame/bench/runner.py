@@ -48,7 +48,7 @@ class BenchSession:
         return factory.make_fleet(runtime, None, self._events)
 
     def take_turns(self, sides: Sequence[Any], repeat: int) -> Iterator[Any]:
-        """Yield every side in turn, so that drifts in machine speed affect all equally."""
+        """Yield the sides in turn, so that changes in machine speed affect all equally."""
         for number in range(repeat):
             for side in sides:
                 self.turn = f"{side.name}: {number + 1} of {repeat}"
@@ -57,7 +57,7 @@ class BenchSession:
                 yield side
 
     def take_retried(self) -> int:
-        """Return how many tasks were sent to a second worker since the last call."""
+        """Return how many tasks have been sent to another worker since the last call."""
         return sum(self._events.take().values())
 
     def _show_event(self, event: FleetEvent) -> None:
@@ -69,9 +69,9 @@ class BenchSession:
 
 @dataclass
 class Benchmark:
-    """Measures cases on several open fleets, for each number of workers.
+    """Measures cases on several fleets, for each number of workers.
 
-    Sides keep their repetitions even if the benchmark fails.
+    If the benchmark fails, `sides` keeps the repetitions so far.
     """
 
     name: ClassVar[str]
@@ -87,10 +87,10 @@ class Benchmark:
         return self.cases[0]
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
-        """Measure everything; yield after each complete part.
+        """Take all measurements; yield whenever there are new results to save.
 
-        A fleet without workers is one process. It is measured once, together with the smallest
-        number of workers.
+        A fleet without workers is one process, so it is measured only once, together with the
+        smallest number of workers.
         """
         clock = session.clock
         for count in self.workers:
@@ -117,7 +117,7 @@ class Benchmark:
                     yield
 
     def warm_up(self, session: BenchSession, case: Case, fleet: Fleet) -> None:
-        """Run work that does not count, until the fleet has reached its full speed."""
+        """Run untimed work until the fleet has reached its full speed."""
         raise NotImplementedError
 
     def run_once(self, session: BenchSession, case: Case, fleet: Fleet) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _make_side(case: Case, kind: str, count: int, fleet: Fleet, start_s: float |
 
 
 class BenchRunner:
-    """Runs a benchmark, prints the result and writes it to `out` if given."""
+    """Runs a benchmark, prints the result and, if `out` is given, writes it there."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class BenchRunner:
             self._report(complete=True)
 
     def _save_partial(self, session: BenchSession) -> None:
-        """Write the result so far. If that fails, show a note: `_report` tries again."""
+        """Write the result so far. If that fails, show a note: `_report` will try again."""
         result = self._make_result(complete=False)
         if self._folder is not None and result is not None:
             try:
@@ -198,7 +198,10 @@ class BenchRunner:
         return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
-        """Print the result; write it even if printing fails. Return False if none exists."""
+        """Print the result, and write it even if printing fails.
+
+        Return False if there is no result.
+        """
         result = self._make_result(complete)
         if result is None:
             return False
@@ -211,7 +214,7 @@ class BenchRunner:
         return True
 
     def _write(self, result: BenchResult, folder: ResultFolder) -> None:
-        """Write the files, with the image last, because drawing may fail."""
+        """Write the files; write the image last, because drawing it may fail."""
         for file in folder.write(result):
             print_note(f"written: {file}")
         if result.table:

@@ -1,8 +1,8 @@
 """Times the same work on several fleets with different numbers of workers.
 
-Model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o), plus the
-learning time. A least-squares fit to the measurements of a fleet estimates `o`, the overhead of a
-task, and `a`, the overhead of an iteration.
+In the model, an iteration takes a + ceil(T/P) * (d + o) seconds, plus the learning time, for T
+tasks of d seconds each on P workers. A least-squares fit to the measurements of a fleet estimates
+`o`, the overhead of a task, and `a`, the overhead of an iteration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlflame.rollout.task import Float64
 from rlflame.statistics import FEWEST_SEEDS, compare_medians, compute_median_interval
 
 Row = dict[str, Any]
-#: Two points do not show how well a line fits.
+#: The minimum number of points for a fit. Two points do not show how well a line fits.
 _FEWEST_ROWS = 3
 #: The number of episodes per iteration for which the break-even episode length is computed.
 _EPISODES = 100
@@ -117,9 +117,10 @@ def _make_blocks(facts: dict[str, Any]) -> list[Block]:
 
 
 def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
-    """Return rows, each relative to its case's fastest side with the fewest workers.
+    """Return a row for each side, with its speed-up relative to a baseline.
 
-    A fleet with more workers is never the base, because the speed-up would hide its overhead.
+    The baseline of a case is its fastest side with the fewest workers. Each fleet's own baseline
+    would hide its overhead.
     """
     rows = []
     for case in cases:
@@ -133,9 +134,9 @@ def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
 def _make_row(case: Case, cell: Side, base: Side, case_cells: Sequence[Side]) -> Row:
     """Return the row of a side. `theoretical` is the upper limit of the speed-up.
 
-    `learning` and `lost` are shares of the time. `lost` is the time beyond learning and episodes.
-    It is None if the length of episodes is unknown. `gain_pct` compares the throughput of Flame
-    with that of the same number of local workers.
+    `learning` is the share of the time spent on learning. `lost` is the share spent on neither
+    learning nor episodes, or None if the length of episodes is unknown. `gain_pct` compares the
+    throughput of Flame with that of the same number of local workers.
     """
     seconds, total_s = cell.list_values("seconds"), cell.compute_median("seconds")
     turns = _count_turns(case, cell)
@@ -172,7 +173,7 @@ def _count_turns(case: Case, cell: Side) -> int:
 
 
 def _compute_task_s(case: Case) -> float:
-    """Return the seconds of a task whose episodes sleep one after another."""
+    """Return the duration of a task, whose episodes sleep one after another."""
     assert case.episode_ms is not None
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 
@@ -231,7 +232,7 @@ def compute_break_even_s(base: Row, other: Row, workers: tuple[int, int]) -> flo
 
 
 def make_advice(rows: Sequence[Row], overheads: Sequence[Row], cores: int) -> list[str]:
-    """Return sentences that name the best fleets and compare Flame with local."""
+    """Return sentences that name the best fleets and compare Flame with this machine."""
     if min(row["times"] for row in rows) < FEWEST_SEEDS:
         return [f"Advice needs more repetitions: --repeat {FEWEST_SEEDS} or more."]
     choices = [

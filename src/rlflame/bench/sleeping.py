@@ -17,7 +17,7 @@ SIZE = 100
 
 
 class SleepingEnv(gymnasium.Env[Any, Any]):
-    """An environment whose first step sleeps; ten observations take 4 kB."""
+    """An environment whose first step sleeps. An observation takes 400 bytes."""
 
     def __init__(self, episode_ms: float = 0.0, steps: int = 10) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)

@@ -1,6 +1,6 @@
 """The Typer application: its commands and their exit codes.
 
-Every error prints a sentence and sets an exit code: 1 (failure), 2 (usage or config), 3 (fleet
+Every error prints a message and sets an exit code: 1 (failure), 2 (usage or config), 3 (fleet
 unreachable), or 129, 130 or 143 (interrupted). Success is 0. Help must appear immediately, so a
 command imports its dependencies only when it runs.
 """
@@ -72,7 +72,7 @@ def _parse_root_options(
 
 
 def _check_folder() -> None:
-    """Raise an error in a deleted folder, where relative paths do not work."""
+    """Raise an error if the current folder was deleted, as relative paths would fail."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _check_folder() -> None:
 
 
 def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a command so that every error prints a sentence and sets the exit code."""
+    """Wrap a command so that every error prints a message and sets the exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> None:
@@ -184,7 +184,7 @@ def _print_usage_error(error: Any) -> int:
 
 
 def _prepare_streams() -> None:
-    """Make the streams escape control characters and unencodable characters."""
+    """Make the standard streams escape control and unencodable characters."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

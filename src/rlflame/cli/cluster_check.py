@@ -54,7 +54,6 @@ def cluster_check(
 
 
 def _print_finding(finding: Finding) -> None:
-    """Print the status, name and text of a finding, then its notes and fixes."""
     print_result(f"{finding.status:7}  {finding.check:15}  {finding.text}")
     for note in finding.notes:
         print_result(f"{'':26}{note}")

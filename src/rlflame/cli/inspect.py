@@ -65,7 +65,7 @@ def inspect(
 
 
 def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
-    """Return the latest checkpoint of each seed by name; a single file has no name."""
+    """Return the latest checkpoint of each seed by name; a single run is named ""."""
     from rlflame.experiment.comparison import read_content
     from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
@@ -78,7 +78,7 @@ def _read_contents(path: Path, *, with_replay: bool) -> dict[str, FileContent]:
 def _find_differences(
     files: Sequence[Path], jobs: Sequence[Mapping[str, FileContent]]
 ) -> Iterator[Difference]:
-    """Yield the first difference between the first file and every other, seed by seed."""
+    """Yield the first difference of each other file from the first file, by seed."""
     from rlflame.experiment.comparison import find_first_difference
 
     for path, job in zip(files[1:], jobs[1:], strict=True):
@@ -93,7 +93,7 @@ def _find_differences(
 
 
 def _print_lines(contents: Sequence[FileContent], differences: Sequence[Difference]) -> None:
-    """Print one file in detail, or a line per file or seed and then the differences."""
+    """Print one file in detail, or one line for each file and then the differences."""
     from rlflame.rollout.machine import find_fingerprint_differences
 
     if len(contents) == 1:

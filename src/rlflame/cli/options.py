@@ -1,4 +1,4 @@
-"""Options that commands share, options of `train` and `resume`, and help layout."""
+"""Shared options, the options of `train` and `resume`, and the layout of help."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ _PANEL_NAMES = {name: panel for panel, options in _PANELS.items() for name in op
 
 
 class HelpCommand(TyperCommand):
-    """A command whose help lists arguments by name only."""
+    """A command whose help shows arguments without the note `[required]`."""
 
     panels: Mapping[str, str] = {}
 
@@ -206,7 +206,10 @@ class PanelCommand(HelpCommand):
 
 
 def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options for these fields, or all fields, of a command's `flags` parameter."""
+    """Add an option for each named field (by default, each field) of `flags`.
+
+    The command receives the options as one object, its `flags` parameter.
+    """
 
     def add_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command, eval_str=True).parameters)
@@ -236,7 +239,7 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:
-    """Load the policy in a file and resolve the runtime settings from the options."""
+    """Load a policy from a file, and resolve the runtime settings from the options."""
     from rlflame.config.resolve import resolve_runtime
 
     runtime = resolve_runtime(flags)

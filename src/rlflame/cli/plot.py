@@ -86,7 +86,7 @@ def plot(
 def _draw_runs(
     paths: list[Path], axis: str | None, metric: str | None, smooth: int
 ) -> tuple[Plot, Path]:
-    """Draw the curves; return them with the default path of the image."""
+    """Return the chart of the runs, and the default path of its image."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader
     from rlflame.storage.sweep_folder import is_sweep

@@ -107,7 +107,7 @@ def resume(
 
 
 def _run_replica_if_launched(*, dry_run: bool = False) -> None:
-    """Run as a replica, then exit, if torchrun started this process with rank > 0."""
+    """Run as a learner and exit if torchrun gave this process a rank above 0."""
     place = read_rank()
     if place is not None and place.rank > 0:
         if dry_run:

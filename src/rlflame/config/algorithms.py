@@ -17,7 +17,8 @@ from rlflame.errors import ConfigError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
-#: A smaller epsilon makes Adam divide by 0 for a zero gradient: its moments are float32.
+#: With a smaller epsilon, Adam would divide by 0 for a zero gradient, because its moments are
+#: float32.
 Epsilon = Annotated[float, Field(ge=1e-30, le=10.0)]
 MaxNorm = Annotated[float, Field(gt=0.0, le=1e6)] | None
 #: In TOML and on the command line, `none` is read as None.
@@ -27,7 +28,7 @@ CriticNorm = Annotated[
 
 
 class AlgorithmSection(SettingsModel):
-    """Base class for the settings of one algorithm."""
+    """Base class for the settings of an algorithm."""
 
     if TYPE_CHECKING:  # every algorithm defines this field
         anneal_learning_rate: bool = False
@@ -39,7 +40,7 @@ class AlgorithmSection(SettingsModel):
 
     @property
     def passes(self) -> int:
-        """Number of times that an iteration uses each sample of its batch."""
+        """The number of times that an iteration uses each sample of its batch."""
         return 1
 
     def check_action_size(self, action_size: int) -> None:
@@ -201,7 +202,7 @@ class SacSettings(AlgorithmSection):
         return self.critic_norm == "batch"
 
     def check_action_size(self, action_size: int) -> None:
-        """Reject an unreachable target entropy: the coefficient would grow forever."""
+        """Reject an unreachable target entropy, as the coefficient would grow forever."""
         target, highest = self.target_entropy, action_size * math.log(2.0)
         if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
             raise ConfigError(
@@ -227,10 +228,12 @@ class AlgorithmTraits:
     critics: int
     #: The supported rollout units.
     units: tuple[str, ...] = ("steps", "episodes")
-    #: Actions are continuous and bounded, and the policy also outputs their standard deviations.
+    #: Whether actions are continuous and bounded, and the policy also outputs their standard
+    #: deviations.
     squashed_actions: bool = False
     uses_replay: bool = False
-    #: Budgets and progress count iterations of whole episodes; stale data is not supported.
+    #: Whether budgets and progress count iterations of whole episodes. If so, stale data is not
+    #: supported.
     counts_iterations: bool = False
     #: Number of networks with independent gradients, which separate processes can compute.
     independent_networks: int = 1

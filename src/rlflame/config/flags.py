@@ -1,6 +1,6 @@
 """The options of a command, and its rank among the processes of torchrun.
 
-Imports nothing slow, because --help imports this module.
+This module imports nothing slow, because --help imports it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from rlflame.errors import ConfigError
 
-#: One per default preset. Reading them from TRAITS would import pydantic, which is slow.
+#: The algorithms with a default preset. Reading them from TRAITS would import pydantic, which is
+#: slow.
 ALGORITHM_NAMES = sorted(
     path.stem.removeprefix("default-")
     for path in Path(__file__).with_name("presets").glob("default-*.toml")
@@ -23,7 +24,7 @@ DEFAULT_ALGORITHM = "ppo"
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFlags:
-    """The options for where and how a command runs; an unset one is None or False."""
+    """The options for where and how a command runs; unset options are None or False."""
 
     sets: Sequence[str] | None = None
     workers: int | None = None
@@ -90,5 +91,5 @@ def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None
 
 
 def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun itself hosts the store for the rendezvous."""
+    """Return whether torchrun itself hosts the rendezvous store."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

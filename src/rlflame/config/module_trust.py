@@ -46,12 +46,15 @@ def allow_modules(modules: Iterable[str]) -> None:
 
 
 def list_allowed_modules() -> list[str]:
-    """Return the modules that this command named, for the processes that it starts."""
+    """Return the modules allowed by this command, for the processes that it starts."""
     return sorted(_command_modules)
 
 
 def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that an environment names; raise if one is not allowed."""
+    """Return the modules that an environment names.
+
+    Raise ConfigError if one of them is not allowed.
+    """
     modules = find_named_modules(id, kwargs)
     for module in modules:
         _check_name(module)
@@ -67,7 +70,7 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the options that a later command needs to import this env's modules."""
+    """Return the options that allow a later command to use this environment."""
     modules = (m for m in find_named_modules(id, kwargs) if m not in read_trusted_modules())
     return [word for module in modules for word in ("--allow-module", module)]
 
@@ -165,7 +168,10 @@ def _check_name(module: str) -> None:
 
 
 def load_env_file(path: str, expected: str | None = None) -> str:
-    """Run the file of --env-file if its SHA-256 is as expected; return the SHA-256."""
+    """Run an environment file and return its SHA-256.
+
+    Raise ConfigError if the file cannot be loaded or if its SHA-256 is not `expected`.
+    """
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
@@ -207,7 +213,7 @@ def _hash_file(path: str) -> str:
 
 
 def pin_env_file(recipe: Recipe, path: str | None) -> Recipe:
-    """Load the file of --env-file, and write its digest into the recipe.
+    """Load the file given with --env-file, and write its digest to the recipe.
 
     A recipe with a digest accepts only that file. The file that a run's config.toml names is never
     loaded.

@@ -16,7 +16,7 @@ def get_nested(data: Mapping[str, Any], name: str) -> Any:
 
 
 def set_nested(data: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value; do nothing if one of its parents exists and is not a table."""
+    """Set a value; do nothing if one of its parents exists and is not a dictionary."""
     *path, last = name.split(".")
     for part in path:
         inner = data.get(part)
@@ -40,7 +40,10 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 def flatten(
     data: Mapping[str, Any], prefix: str = "", leaves: Collection[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Yield values with dotted names; empty tables and those in `leaves` are values."""
+    """Yield the dotted name and the value of each leaf.
+
+    Empty dictionaries, and those named in `leaves`, count as leaves.
+    """
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and name not in leaves:
@@ -52,7 +55,7 @@ def flatten(
 def find_first_difference(
     a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """Return the first name with different values in two tables, and both values."""
+    """Return the first name with different values, and both values."""
     values_a, values_b = dict(flatten(a)), dict(flatten(b))
     for name in values_a | values_b:
         value_a, value_b = values_a.get(name, "absent"), values_b.get(name, "absent")

@@ -85,7 +85,7 @@ class RolloutSettings(SettingsModel):
 
     @property
     def steps_per_iteration(self) -> int:
-        """The number of steps per iteration (the maximum, if the unit is episodes)."""
+        """The number of steps per iteration, or the maximum if the unit is episodes."""
         return self.columns * self.steps
 
 
@@ -239,7 +239,10 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
 
 
 class EvaluationSettings(SettingsModel):
-    """When and how the policy is evaluated. Affects weights only with `until_return`."""
+    """When and how the policy is evaluated.
+
+    These settings affect the weights only if `until_return` is set.
+    """
 
     every_steps: Positive | None = Field(
         None, description="Steps between evaluations. If unset, evaluate only at the end."
@@ -272,7 +275,7 @@ class Recipe(SettingsModel):
         return self
 
     def copy_with_horizon(self) -> Recipe:
-        """Return a copy with an explicit horizon, independent of later budgets."""
+        """Return a copy with an explicit horizon, which later budgets do not change."""
         if (self.learning.horizon_steps, self.learning.horizon_iterations) != (None, None):
             return self
         ends = {"horizon_steps": self.stop_at_steps, "horizon_iterations": self.stop_at_iterations}
@@ -331,5 +334,5 @@ def count_units(learning: LearningSettings) -> int:
 
 
 def count_useful_learners(units: int, learners: int) -> int:
-    """Return the number of learners with work if the units are divided evenly."""
+    """Return how many learners have work if the units are divided evenly."""
     return -(-units // -(-units // learners))

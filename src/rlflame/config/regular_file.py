@@ -41,7 +41,7 @@ def open_to_append(path: Path) -> io.TextIOWrapper:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Read a UTF-8 file of at most `limit` bytes, with all line endings as newlines."""
+    """Read a UTF-8 file of at most `limit` bytes; convert line endings to newlines."""
     with open_to_read(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -63,7 +63,10 @@ def read_lines(
 
 
 def open_unless_link(path: str, flags: int) -> int:
-    """Open a path, as an `opener` for `open`; raise an OSError for a symbolic link."""
+    """Open a path; raise an OSError if it is a symbolic link.
+
+    This function can be used as the `opener` of `open`.
+    """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 

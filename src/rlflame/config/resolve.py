@@ -97,8 +97,8 @@ def resolve(
 ) -> tuple[RunConfig, str]:
     """Return the config for the options of `train`, and the name of its preset.
 
-    Loads the environment file that the options name. The `continuous` section of a preset applies
-    only to environments with continuous actions.
+    The environment file that the options name is loaded. The `continuous` section of a preset
+    applies only to environments with continuous actions.
     """
     file_layer = _read_config_file(flags.config) if flags.config else {}
     typed_layer = merge_layers(_make_set_layer(flags.sets), _make_flag_layer(flags))
@@ -130,9 +130,9 @@ def resolve_runtime(
     reason: str = "and an evaluation uses the recipe of its policy.",
     hint: str = "set only settings that begin with runtime.",
 ) -> RuntimeSettings:
-    """Return the runtime of a saved config, with the options of the command applied.
+    """Return the runtime settings of a saved config, overridden by the options.
 
-    Loads only the environment file that the options name.
+    Only an environment file that the options name is loaded.
     """
     for key, _ in map(parse_set, flags.sets or ()):
         if not key.startswith("runtime."):
@@ -226,7 +226,7 @@ def _format_out(path: Path | None) -> str | None:
 
 
 def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
-    """Make the environment file's path absolute; it is relative to `folder`."""
+    """Make the path of the environment file, which is relative to `folder`, absolute."""
     # Resolve links, because a script imports modules from the folder of the real file.
     path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
@@ -236,7 +236,7 @@ def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
 def _check_code(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Raise ConfigError for code that a config file names but no option does."""
+    """Raise ConfigError if a config file names code that no option names."""
     env_file = get_nested(file_layer, "runtime.env_file")
     if isinstance(env_file, str) and get_nested(typed_layer, "runtime.env_file") is None:
         raise ConfigError(
@@ -249,7 +249,7 @@ def _check_code(
 def _check_packages(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
 ) -> None:
-    """Reject extra packages that only a file names: installing one runs its code."""
+    """Reject packages that only a file names, because installing one runs its code."""
     packages = get_nested(file_layer, _PACKAGES)
     if packages and get_nested(typed_layer, _PACKAGES) is None:
         text = toml_io.format_value(packages)
@@ -288,7 +288,10 @@ def _choose_environment_and_algorithm(
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
-    """Merge the layers, each over those before it; add the digest of --env-file."""
+    """Merge and validate layers; later layers have priority.
+
+    The resulting recipe contains the digest of --env-file.
+    """
     config = validate_config(functools.reduce(merge_layers, layers))
     recipe = module_trust.pin_env_file(config.recipe, config.runtime.env_file)
     return config.model_copy(update={"learning": recipe.learning})
@@ -322,7 +325,10 @@ def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
 
 
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `overrides` over `base`; a budget in `overrides` replaces any in `base`."""
+    """Merge `overrides` into a copy of `base`.
+
+    A budget in `overrides` replaces every budget in `base`.
+    """
     budgets = ("stop_at_steps", "stop_at_iterations")
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}
@@ -330,7 +336,10 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """Return a copy with `episodes` episodes per iteration; envs_per_slot may shrink."""
+    """Return a copy with `episodes` episodes per iteration.
+
+    If necessary, envs_per_slot is reduced.
+    """
     if episodes < 1:
         raise ConfigError(
             f"--episodes-per-iter is {episodes}, but must be at least 1.",
@@ -346,7 +355,8 @@ def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
 def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
     """Scale the batch and the learning rates by the number of learners, if requested.
 
-    With a replay buffer, there are 1/N as many updates, each with N times as many samples.
+    With a replay buffer and N learners, a scaled batch has N times as many samples, and there are
+    1/N as many updates.
     """
     learning, learners = config.learning, config.runtime.learners
     if learners == 1 or not (batch or learning_rate):

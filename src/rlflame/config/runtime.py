@@ -22,7 +22,7 @@ class SettingsModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_number(cls, value: object, info: ValidationInfo) -> object:
-        """Reject booleans in place of numbers, and integers that exceed 64 bits."""
+        """Reject booleans in place of numbers, and integers that do not fit in 64 bits."""
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, int) and abs(part) >= 2**63:
                 raise ValueError(f"a number of {part.bit_length()} bits is too large (maximum 63)")

@@ -55,7 +55,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _check_keys(text: str) -> None:
-    """Limit the number of parts of a key: tomllib's time grows with its square."""
+    """Limit the number of parts of a key, as tomllib's time grows with its square."""
     parts = 0
     for token in _TOKENS.finditer(text):
         if token.lastgroup == "dot":
@@ -80,7 +80,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a TOML value, or return the text itself: plain words need no quotes."""
+    """Parse a TOML value; other text is a string, so that words need no quotes."""
     try:
         _check_keys(text)
         table = tomllib.loads(f"x = {text}")

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SweepResources:
-    """The division of this machine among the seeds of a sweep."""
+    """How a sweep divides this machine among its seeds."""
 
     concurrent_seeds: int
     #: Worker processes of each seed; 0 if a seed steps its environments in its own process.
     workers_per_seed: int
-    #: Whether memory, and not the number of cores, limits how many seeds run at once.
+    #: Whether memory, rather than the number of cores, limits how many seeds run at once.
     memory_bound: bool = False
 
 
@@ -47,7 +47,7 @@ class RunStart:
     no_cluster: bool = False
     #: The names and capacities of the fleets that `--fleet auto` compares.
     candidates: tuple[tuple[str, int], ...] = ()
-    #: None for a run of one seed.
+    #: The resources of a sweep; None for a run of one seed.
     resources: SweepResources | None = None
     #: The seeds of a sweep that an earlier process has finished.
     finished_seeds: frozenset[int] = frozenset()
@@ -68,7 +68,7 @@ class RunResult:
     best: EvaluationRecord | None
     #: The command that continues the run.
     resume_command: str
-    #: The command that evaluates its best policy.
+    #: The command that evaluates the best policy of the run.
     evaluation_command: str
 
 
@@ -101,7 +101,7 @@ class RunView:
     """The interface of a display. Only a sweep calls the methods with a `seed`."""
 
     def open(self, start: RunStart) -> AbstractContextManager[None]:
-        """Open the display before the first iteration; it closes after the last one."""
+        """Return a context manager that keeps the display open during the run."""
         del start
         return nullcontext()
 
@@ -117,7 +117,7 @@ class RunView:
         """Show an event of the fleet; may be called from any thread."""
 
     def show_seed_start(self, seed: int) -> None:
-        """Show that the process of a seed starts; its first event arrives seconds later."""
+        """Show that a seed's process is starting; its first event arrives seconds later."""
 
     def show_seed_event(self, seed: int, event: Mapping[str, Any]) -> None:
         """Show an event of a seed's process, in the form of `rlflame train --json`."""

@@ -129,7 +129,7 @@ class QuietDisplay(Display):
 class StatusLine(NullView):
     """Shows the activity of a command on one line, which disappears at the end.
 
-    If standard error is not a terminal, it prints a line every 10 seconds instead.
+    If standard error is not a terminal, a line is printed at most every 10 seconds instead.
     """
 
     _INTERVAL_S = 10.0
@@ -173,9 +173,10 @@ class StatusLine(NullView):
 
 
 def make_display(mode: str, *, sweep: bool = False) -> RunView:
-    """Make the display for a mode; `auto` is live on capable terminals, else plain.
+    """Make the display for a mode.
 
-    Each display is imported only when it is chosen.
+    `auto` chooses the live display on terminals that can move the cursor, and the plain one
+    otherwise. Each display is imported only when it is chosen.
     """
     if mode == "json":
         from rlflame.console.json_lines import JsonDisplay

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _REFRESHES_PER_S = 4
 #: The width of the names, chosen so that lines that appear later do not shift the others.
 _WORD_COLUMNS = 11
-#: The number of lines in the view of a sweep that do not show seeds.
+#: The number of lines that do not show seeds in the view of a sweep.
 _OTHER_LINES = 8
-#: The columns of the seeds. If there is no room, the last columns are dropped.
+#: The columns of the table of seeds. If there is no room, the last columns are dropped.
 _SEED_COLUMNS = ("  seed", "state", "evaluation", "steps", "done", "steps/s")
 
 
 class LiveDisplay(Display):
-    """Shows a banner, a view that changes during the run, and an end block."""
+    """Shows a banner, a view that changes during the run, and a final summary."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -50,7 +50,7 @@ class LiveDisplay(Display):
                 get_renderable=self.render_view,
                 console=self._console,
                 refresh_per_second=_REFRESHES_PER_S,
-                # The end block replaces the view; after a failure, the last view stays.
+                # The final summary replaces the view; after a failure, the last view stays.
                 transient=True,
                 redirect_stdout=False,
                 # Notes appear above the view, unless standard error is redirected.
@@ -84,7 +84,7 @@ class LiveDisplay(Display):
         return bar.append(times, "not bold")
 
     def _format_seeds(self) -> list[str]:
-        """Return a line per seed that fits; running seeds have priority."""
+        """Return a table of as many seeds as fit; running seeds have priority."""
         rows, room = self.progress.rows, max(1, self._console.height - _OTHER_LINES)
         seeds = sorted(rows, key=lambda seed: rows[seed].state != "running")
         visible = seeds if len(rows) <= room else seeds[: max(1, room - 1)]

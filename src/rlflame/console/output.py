@@ -25,7 +25,8 @@ import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
-#: Paths of frames to hide in environment tracebacks; other machines may have rlflame elsewhere.
+#: Environment tracebacks hide the frames of files whose paths contain one of these texts. On other
+#: machines, rlflame may be in another folder.
 _HIDDEN_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/", "/gymnasium/")
 
 
@@ -44,7 +45,7 @@ def escape_standard_streams() -> None:
 
 
 def print_result(text: str) -> None:
-    """Print a line of the result; newlines, which come from values, are escaped."""
+    """Print one line of the result, and escape newlines in it."""
     print_result_lines(escape_line(text))
 
 
@@ -54,12 +55,12 @@ def print_result_lines(text: str) -> None:
 
 
 def print_report(text: str) -> None:
-    """Print lines of a run's report; the run continues if the reader is gone."""
+    """Print lines of a run's report; the run continues even if the write fails."""
     _print(sys.stdout, text)
 
 
 def print_note(text: str) -> None:
-    """Print one line that is not part of the result; a lost reader is not an error."""
+    """Print one line that is not part of the result; ignore a failed write."""
     print_note_lines(escape_line(text))
 
 
@@ -86,7 +87,7 @@ def _print(stream: IO[str] | None, text: str, *, is_result: bool = False) -> Non
 
 
 def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
-    """Print an error and its hint; as JSON, it is the last line of the output."""
+    """Print an error and its hint; with `as_json`, also print a line of JSON."""
     if debug:
         print_note_lines("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
@@ -116,7 +117,7 @@ def shorten_tracebacks(text: str) -> str:
 def make_display_stream() -> IO[str]:
     """Return standard output for a display that escapes text itself.
 
-    A lost terminal is not an error.
+    A failed write is ignored.
     """
     return cast("IO[str]", _DisplayStream(_unwrap_stream(sys.stdout)))
 
@@ -183,7 +184,7 @@ def can_encode(text: str) -> bool:
 def as_json_text(value: Any, indent: int | None = None) -> str:
     """Return JSON that every parser accepts: NaN and infinity become null.
 
-    The text is ASCII. json does not escape DEL, so it is escaped here.
+    The text is ASCII. The json module does not escape DEL, so it is escaped here.
     """
     finite = json.loads(json.dumps(value, default=asdict), parse_constant=lambda _: None)
     return escape_unicode(json.dumps(finite, indent=indent))
@@ -229,7 +230,7 @@ def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
 
 
 def find_terminal_columns() -> int | None:
-    """Return the width of standard output's terminal; None without a terminal."""
+    """Return the terminal's width; None if standard output is not a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns

@@ -1,4 +1,4 @@
-"""Prints a run or a sweep as lines of a log."""
+"""Prints the progress of a run or a sweep as log lines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 #: A line is printed each time another 1/20 of the budget is spent, or after 300 s without one.
 _BUDGET_PARTS = 20
 _SILENCE_S = 300.0
-#: If iterations consist of whole episodes, every tenth one prints a line, as in Flame's example.
+#: If iterations consist of whole episodes, every tenth iteration prints a line, as in Flame's
+#: example.
 _EPISODE_LINE_ITERATIONS = 10
 
 
 class PlainDisplay(Display):
-    """Prints a banner, occasional progress lines, and an end block."""
+    """Prints a banner, occasional progress lines, and a final summary."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)

@@ -82,7 +82,7 @@ class RecipeSummary:
         )
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
-        """Return the recipe as pairs of name and text; `seeds` is from `--seeds`."""
+        """Return the recipe as pairs of a name and a text; `seeds` lists the seeds."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
         actions = format_count(env.action_size, f"{env.action_kind} action")
@@ -115,7 +115,7 @@ class RecipeSummary:
         return [*lines, *self._format_replay()]
 
     def _format_replay(self) -> list[tuple[str, str]]:
-        """Return lines about updates and replay memory; empty without a replay."""
+        """Return lines about updates and replay memory; empty without a replay buffer."""
         settings, replay = self.recipe.learning.replay, self.replay
         if settings is None or replay is None:
             return []
@@ -142,7 +142,10 @@ class RecipeSummary:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return stable names and values for `--dry-run --json` and the `start` event."""
+        """Return the fields for `--dry-run --json` and the `start` event.
+
+        The names of the fields are stable.
+        """
         recipe, learning = self.recipe, self.recipe.learning
         return {
             "environment": self.env.id,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: The number of episodes over which the recent return is averaged.
 RECENT_EPISODES = 100
-#: The speed is measured over this many iterations, with their evaluations and checkpoints.
+#: The speed is measured over this many iterations, including evaluations and checkpoints.
 _RECENT_ITERATIONS = 50
 
 
@@ -30,7 +30,7 @@ class FleetProgress:
         self.purpose = "train"
         #: The activity of the fleet before tasks run; empty while they run.
         self.phase = ""
-        #: The number of workers that have answered, on a fleet whose workers change; else 0.
+        #: The number of workers that have answered; 0 on a fleet with a fixed number of workers.
         self.workers = 0
         self.retries = 0
 
@@ -52,7 +52,7 @@ class FleetProgress:
                 states[event.slot] = event.kind
 
     def count_tasks(self, kind: str = "") -> int:
-        """Count this round's tasks whose last event is of this kind; by default, all."""
+        """Count the tasks of this round whose last event has this kind (all by default)."""
         with self._lock:
             return sum(kind in ("", state) for state in self._states[self.purpose].values())
 
@@ -93,7 +93,7 @@ class SeedProgress:
 
 
 class RunProgress:
-    """The progress of all seeds by number; `start` must be called first."""
+    """The progress of every seed of a run or sweep; `start` must be called first."""
 
     summary: RecipeSummary
 
@@ -126,7 +126,7 @@ class RunProgress:
         self._stop_s = self._clock()
 
     def add_returns(self, returns: Sequence[float]) -> None:
-        """Add the returns of finished episodes; the events of a sweep have no returns."""
+        """Add the returns of finished episodes. In a sweep, returns are not reported."""
         self.row.returns.extend(returns)
 
     def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
@@ -168,7 +168,7 @@ class RunProgress:
 
     @property
     def steps_since_start(self) -> int:
-        """The steps of this process, without those before a resume."""
+        """The number of steps since the start or, after a resume, since the resume."""
         return sum(row.steps - row.initial_counts[0] for row in self.rows.values())
 
     @property
@@ -186,7 +186,7 @@ class RunProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """The time until the budget is spent, at the speed since the start."""
+        """The estimated time until the budget is spent, at the speed since the start."""
         rows = [row for row in self.rows.values() if row.state in ("waiting", "running")]
         remaining = sum(1.0 - row.fraction_done for row in rows)
         gain = (self.fraction_done - self._initial_fraction) * len(self.rows)

@@ -102,7 +102,7 @@ def format_interquartile_mean(progress: RunProgress) -> str:
 
 
 def format_status(result: RunResult | SweepResult) -> str:
-    """Format the first line of the end block."""
+    """Format the first line of the final summary."""
     if isinstance(result, SweepResult):
         if not result.has_trained:
             return "All seeds have already finished."
@@ -159,7 +159,6 @@ def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) 
 
 
 def _format_statistics(summary: SweepSummary) -> Pairs:
-    """Format the statistics over the seeds of a sweep."""
     final = summary.final
     if final is None:
         return []

@@ -1,1 +1,1 @@
-"""Runs and sweeps: training from a config or a checkpoint."""
+"""Starts, resumes and lists runs and sweeps, and compares checkpoints."""

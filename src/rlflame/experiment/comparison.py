@@ -33,9 +33,11 @@ class ReplayFiles:
     segments: int
     bytes: int
     tail: int
-    #: Whether the replay folder is missing. If it is, the file (perhaps a copy) cannot be resumed.
+    #: Whether the replay folder is missing, for example because the checkpoint was copied without
+    #: it. Such a checkpoint can be resumed only with an empty replay buffer.
     absent: bool
-    #: An error message about a missing or damaged file; None if all files are intact.
+    #: The error message for the first missing or damaged file. None if all files are intact, or if
+    #: the replay folder is missing.
     problem: str | None
 
     def format_line(self) -> str:
@@ -48,7 +50,7 @@ class ReplayFiles:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A checkpoint, the path it was read from, and its replay files' state."""
+    """A checkpoint, the path it was read from, and its replay files."""
 
     path: Path
     checkpoint: Checkpoint
@@ -59,7 +61,7 @@ class FileContent:
         return "checkpoint" if self.checkpoint.resumable else "policy"
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """Return pairs of a label and a text."""
+        """Return the lines to print, as (label, text) pairs."""
         checkpoint, progress = self.checkpoint, self.checkpoint.progress
         tensors = collect_tensors(checkpoint)
         size = format_count(sum(tensor.size for tensor in tensors.values()), "number")
@@ -88,7 +90,7 @@ class FileContent:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content for JSON output; the keys are stable."""
+        """Return a dict for JSON output. Its keys stay the same in later versions."""
         checkpoint = self.checkpoint
         return {
             "file": str(self.path),
@@ -109,7 +111,10 @@ class FileContent:
 
 
 def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) -> FileContent:
-    """Read the latest checkpoint; with `with_replay`, verify its replay files."""
+    """Read a checkpoint file, or the latest checkpoint of a run folder.
+
+    If `with_replay` is True, also verify its replay files.
+    """
     checkpoint, replay, last_digest = run_folder.load_newest_checkpoint(path, note), None, None
     while with_replay and checkpoint.digest != last_digest:
         replay, last_digest = inspect_replay(path, checkpoint), checkpoint.digest
@@ -121,7 +126,7 @@ def read_content(path: Path, note: Callable[[str], None], *, with_replay: bool) 
 
 
 def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
-    """Read and verify a checkpoint's replay files; return None if it has none."""
+    """Verify a checkpoint's replay files; return None without a replay buffer."""
     snapshot = checkpoint.snapshot
     if snapshot is None or f"{BUFFER_PREFIX}tail.rewards" not in snapshot.learner:
         return None
@@ -151,10 +156,10 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 
 
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
-    """Return the first recipe field, counter or tensor that differs, or None.
+    """Describe the first recipe field, counter or tensor that differs, if any.
 
-    Different digests do not prove a difference: they cover the recipe's text, to which newer
-    versions add settings.
+    Equal checkpoints can have different digests, because a digest also covers the text of the
+    recipe, to which newer versions of rlflame add settings.
     """
     if a.digest == b.digest:
         return None
@@ -196,7 +201,7 @@ def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | No
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCheck:
-    """The result of a check, with a sentence that explains it."""
+    """The result of a check, and a sentence that explains the result."""
 
     check: str
     passed: bool
@@ -204,7 +209,7 @@ class EvaluationCheck:
 
 
 def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
-    """Return the plan of the evaluation that is recorded in the file."""
+    """Return the plan of the evaluation that the checkpoint records."""
     record = source.evaluation
     if record is None:
         raise CheckpointError(
@@ -231,9 +236,10 @@ def check_evaluation(
     min_return: float | None,
     differences: Sequence[str] | None,
 ) -> list[EvaluationCheck]:
-    """Check the mean return; if `differences` is given, compare with the record.
+    """Check an evaluation against `min_return` and against the recorded one.
 
-    `differences` lists how this machine differs from the one that made the checkpoint.
+    `differences` lists how this machine differs from the one that made the checkpoint. If it is
+    None, the second check is skipped. If `min_return` is None, the first check is skipped.
     """
     checks = []
     if min_return is not None:
@@ -248,7 +254,10 @@ def check_evaluation(
 def _check_against_record(
     expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
 ) -> EvaluationCheck:
-    """Require identical returns or, on a different machine, overlapping intervals."""
+    """Require the same returns and lengths as in the recorded evaluation.
+
+    On a different machine, it is enough that the confidence intervals of the mean overlap.
+    """
     if record.returns == expected.returns and record.lengths == expected.lengths:
         return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are bit-identical to the record."

@@ -1,4 +1,4 @@
-"""Makes a run's components: environment, policy, algorithm, checkpoint, trainer."""
+"""Makes the components of a run, such as its folder, algorithm and trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trai
 
 
 def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
-    """Return an environment's shapes; raise an error if it is not supported."""
+    """Return the spec of an environment, if possible without creating it.
+
+    Raises ConfigError if the environment cannot be created or is not supported.
+    """
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
@@ -47,7 +50,7 @@ def has_continuous_actions(config: RunConfig) -> bool:
 
 
 def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
-    """Return the shapes of an environment, read from an instance of it."""
+    """Return the spec of an environment, read from a new instance."""
     from rlflame.rollout.envs.make import read_env_spec  # Gymnasium is slow to import
 
     modules = check_modules(settings.id, settings.kwargs)
@@ -60,7 +63,7 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
 
 
 def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:
-    """Return the error for an environment that cannot be made or is unsupported."""
+    """Return the error for an environment that cannot be created or used."""
     import gymnasium
 
     from rlflame.rollout.envs.make import UnsupportedSpace
@@ -95,7 +98,10 @@ def _get_first_line(error: BaseException) -> str:
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """Return the policy's shape; raise ConfigError if it does not fit the env."""
+    """Return the spec of a policy for an environment.
+
+    Raises ConfigError if the settings do not support the actions of the environment.
+    """
     network = learning.network
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
@@ -120,7 +126,7 @@ def create_folder(
     name: str,
     show_note: Callable[[str], None],
 ) -> RunFolder:
-    """Create the folder of a run or sweep, at `runtime.out` or under runs/."""
+    """Create the folder of a run or sweep, at `runtime.out` or in `runs/`."""
     short_name = make_short_name(learning.environment.id)
     path = Path(runtime.out or f"runs/{short_name}-{learning.algorithm}-{name}")
     folder = RunFolder.create(path)
@@ -136,7 +142,7 @@ def make_plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
 def make_initial_checkpoint(
     recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None
 ) -> Checkpoint:
-    """Make the initial checkpoint of a run, which has no snapshot yet."""
+    """Make the checkpoint that a new run starts from. It has no snapshot."""
     spec = make_policy_spec(recipe.learning, env)
     learner = make_algorithm(recipe.learning, spec, start)
     return Checkpoint(
@@ -157,7 +163,10 @@ def make_trainer(
     run: str,
     algorithm: Algorithm[Any] | None = None,
 ) -> Trainer[Any]:
-    """Make a trainer that starts at a checkpoint, by default with one learner."""
+    """Make a trainer that starts from a checkpoint.
+
+    By default, it uses the algorithm of the recipe with a single learner.
+    """
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     trainer: Trainer[Any] = Trainer(
@@ -179,10 +188,11 @@ def make_learner(
     group: ProcessGroup | None = None,
     compare_every: int | None = None,
 ) -> Algorithm[Any]:
-    """Make the algorithm of a checkpoint, before any update.
+    """Make the algorithm of a checkpoint's recipe, with initial weights.
 
-    With a group of several learners, return the algorithm of rank 0, which leads the others.
-    `start` is the policy that provides the initial weights.
+    If `start` is given, the initial weights are those of this policy. If `group` has several
+    learners, this function runs on rank 0 and broadcasts the recipe. The returned algorithm then
+    broadcasts every change to the other learners.
     """
     learning, spec = checkpoint.recipe.learning, checkpoint.policy_spec
     if group is None or group.size == 1:

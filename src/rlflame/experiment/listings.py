@@ -1,7 +1,7 @@
 """Lists runs, environments and settings for `rlflame runs`, `envs` and `config`.
 
-Listing never writes files. A sweep takes one line, but listing the sweep folder itself shows one
-line per seed.
+Listing never writes files. In a list of runs, each sweep takes one line. A list of a sweep folder
+has one line per seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlflame.storage import run_reader
 from rlflame.storage.run_folder import is_locked, load_newest_checkpoint
 from rlflame.storage.sweep_folder import SWEEP_FILE, is_sweep, list_seed_runs
 
-#: How types and bounds of a JSON schema are shown in the range of a setting.
+#: How the types and bounds in a JSON schema are shown as the range of a setting.
 _TYPES = {
     "integer": "integer",
     "number": "number",
@@ -39,7 +39,10 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
-    """A summary of a run folder. `state` is training, finished, stopped or damaged."""
+    """A summary of a run or a sweep.
+
+    `state` is training, finished, stopped or damaged.
+    """
 
     folder: str
     state: str
@@ -52,8 +55,8 @@ class RunOverview:
     stop_at_iterations: int | None = None
     best_return: float | None = None
     problem: str | None = None
-    #: Sweeps only: the number of seeds and of finished seeds. `best_return` is then the
-    #: interquartile mean of the seeds' best returns.
+    #: For sweeps only: the number of all seeds and the number of finished seeds. In a sweep,
+    #: `best_return` is the interquartile mean of the best returns of the seeds.
     seeds: int | None = None
     seeds_finished: int | None = None
 
@@ -103,7 +106,7 @@ def read_run_overview(folder: Path) -> RunOverview:
     recipe, progress = checkpoint.recipe, checkpoint.progress
     # A run without its final evaluation is not complete.
     is_complete = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
-    # Metrics are newer than the checkpoint: a trainer records them in each iteration.
+    # The metrics may be newer than the checkpoint, because each iteration records them.
     last = _read_last_line(folder / "metrics.jsonl") if training else {}
     return RunOverview(
         folder=str(folder),
@@ -121,7 +124,7 @@ def read_run_overview(folder: Path) -> RunOverview:
 
 
 def _read_age(folder: Path) -> tuple[float, str]:
-    """Return when a run or sweep last changed, and the folder name."""
+    """Return a sort key: the time of the last change, and the folder name."""
     times = [0.0]
     for path in (folder, *list_seed_runs(folder)):
         for name in ("metrics.jsonl", "config.toml"):
@@ -131,7 +134,7 @@ def _read_age(folder: Path) -> tuple[float, str]:
 
 
 def read_sweep_overview(folder: Path) -> RunOverview:
-    """Return the overview of a sweep, which takes one line in a list."""
+    """Return one overview for a whole sweep."""
     try:
         number = len(toml_io.read_file(folder / SWEEP_FILE)["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
@@ -154,7 +157,7 @@ def read_sweep_overview(folder: Path) -> RunOverview:
 
 
 def _read_last_line(path: Path) -> dict[str, Any]:
-    """Return the numbers in the last complete line; a line after it may be incomplete."""
+    """Return the numbers in a log's last complete line, or {} on error."""
     last = ""
     try:
         for line in regular_file.read_lines(path):
@@ -165,7 +168,10 @@ def _read_last_line(path: Path) -> dict[str, Any]:
 
 
 def list_environments() -> list[dict[str, Any]]:
-    """List environment aliases with presets and, if installed, sizes of the spaces."""
+    """List the environment aliases with their presets and space sizes.
+
+    If an environment cannot be created, its entry has the reason instead of the sizes.
+    """
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []
@@ -187,7 +193,7 @@ def list_environments() -> list[dict[str, Any]]:
 
 
 def list_settings() -> list[dict[str, Any]]:
-    """List all settings of the config model."""
+    """List all settings, with their ranges, defaults and descriptions."""
     settings = []
     for name, field in walk_settings(RunConfig):
         bounded_type: Any = Annotated[field.annotation, field]
@@ -203,7 +209,7 @@ def list_settings() -> list[dict[str, Any]]:
 
 
 def _format_range(schema: dict[str, Any]) -> str:
-    """Format a type and its bounds, such as `integer >= 1 and <= 4096 | none`."""
+    """Format a JSON schema, for example as `integer >= 1 and <= 4,096 | none`."""
     if "anyOf" in schema:
         return " | ".join(map(_format_range, schema["anyOf"]))
     if "const" in schema:

@@ -1,7 +1,7 @@
-"""The checks before a run, shared by train, resume, sweeps and dry runs.
+"""Checks that run before training, for train, resume, sweeps and dry runs.
 
-All checks run before anything is written. numpy is imported only after the settings have been
-validated.
+They finish before the first log or checkpoint is written. numpy is imported only after the settings
+have been checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BYTES_PER_WEIGHT = 16
 
 
 class Preflight(NamedTuple):
-    """A recipe that has passed the checks, its environment and its start policy."""
+    """A checked recipe, its environment and the policy to start from."""
 
     recipe: Recipe
     env: EnvSpec
@@ -49,8 +49,9 @@ def run_preflight(
 ) -> Preflight:
     """Run all checks, the quick ones first, and show the warnings.
 
-    A resumed run needs no `init_from`. A dry run reads the shapes from an instance of the
-    environment, and only notes a lack of memory, because another machine may have more.
+    A resumed run needs no `init_from`. A dry run always creates the environment to read its spec.
+    If memory is too small, a dry run only shows a note, because the run may be meant for another
+    machine.
     """
     recipe = pin_env_file(recipe, runtime.env_file)
     check_settings(recipe, runtime)
@@ -83,7 +84,7 @@ def run_preflight(
 
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
-    """Run the checks that need no environment, before a command opens a fleet."""
+    """Run the checks that need neither an environment nor a fleet."""
     rank, units = read_rank(), count_units(recipe.learning)
     useful = units if rank is None else count_useful_learners(units, rank.size)
     if rank is not None and rank.size > useful:
@@ -99,7 +100,7 @@ def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
 
 
 def check_sweep(runtime: RuntimeSettings) -> None:
-    """Raise ConfigError for several learners, because seeds already use all cores."""
+    """Raise ConfigError if a sweep has several learners or runs under torchrun."""
     if runtime.learners not in (1, "auto") or read_rank() is not None:
         raise ConfigError(
             "--seeds trains several seeds at once, each with one learner.",
@@ -108,7 +109,7 @@ def check_sweep(runtime: RuntimeSettings) -> None:
 
 
 def list_warnings(recipe: Recipe) -> Iterator[str]:
-    """Yield warnings that do not prevent the run."""
+    """Yield warnings about the recipe. They do not prevent the run."""
     from rlflame.rollout.mujoco.known_spaces import find_unverified_version
 
     if recipe.budget_warning:
@@ -121,7 +122,7 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
 def _load_start_policy(
     learning: LearningSettings, env: EnvSpec, file: Path
 ) -> tuple[LearningSettings, PolicyArrays]:
-    """Load the start policy; return the settings that name it, and the policy."""
+    """Load the initial policy; return settings with its ID, and its weights."""
     from rlflame.experiment.components import make_policy_spec
     from rlflame.fleet.base import make_policy_id
     from rlflame.rollout.policy import compute_array_shapes
@@ -147,7 +148,7 @@ def _load_start_policy(
 
 
 def check_memory(recipe: Recipe, env: EnvSpec) -> None:
-    """Raise ConfigError if the networks, replay buffer or batch would not fit in memory."""
+    """Raise ConfigError if training needs more memory than is available."""
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.components import make_policy_spec
     from rlflame.rollout.policy import compute_array_shapes

@@ -1,6 +1,7 @@
-"""Reads the saved config of a run or sweep, and resolves its new runtime.
+"""Reads the saved config of a run or sweep, and resolves its runtime settings.
 
-Does not import numpy, which must load after the saved number of threads is known.
+This module does not import numpy, because the saved number of threads must be known before numpy is
+loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, lis
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:
-    """Return the config of a run, checkpoint or sweep; empty if missing."""
+    """Return the config of a run, checkpoint or sweep, or {} if it is missing."""
     file = _find_config(target)
     if not file.is_file() and list_seed_runs(file.parent):
         raise ConfigError(f"{file.parent} has seed folders but no {SWEEP_FILE}.", RESTORE_HINT)
-    # Checkpoints also hold the recipe of a run, but only job.toml defines a sweep.
+    # Checkpoints hold the recipe of a run, so its config may be removed. A sweep needs its file.
     is_run = file.name != SWEEP_FILE
     hint = f"repair it or remove it: {format_shell('rm', file)}" if is_run else RESTORE_HINT
     try:
@@ -39,7 +40,7 @@ def read_recorded_threads(config_layer: Mapping[str, Any]) -> int:
 def resolve_resumed_runtime(
     target: Path, config_layer: Mapping[str, Any], flags: RuntimeFlags
 ) -> RuntimeSettings:
-    """Return the saved runtime, overridden by options such as --set."""
+    """Return the saved runtime settings, overridden by options such as --set."""
     file = _find_config(target)
     config = file.with_name("config.toml")
     policy = config.with_name("latest.safetensors") if target.is_dir() else target
@@ -55,7 +56,7 @@ def resolve_resumed_runtime(
 
 
 def _find_config(target: Path) -> Path:
-    """Return the config path of a run, a sweep or the run that contains a checkpoint."""
+    """Return the path of the config of a run, a sweep or a checkpoint's run."""
     folder = target if target.is_dir() else target.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent

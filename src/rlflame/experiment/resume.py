@@ -22,17 +22,17 @@ from rlflame.training.trainer import BUFFER_PREFIX, restore_components
 
 
 def find_run(target: Path) -> Path:
-    """Return the run folder: the target, or the folder of the checkpoint's run."""
+    """Return `target` if it is a folder, otherwise the checkpoint's run folder."""
     return target if target.is_dir() else replay_segments.find_run_folder(target)
 
 
 def is_finished(source: Checkpoint) -> bool:
-    """Return whether training is complete; the final evaluation may still be missing."""
+    """Return whether training is complete, with or without a final evaluation."""
     return source.progress.is_spent(source.recipe.stop_at_steps, source.recipe.stop_at_iterations)
 
 
 def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
-    """Return whether both the checkpoint and result.json hold the final evaluation."""
+    """Return whether the checkpoint and result.json have the final evaluation."""
     try:
         result = run_reader.read_result(folder / "result.json")
     except CheckpointError:
@@ -45,7 +45,7 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
 def load_source(
     target: Path, steps: int | None, *, fresh_replay: bool, show_note: Callable[[str], None]
 ) -> Checkpoint:
-    """Load a run's latest checkpoint or a checkpoint file; set a new budget."""
+    """Load the checkpoint to continue from, and set its budget to `steps`."""
     source = load_newest_checkpoint(target, show_note)
     if not source.resumable:
         raise CheckpointError(
@@ -58,10 +58,10 @@ def load_source(
 
 
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """Return `source` with a new budget.
+    """Return `source` with a budget of `steps`, or unchanged if `steps` is None.
 
-    Raises ConfigError if the run cannot continue with this budget. `policy` is the file that the
-    error suggests as the start of a new run.
+    Raises ConfigError if the run cannot continue with this budget. The hint of the error then
+    suggests a new run that starts from the file `policy`.
     """
     recipe, progress = source.recipe, source.progress
     if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
@@ -93,7 +93,10 @@ def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
 
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
-    """Return the command that doubles an ended run's steps, or starts a new run."""
+    """Return the command that continues a run for twice its steps.
+
+    If the run cannot continue, the command starts a new run from its policy.
+    """
     if source.progress.reached:
         return format_train_command(source, policy)
     if _is_annealed(source):
@@ -109,7 +112,10 @@ def _is_annealed(source: Checkpoint) -> bool:
 
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
-    """Return the best readable policy of a run, from which a new run can start."""
+    """Return the file of a run's best policy.
+
+    If it is missing or damaged, return `fallback` or the latest readable checkpoint.
+    """
     for path in (run / "best.safetensors", fallback, *reversed(list_step_files(run))):
         if path.is_file():
             with contextlib.suppress(CheckpointError):
@@ -119,9 +125,9 @@ def find_best_policy(run: Path, fallback: Path) -> Path:
 
 
 def format_train_command(source: Checkpoint, policy: Path, steps: int | None = None) -> str:
-    """Return the command that starts a new run from a policy of an ended run.
+    """Return the command that starts a new run from a policy of another run.
 
-    With `steps`, the new run ends after that many steps, and its schedules fit that length.
+    If `steps` is given, the new run and its schedules end after that many steps.
     """
     learning, folder = source.recipe.learning, policy.parent
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
@@ -142,7 +148,10 @@ def format_train_command(source: Checkpoint, policy: Path, steps: int | None = N
 def find_machine_differences(
     source: Checkpoint, fingerprint: Mapping[str, str] | None = None
 ) -> list[str]:
-    """List the differences from the checkpoint's machine that can change results."""
+    """List how this machine differs from the one that made the checkpoint.
+
+    Only differences that can change results are listed.
+    """
     differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
     digest = module_trust.get_loaded_digest()
@@ -168,10 +177,7 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
 
 
 def check_state(source: Checkpoint, target: Path) -> None:
-    """Check that the saved state is complete and fits the recipe.
-
-    This happens before anything is written.
-    """
+    """Raise an error unless the saved state is complete and fits the recipe."""
     if source.snapshot is None:
         return
     learning = source.recipe.learning.model_copy(update={"threads": 1})
@@ -189,7 +195,7 @@ def check_state(source: Checkpoint, target: Path) -> None:
 
 
 def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with an empty replay buffer and a new lineage number."""
+    """Return the checkpoint with an empty replay buffer in a new lineage."""
     snapshot = source.snapshot
     learner = {} if snapshot is None else dict(snapshot.learner)
     replay = {
@@ -210,7 +216,7 @@ def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
     """Return a hint with commands that continue without the lost replay files.
 
-    A lossless command comes first.
+    If an earlier checkpoint is intact, the command that resumes it comes first.
     """
     goal, steps = source.recipe.stop_at_steps, source.progress.steps
     end = ("--steps", goal if steps < goal else 2 * steps) if goal else ()
@@ -230,7 +236,6 @@ def format_replay_hint(source: Checkpoint, target: Path) -> str:
 
 
 def _has_same_lineage(a: Checkpoint, b: Checkpoint) -> bool:
-    """Return whether two checkpoints' replay buffers belong to the same lineage."""
     first, second = (
         source.snapshot.learner.get(f"{BUFFER_PREFIX}lineage", 0) if source.snapshot else 0
         for source in (a, b)

@@ -1,6 +1,6 @@
 """Trains from a config or a checkpoint, and returns the result of the run.
 
-Imports torch only if the recipe or torchrun needs it.
+torch is imported only if the recipe or torchrun needs it.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class RunHost:
-    """A run's display, its stop request, and what it shares with other runs."""
+    """The display, the stop request and the fleet that a caller gives to a run."""
 
     view: RunView = field(default_factory=NullView)
     stop: StopRequest = field(default_factory=NullStop)
-    #: A fleet that stays open after the run. If None, the run opens the fleet of its runtime.
+    #: A fleet that stays open after the run. If None, the run opens and closes its own fleet.
     fleet: Fleet | None = None
-    #: Counts the events of that fleet; None if they are not counted.
+    #: Counts the events of `fleet`. If None, these events are not counted.
     counts: EventCounter | None = None
     #: Whether other runs train on this machine at the same time.
     is_shared: bool = False
 
     def show_warning(self, text: str) -> None:
-        """Show a warning about the recipe, unless a sweep has shown it for all its runs."""
+        """Show a warning about the recipe, unless the sweep has already shown it."""
         if not self.is_shared:
             self.view.show_note(text)
 
@@ -89,10 +89,10 @@ def resume_run(
     steps: int | None,
     fresh_replay: bool = False,
 ) -> RunResult:
-    """Continue a run from its latest checkpoint, or from the file `target`.
+    """Continue a run from its latest checkpoint, or from a checkpoint file.
 
-    `fresh_replay` keeps the weights and empties the replay buffer. From then on, the run differs
-    from the original one, and so do its digests.
+    If `fresh_replay` is True, the run keeps its weights but starts with an empty replay buffer. Its
+    results and digests then differ from those of an uninterrupted run.
     """
     folder = _open_run_folder(target, host.view)
     try:
@@ -153,22 +153,22 @@ def _open_fleet(
 
 @dataclass(frozen=True)
 class Run:
-    """A run in a folder that is locked by this process."""
+    """A run in a folder that this process has locked."""
 
     folder: RunFolder
-    #: The checkpoint to continue from.
+    #: The checkpoint that training starts from.
     source: Checkpoint
     runtime: RuntimeSettings
     host: RunHost
     #: The fleet and its event counter.
     rollouts: tuple[Fleet, EventCounter]
     preset: str = ""
-    #: The policy that a new run starts from.
+    #: The policy whose weights a new run starts with, if any.
     start: PolicyArrays | None = None
     is_resume: bool = False
 
     def train(self) -> RunResult:
-        """Train until the budget is spent or a stop is requested, then evaluate."""
+        """Train until the budget is spent, then evaluate; end early if stopped."""
         (fleet, counts), host = self.rollouts, self.host
         traffic = TrafficCounter(fleet)
         recorder = FileRecorder(
@@ -189,7 +189,7 @@ class Run:
         )
         complete = False
         try:
-            # Write the config only now, so that a rejected resume leaves the saved one unchanged.
+            # Write the config only now, so that a rejected resume does not change the saved config.
             self._write_config()
             complete = self._train(fleet, recorder, clip_recorder)
         finally:
@@ -199,7 +199,7 @@ class Run:
         return _make_result(self.folder, self.runtime, result, complete=complete, has_trained=True)
 
     def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
-        """Train, then evaluate the final policy; return whether both are complete."""
+        """Train and run the final evaluation; return whether both were completed."""
         source, runtime, host = self.source, self.runtime, self.host
         machine_log = MachineLog(self.folder, fleet, source.progress.steps)
         if runtime.tensorboard:
@@ -220,14 +220,14 @@ class Run:
                 source, fleet, clip_recorder, host.stop, self.folder.path.name, learner
             )
             complete = trainer.run()
-            # A stop while waiting for workers leaves no work to record.
+            # A run that was stopped while it waited for workers has no work to record.
             if trainer.progress.iteration > source.progress.iteration:
                 machine_log.record_work(group.batch_count if group is not None else 0)
             return complete and _score(trainer, source.recipe, recorder, host.stop)
 
     @contextmanager
     def _open_learners(self, fleet: Fleet) -> Iterator[tuple[Algorithm[Any], LearnerGroup | None]]:
-        """Yield the algorithm of the run, and its group of local learners or None."""
+        """Yield the algorithm, and the group of local learners if there is one."""
         source, runtime, host = self.source, self.runtime, self.host
         learning, compare_every = source.recipe.learning, runtime.compare_learners_every
         hint = partial(format_resume_hint, self.folder.path)
@@ -285,7 +285,7 @@ def _make_result(
 def _score(
     trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: StopRequest
 ) -> bool:
-    """Add the final evaluation to the last checkpoint; return False if stopped."""
+    """Run and save the final evaluation; return False if it was stopped."""
     snapshot = trainer.take_snapshot()
     try:
         with recorder.time_phase("evaluate"), stop.allow_interrupt():

@@ -30,7 +30,7 @@ from .base import (
 )
 
 FleetSide = Literal["home", "away"]
-#: The steps per second of each timed iteration.
+#: For each fleet, the steps per second of its timed iterations.
 Rates = Mapping[FleetSide, list[float]]
 #: The maximum number of untimed iterations on the `away` fleet after each switch to it.
 _MAX_WARMUP_ITERATIONS = 4
@@ -67,14 +67,14 @@ def generate_turns(
 
 
 def compute_factor(rates: Rates) -> float:
-    """Return the median speed of `away` divided by `home`'s; 1 if unknown."""
+    """Return the ratio of the median speeds (`away` / `home`); 1 if unknown."""
     if not all(rates.values()):
         return 1.0
     return median(rates["away"]) / median(rates["home"])
 
 
 class AutoFleet(ContextManagerMixin):
-    """Starts on `local` ("home"); moves to `remote` ("away") if that is faster."""
+    """Compares `local` ("home") with `remote` ("away"), then keeps the faster fleet."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class AutoFleet(ContextManagerMixin):
 
     @property
     def candidates(self) -> tuple[tuple[str, int], ...]:
-        """The names and capacities of both fleets; empty after the choice."""
+        """The names and capacities of both fleets; empty once a fleet is chosen."""
         if self._has_decided:
             return ()
         return tuple((fleet.name, fleet.capacity) for fleet in self._fleets.values())
@@ -185,7 +185,10 @@ class AutoFleet(ContextManagerMixin):
         return side, is_timed
 
     def _release_loser(self) -> None:
-        """Close the slower fleet in a thread once it is idle. The caller holds the lock."""
+        """After the choice, close the slower fleet in a new thread if it has no tasks.
+
+        The caller holds the lock.
+        """
         loser: FleetSide = "home" if self._side == "away" else "away"
         if self._has_decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
@@ -210,7 +213,10 @@ class AutoFleet(ContextManagerMixin):
 
 @dataclass(eq=False)
 class _Lap:
-    """Reports a submission's step count once: zero if it fails or is cancelled."""
+    """Wraps a submission to report its number of steps.
+
+    `on_finish` is called once, with 0 if the submission fails or is cancelled.
+    """
 
     submission: Submission
     on_finish: Callable[[int], None] | None

@@ -1,7 +1,7 @@
-"""The interface of fleets, which run rollout tasks and return their fragments.
+"""The interface of fleets, which run rollout tasks and return fragments.
 
 A `Submission` yields the fragment of each task once, in the order in which the tasks finish. All
-fleets return identical fragments. Policies are identified by their content.
+fleets return identical fragments for the same tasks. A policy's ID is a hash of its weights.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """A change in the state of a task or of the fleet, for displays.
+    """An event that a fleet reports to its observer, such as the start of a task.
 
-    After a task is submitted, any number of running, retried and speculated events may follow (a
-    speculated task is sent to a second worker because the first one is slow). Exactly one event
-    ends the task: done (with a fragment), lost (with an error) or cancelled. A retry with an empty
-    text has the same reason as the previous retry. A `phase` event says why no task is running, and
-    an empty text ends the phase. In fleets whose workers may join and leave, a `workers` event
-    reports how many have answered. A `note` is a message for the user. Observers may be called from
-    any thread.
+    After a task is submitted, any number of `running`, `retried` and `speculated` events may follow
+    (a task is `speculated` if it is sent to a second worker because the first one is slow). The
+    last event of a task is `done` if the task returned a fragment, `lost` if it ended with an
+    error, or `cancelled`. A `retried` event with an empty text belongs to the same series of
+    failures as the previous one. A `phase` event says why no task is running; an empty text ends
+    the phase. If workers may join and leave, a `workers` event reports how many have answered. A
+    `note` is a message for the user. Observers may be called from any thread.
     """
 
     kind: EventKind
@@ -88,7 +88,7 @@ class Traffic(NamedTuple):
 
 
 class TrafficMeter:
-    """Counts the payload bytes of a fleet. Thread-safe."""
+    """Counts the payload bytes of a fleet. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +125,10 @@ class TrafficCounter:
 
 
 class Submission(Protocol):
-    """A group of submitted tasks. Iterating over it raises a failed task's error."""
+    """A group of submitted tasks.
+
+    Iteration yields the fragments of the tasks. If a task fails, iteration raises the task's error.
+    """
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
@@ -134,7 +137,7 @@ class Submission(Protocol):
 
 
 class Fleet(Protocol):
-    """Runs tasks. `close()` removes everything that the fleet created."""
+    """Runs tasks until `close()`, which releases the fleet's resources."""
 
     @property
     def name(self) -> str: ...
@@ -145,7 +148,7 @@ class Fleet(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the fleet has started or failed, so that tasks need not wait for it."""
+        """Whether the fleet has started or has failed to start."""
 
     def put(self, policy: PolicyArrays) -> str:
         """Store weights; return their ID. Each call needs a matching `release` call."""
@@ -155,7 +158,7 @@ class Fleet(Protocol):
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
 
     def probe(self) -> list[dict[str, Any]]:
-        """Return each worker's description of its machine and its packages."""
+        """Return each worker's description of its machine and packages."""
 
     def read_traffic(self) -> Traffic: ...
 
@@ -180,7 +183,7 @@ class ContextManagerMixin:
 
 
 def make_policy_id(policy: PolicyArrays) -> str:
-    """Return an ID of the weights, derived from their content."""
+    """Return an ID for the weights, derived from their content."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
         array = np.ascontiguousarray(policy[name])
@@ -210,7 +213,7 @@ def make_environment_failure(
 
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
-    """Return a worker's answer if it fits the task; raise FleetError if not."""
+    """Return the answer if it is a fragment of this task; otherwise raise FleetError."""
     if not isinstance(fragment, Fragment) or not _is_answer(task, fragment):
         raise FleetError(
             f"A worker's answer for slot {task.slot} of iteration {task.iteration} is not a "

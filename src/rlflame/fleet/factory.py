@@ -1,7 +1,7 @@
-"""Creates the fleet that the runtime settings name.
+"""Creates the fleet that is named in the runtime settings.
 
-To add a fleet, add a module to this package, an entry to FLEETS and a choice to `runtime.fleet`.
-Outside of `config`, only `rlflame bench` has code that depends on a fleet's name.
+To add a fleet, add a module to this package, an entry to FLEETS and a value to `runtime.fleet`.
+Modules outside of `config` and `bench` use the properties in FLEETS instead of comparing names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_fleet(
     request = FleetRequest(runtime, tasks, observer, environment, prestart_pool)
     if not is_training or runtime.fleet != "auto" or not is_remote(name):
         return FLEETS[name].make(request)
-    # The remote fleet comes first: an unreachable cluster raises before local workers start.
+    # Create the remote fleet first: if the cluster is unreachable, no local workers start.
     remote = FLEETS[name].make(request)
     try:
         cores = machine.count_usable_cores()
@@ -67,14 +67,14 @@ def make_fleet(
 
 
 def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
-    """Create the fleet that runs in this process and exposes `current_position`."""
+    """Create an `InlineFleet`, which runs tasks in this process."""
     from rlflame.fleet.inline import InlineFleet  # imports Gymnasium
 
     return InlineFleet(observer)
 
 
 def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
-    """Return the fleet's name; for `auto`, a configured remote fleet or `local`."""
+    """Return the fleet's name; `auto` becomes a configured remote fleet or `local`."""
     if runtime.fleet != "auto":
         return runtime.fleet
     names = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())
@@ -82,27 +82,27 @@ def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
 
 
 def is_remote(name: object) -> bool:
-    """Return whether a fleet of this name runs its workers on other machines."""
+    """Return whether the named fleet runs its workers on other machines."""
     return _get_kind(name).is_remote
 
 
 def has_workers(name: object) -> bool:
-    """Return whether a fleet of this name has worker processes."""
+    """Return whether the named fleet has worker processes."""
     return _get_kind(name).has_workers
 
 
 def get_worker_noun(name: object) -> str:
-    """Return the word for a worker of the named fleet."""
+    """Return what a worker of the named fleet is called, such as `executor`."""
     return _get_kind(name).worker_noun
 
 
 def _get_kind(name: object) -> FleetKind:
-    """Return the entry for `name` in FLEETS, by default the entry for `local`."""
+    """Return the entry for `name` in FLEETS, or else the entry for `local`."""
     return FLEETS.get(str(name), FLEETS["local"])
 
 
 def is_local_fallback(runtime: RuntimeSettings) -> bool:
-    """Return whether the fleet is `auto` and resolves to this machine."""
+    """Return whether the fleet is set to `auto`, and `auto` resolves to `local`."""
     return runtime.fleet == "auto" and resolve_fleet_kind(runtime) == "local"
 
 
@@ -140,10 +140,10 @@ def _is_flame_configured() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FleetKind:
-    """The constructor and the properties of a kind of fleet."""
+    """A type of fleet: the function that creates it, and its properties."""
 
     make: Callable[[FleetRequest], Fleet]
-    #: Whether the workers are on other machines. `auto` prefers such a fleet if configured.
+    #: Whether the workers are on other machines. `auto` prefers such a fleet if it is configured.
     is_remote: bool = False
     is_configured: Callable[[], bool] = lambda: True
     worker_noun: str = "worker"

@@ -1,4 +1,4 @@
-"""A fleet inside this process: each task runs when its fragment is requested."""
+"""A fleet that runs tasks in this process, when their fragments are requested."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _TAIL_CHARS = 4000
 
 
 class InlineFleet(ContextManagerMixin):
-    """Runs tasks in this process, one at a time.
+    """Runs tasks in this process.
 
-    Its results are the reference for all other fleets.
+    All other fleets must return the same fragments.
     """
 
     name = "inline"
@@ -54,7 +54,7 @@ class InlineFleet(ContextManagerMixin):
 
     @property
     def current_position(self) -> TaskPosition | None:
-        """The position of the environment that is being stepped, for a monitoring thread."""
+        """The current slot, row, seed and step, or None if no task is running."""
         return self._worker.position
 
     def put(self, policy: PolicyArrays) -> str:
@@ -72,7 +72,7 @@ class InlineFleet(ContextManagerMixin):
             self._policies.pop(policy_id, None)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> _InlineSubmission:
-        # Weights are bound now, so that a later release does not affect the submission.
+        # Look up the weights now, so that a later `release` does not affect the submission.
         weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         submission = _InlineSubmission(self, merge_tasks(tasks, self.capacity), weights)
         for task in submission.tasks:
@@ -110,7 +110,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """Captures its creator thread's output, and passes on all other output."""
+    """Captures the output of the thread that created it; passes on all other output."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

@@ -18,9 +18,9 @@ from rlflame.rollout.task_batching import split_fragment
 
 from .base import EventKind, FleetEvent, Observer
 
-#: `stray`: an answer from a worker that did not finish the job for a reason other than the
-#: environment. `loss`: an attempt without an answer. `delay`: an attempt that had only this job and
-#: took too long, which also counts as a loss.
+#: `death` and `hang`: the worker died, or did not answer in time. `stray`: the worker answered, but
+#: had not run the job, for example because it had no weights. `loss`: an attempt ended without an
+#: answer. `delay`: an attempt that had only this job missed its deadline.
 FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
 #: The outcomes of a submission's jobs. After a cancellation, None wakes the waiting reader.
 AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
@@ -28,14 +28,14 @@ AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
 
 @dataclass(eq=False, repr=False)
 class FleetJob:
-    """An encoded task, and the number of its failures of each kind."""
+    """A task, its encoded form, and a count of its failures by kind."""
 
     task: RolloutTask
     payload: bytes
     policy: bytes
     answers: AnswerQueue
     failures: Counter[FailureKind] = field(default_factory=Counter)
-    #: Whether the job was answered or cancelled. Later answers are ignored.
+    #: Whether the job has ended or was cancelled. Later answers are ignored.
     is_over: bool = False
 
     @property
@@ -44,7 +44,7 @@ class FleetJob:
 
 
 class JobQueue:
-    """Holds the jobs that wait for a worker, and undelivered events of all jobs."""
+    """Holds the jobs that wait for a worker, and the undelivered events of all jobs."""
 
     def __init__(self) -> None:
         #: Undelivered events, with the outcome of the job if it has ended. The observer receives
@@ -65,8 +65,8 @@ class JobQueue:
     def take(self, worker: object) -> FleetJob:
         """Take the best job for a worker.
 
-        A job whose slots the worker ran last comes first, then one whose slots belong to no worker,
-        then the last job in the queue.
+        The best job is one whose environments this worker still holds, or else one whose
+        environments no worker holds, or else the last job in the queue.
         """
         own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
         free_jobs = (job for job in self._waiting if self._find_owner(job) is None)
@@ -80,9 +80,10 @@ class JobQueue:
         return self._slot_workers.get(job.affinity) if job.affinity else None
 
     def take_similar(self, job: FleetJob, limit: int) -> list[FleetJob]:
-        """Take up to `limit` jobs with the policy and purpose of `job` from the front.
+        """Take up to `limit` similar jobs from the front of the queue.
 
-        A job that has failed before runs alone, so that it cannot affect other jobs.
+        Similar jobs have the same policy and the same purpose as `job`. A job that has failed
+        before runs alone, so that it cannot affect other jobs.
         """
         similar: list[FleetJob] = []
         while len(similar) < limit and not job.failures and self._waiting:
@@ -102,7 +103,7 @@ class JobQueue:
             self._add_news(job, "running")
 
     def requeue(self, job: FleetJob, reason: str) -> None:
-        """Put a job back after a lost attempt; a new attempt gives the same result."""
+        """Put a job back at the front of the queue after a failed attempt."""
         self._add_news(job, "retried", reason)
         self._waiting.appendleft(job)
 
@@ -113,7 +114,7 @@ class JobQueue:
         }
 
     def finish(self, job: FleetJob, outcome: Fragment | RlflameError) -> None:
-        """Record the outcome of a job, unless it has already ended."""
+        """Record the outcome of a job, unless the job has already ended."""
         if not job.is_over:
             job.is_over = True
             self._add_news(

@@ -1,7 +1,7 @@
 """A fleet of child processes on this machine, each with one BLAS thread.
 
-A dispatcher thread receives results and sends further tasks. A caller that submits tasks sends them
-to idle workers itself, because the thread would first have to wake up and wait for the GIL.
+A dispatcher thread receives results and sends further tasks. `submit` itself sends tasks to idle
+workers, because the dispatcher thread would first have to wake up and wait for the GIL.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .retry_policy import decode_result, make_broken_worker_error
 from .worker_pool import START_DEADLINE_S, WorkerHandle, WorkerPool
 
 _TICK_S = 0.2
-#: How long to wait for a thread whose start was interrupted by Ctrl-C.
+#: How long to wait for the end of a thread whose start was interrupted by Ctrl-C.
 _INTERRUPT_WAIT_S = 2.0
 
 
 class LocalFleet(ContextManagerMixin):
-    """Runs tasks in `workers` child processes, from construction to `close()`.
+    """Runs tasks in `workers` child processes until `close()`.
 
-    Workers import the code of `environment` before they receive tasks. `processes` are already
-    running and become the first workers. All public methods are thread-safe.
+    Workers import the code of `environment` before they receive tasks. The `processes` are already
+    running, and become the first workers. All public methods are thread-safe.
     """
 
     name = "local"
@@ -98,7 +98,7 @@ class LocalFleet(ContextManagerMixin):
         except RuntimeError:  # the thread did not start
             raise
         except BaseException:
-            # Ctrl-C may have arrived while the thread was starting. End it before the workers.
+            # Ctrl-C may have arrived during the start. End the thread before the workers.
             with self._lock:
                 self._closing = True
             self._wake_pipe.wake()
@@ -116,7 +116,7 @@ class LocalFleet(ContextManagerMixin):
         return name
 
     def release(self, policy_id: str) -> None:
-        """Release a policy; the next `dispatch` tells the workers to forget it."""
+        """Release a policy. After its last release, workers are told to forget it."""
         with self._lock:
             self._puts[policy_id] -= 1
             if self._puts[policy_id] <= 0:
@@ -127,7 +127,7 @@ class LocalFleet(ContextManagerMixin):
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
         answers: AnswerQueue = queue.SimpleQueue()
         with self._lock:
-            # Weights are bound now, so that a later release does not affect the submission.
+            # Look up the weights now, so that a later `release` does not affect the submission.
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
@@ -146,7 +146,7 @@ class LocalFleet(ContextManagerMixin):
         return JobSubmission(self.cancel, jobs, answers)
 
     def _add(self, jobs: Iterable[FleetJob]) -> None:
-        """Send each job to an idle worker before the iterator creates the next one."""
+        """Queue each job, and send it if a worker is idle, before creating the next job."""
         # If Ctrl-C interrupts this method, the caller must cancel the jobs.
         for job in jobs:
             with self._lock:
@@ -205,11 +205,10 @@ class LocalFleet(ContextManagerMixin):
         self._wake_pipe.close()
 
     def _notify_observer(self) -> None:
-        """Deliver events without the lock, because the observer may call the fleet."""
+        """Deliver events and outcomes. The caller must not hold the lock."""
         self._jobs.deliver_news(self._lock, self._observer)
 
     def _serve(self) -> None:
-        """Run the dispatcher thread."""
         try:
             self._serve_until_closed()
         except Exception as error:  # otherwise callers would wait forever

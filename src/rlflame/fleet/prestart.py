@@ -1,7 +1,7 @@
 """Starts worker processes before the command line is parsed.
 
-Imports take most of the startup time, and all processors but one are idle until the settings are
-known.
+A worker spends most of its startup time on imports. Without this module, all processors but one
+would be idle until the settings are known.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ _EXCLUDING_OPTIONS |= {"--env-file", "--allow-module", "--debug", "--config", "-
 
 
 class PrestartPool:
-    """Holds started worker processes until they are taken or closed."""
+    """Holds running worker processes until they are taken or the pool is closed."""
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
-        """Create a pool for `train`'s arguments; under torchrun, only rank 0 fills it."""
+        """Create a pool for the command-line arguments of `rlflame train`.
+
+        The pool is empty if the arguments suggest that its workers will not be used, and under
+        torchrun on every rank except 0.
+        """
         is_first_learner = os.environ.get("RANK", "0") == "0"
         # An environment ID such as `module:Id` needs the module's folder in the worker's path.
         is_excluded = any(
@@ -47,7 +51,7 @@ class PrestartPool:
         return len(self._processes)
 
     def take(self, count: int) -> list[WorkerProcess]:
-        """Return at most `count` processes, which the caller must end."""
+        """Remove and return up to `count` processes, which the caller must end."""
         processes, self._processes = self._processes[:count], self._processes[count:]
         return processes
 

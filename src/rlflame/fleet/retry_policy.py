@@ -63,7 +63,7 @@ def classify_answer(
 def decode_result(
     task: RolloutTask, payload: Any, read_output: Callable[[], str]
 ) -> Fragment | RlflameError:
-    """Return the fragment in a worker's answer, or an error if it has none."""
+    """Return the fragment that a worker's answer contains, or an error."""
     try:
         result = wire.decode(payload)
         if isinstance(result, RolloutFailure):
@@ -78,9 +78,9 @@ def decode_result(
 def count_hang(
     job: FleetJob, position: TaskPosition | None, deadline_s: float, output: str
 ) -> RlflameError | None:
-    """Count a hang; return an error from the second one on.
+    """Count a hang; return an error unless it is the job's first.
 
-    The first one may only mean that the computer was asleep.
+    A first hang may only mean that the computer was asleep.
     """
     job.failures["hang"] += 1
     if job.failures["hang"] == 1:
@@ -96,7 +96,7 @@ def count_hang(
 def count_death(
     job: FleetJob, position: TaskPosition | None, cause: str, output: str, max_retries: int
 ) -> RlflameError | None:
-    """Count the death of a worker; return an error after more than `max_retries`."""
+    """Count a worker's death; return an error if there are more than `max_retries`."""
     deaths = job.failures["death"] = job.failures["death"] + 1
     if deaths <= max_retries:
         return None
@@ -113,7 +113,7 @@ def count_death(
 
 
 def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> RlflameError | None:
-    """Count a missed deadline; return an error after more than `max_retries`."""
+    """Count a missed deadline; return an error if there are more than `max_retries`."""
     delays = job.failures["delay"] = job.failures["delay"] + 1
     if delays <= max_retries:
         return None
@@ -126,7 +126,7 @@ def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> Rlfl
 
 
 def make_broken_worker_error(task: RolloutTask, trace: str, output: str) -> RlflameError:
-    """Return the error for a worker that failed outside the environment."""
+    """Return the error for a worker that failed outside of an environment's code."""
     return FleetError(
         f"A worker could not run {_format_slots(task)}: {trace.strip().splitlines()[-1]}.",
         "this is a bug in rlflame, not in the environment",

@@ -1,4 +1,4 @@
-"""Shares the fleet of a sweep with the processes that train its seeds.
+"""Shares a sweep's fleet with the processes that train the sweep's seeds.
 
 `FleetClient` runs in the process of a seed, and `FleetServer` in the process of the sweep.
 """
@@ -63,7 +63,7 @@ class FleetClient(ContextManagerMixin):
         return self._submissions.pop(number, None) is not None
 
     def receive(self, message: Message) -> None:
-        """Handle an answer from the sweep, in the listening thread."""
+        """Handle a message from the sweep. Only the listening thread calls this method."""
         value = message.value
         if message.kind is MessageKind.HELLO:
             self._reports.put(value)
@@ -78,7 +78,7 @@ class FleetClient(ContextManagerMixin):
             raise FleetError("The fleet did not describe its workers in time.") from None
 
     def read_traffic(self) -> Traffic:
-        """Return zero: the traffic of a shared fleet is not measured per seed."""
+        """Return zero, because a shared fleet's traffic is not measured per seed."""
         return Traffic()
 
     def close(self) -> None:
@@ -119,11 +119,11 @@ class _RemoteSubmission:
 
 
 class FleetServer:
-    """Handles the requests of one seed; `close()` cancels its submissions.
+    """Handles the requests of one seed until `close()`.
 
-    One thread handles the requests in order. Each submission has its own thread, so that the sweep
-    never waits for the fleet. Answers are sent over the seed's `channel`. If the pipe is full, the
-    thread that waits on the channel is woken to send the rest.
+    One thread handles the requests in order, and one thread per submission collects fragments, so
+    the sweep's main thread never waits for the fleet. Answers are sent through `channel`. If its
+    pipe is full, `wake_pipe` wakes the thread that waits on the channel, which then sends the rest.
     """
 
     def __init__(self, fleet: Fleet, channel: Channel, wake_pipe: WakePipe) -> None:

@@ -1,7 +1,7 @@
-"""Manages the worker processes of a local fleet: jobs, deaths and hangs.
+"""Manages the worker processes of a local fleet.
 
-A worker that dies is replaced. Its job goes to another worker, which returns the same fragment. A
-worker whose environment does not answer is killed.
+A worker is replaced if it dies, or if its environment does not answer in time. Its job then goes to
+another worker, which returns the same fragment.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class WorkerHandle:
     moved_at: float
     hello: dict[str, str] | None = None
     job: FleetJob | None = None
-    #: The position of the task at the latest heartbeat.
+    #: The task's position (slot, row, seed and step) at the latest heartbeat.
     position: TaskPosition | None = None
-    #: Whether a group of messages has only been sent in part. If this is still true when another
-    #: thread holds the lock, Ctrl-C has interrupted the sender.
+    #: Whether a group of messages is being sent. If this is still true when another thread holds
+    #: the lock, Ctrl-C has interrupted the sender.
     is_mid_send: bool = False
     policies: set[str] = field(default_factory=set)
 
@@ -53,7 +53,7 @@ class WorkerHandle:
 
     @contextlib.contextmanager
     def guard_send(self) -> Iterator[None]:
-        """Guard a group of messages; `is_mid_send` stays set after an interruption."""
+        """Set `is_mid_send` while messages are sent; an interruption leaves it set."""
         self.is_mid_send = True
         yield
         self.is_mid_send = False
@@ -83,7 +83,10 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """The workers and their jobs. The fleet holds its lock during every call."""
+    """The worker processes of a local fleet, and their jobs.
+
+    The fleet holds its lock during every call except `start` and `close`.
+    """
 
     def __init__(
         self,
@@ -105,12 +108,12 @@ class WorkerPool:
         self._clock = clock
         self._step_deadline_s, self._max_retries = step_deadline_s, max_retries
         self._show_output, self._environment = show_output, environment
-        #: The policies that workers may keep.
+        #: The IDs of the policies that workers may keep.
         self.policy_ids: set[str] = set()
         self._failed_starts = 0
 
     def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
-        """Fill the pool, first with `processes`, which are already running."""
+        """Fill the pool with the running `processes`, then with new workers."""
         for process in processes:
             self.workers.append(self._start_worker(process))
         while len(self.workers) < count:
@@ -125,7 +128,7 @@ class WorkerPool:
         return worker
 
     def dispatch(self) -> None:
-        """Send queued jobs to idle workers; a slot prefers its previous worker."""
+        """Send queued jobs to idle workers, and tell workers which policies to forget."""
         for worker in self.workers:
             if self._jobs and worker.idle:
                 with worker.guard_send():
@@ -144,11 +147,11 @@ class WorkerPool:
             self.all_greeted.set()
 
     def check_workers(self) -> None:
-        """Replace interrupted or silent workers, and limit the output of all workers."""
+        """Replace workers that hang or were interrupted, and trim the stored output."""
         now = self._clock()
         for worker in list(self.workers):
             if worker.is_mid_send:
-                # The worker may have received half a message, and would misread the next ones.
+                # The worker may have received part of a message, and would misread the next one.
                 self._replace_dead(worker, "was interrupted while it received a task")
                 continue
             worker.process.trim_output()
@@ -171,7 +174,10 @@ class WorkerPool:
         self._finish_attempt(job, error, HANG_REASON)
 
     def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
-        """Replace a dead worker and requeue its job. The default cause is the exit code."""
+        """Replace a dead worker. Requeue its job, or end it with an error.
+
+        If `cause` is empty, the exit code is reported as the cause.
+        """
         code = worker.process.terminate(grace_s=0.0 if cause else _EXIT_GRACE_S)
         attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
         cause = cause or describe_exit(code)

@@ -25,16 +25,16 @@ Int64 = NDArray[np.int64]
 MinibatchT = TypeVar("MinibatchT", contravariant=True)
 LearnsFrom = TypeVar("LearnsFrom", contravariant=True)
 Yields = TypeVar("Yields", covariant=True)
-#: From this number on, float64 cannot represent every integer.
+#: Above this number, float64 cannot represent every integer.
 _MAX_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Fragments joined side by side in slot order, as arrays `[T, columns, ...]`.
+    """An iteration's fragments, concatenated in slot order into `[T, columns, ...]`.
 
-    If rollouts consist of whole episodes, each column holds one episode. After the episode has
-    ended, `valid` is False and the arrays are zero.
+    Each column holds the steps of one environment. If rollouts consist of whole episodes, a column
+    holds one episode; after its last step, `valid` is False and the other arrays are zero.
     """
 
     observations: Float32
@@ -47,7 +47,7 @@ class Batch:
     last_observations: Float32
     boundary_index: Int64
     boundary_observations: Float32
-    #: The weights of the acting policy, including the normaliser.
+    #: The arrays of the policy that acted, including any normaliser statistics.
     behaviour: PolicyArrays
 
     @property
@@ -57,14 +57,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """Steps from a replay buffer, `[batch, ...]`; valid until the next draw."""
+    """A batch of replayed transitions; the next draw overwrites the arrays."""
 
     #: Raw observations from the environment, not normalised.
     observations: Float32
     actions: Float32
-    #: The discounted sum of rewards over n steps, or fewer if the episode or the data ends.
+    #: The discounted sum of rewards over n steps, or fewer if the episode or the data ends first.
     rewards: Float32
-    #: The observation after the last summed step; after truncation, the true final observation.
+    #: The observation after the last summed step, which can be the episode's final observation.
     next_observations: Float32
     #: The factor for the value of `next_observations`: the discount over the summed steps, or 0
     #: after a termination.
@@ -124,7 +124,10 @@ class MetricMeans:
 
 
 class Algorithm(Protocol[LearnsFrom]):
-    """Weights and their update rule; `progress` goes from 0 to 1 over the schedule."""
+    """A learning algorithm: its weights, and the rule that updates them.
+
+    The `progress` of an update is the fraction of the training schedule that has passed.
+    """
 
     def get_policy(self) -> PolicyArrays:
         """Return copies of the arrays that workers need: the actor and any normaliser."""
@@ -140,7 +143,7 @@ class Buffer(Protocol[Yields]):
     """Turns fragments into the batches that an algorithm learns from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        """Add one iteration's fragments, in slot order, and the acting policy."""
+        """Add one iteration's fragments, in slot order, and the policy that acted."""
 
     def take_batches(self) -> Iterator[Yields]: ...
 
@@ -148,7 +151,7 @@ class Buffer(Protocol[Yields]):
         """Return all of the buffer's data that is not in a segment."""
 
     def list_segments(self) -> tuple[Segment, ...]:
-        """Return the segments in use, which complete the data from `get_state`."""
+        """Return the segments in use, which hold the data that `get_state` omits."""
 
     def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None: ...
 
@@ -160,24 +163,24 @@ class GradientProvider(Protocol[MinibatchT]):
     """
 
     def compute_gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
-        """Return d(sum of sample losses / count)/d(parameters), and summed metrics.
+        """Return the gradient of (sum of sample losses) / `count`, and summed metrics.
 
-        `count` is the size of the whole minibatch. `minibatch` may be one shard of it: the
-        gradients and sums of the shards add up. The gradient is valid until the next call.
+        `minibatch` may be one shard of a minibatch. `count` refers to the whole minibatch, so that
+        the gradients of its shards add up. The gradient is valid until the next call.
         """
 
 
 @dataclass
 class Counter:
-    """An integer in a saved state; much faster to increment than an array."""
+    """A mutable integer in a saved state, faster to increment than an array."""
 
     value: int = 0
 
 
 class StateParts:
-    """Named arrays and counters of a saved state; `load_state` fills them in place.
+    """The named arrays and counters of a saved state, which `load_state` restores.
 
-    A part that the recipe does not use is None. Integer arrays must contain counts.
+    If the recipe does not use an array, pass None for it. Integer arrays must contain counts.
     """
 
     def __init__(self, **parts: Array | Counter | StateParts | None) -> None:
@@ -205,7 +208,7 @@ class StateParts:
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
-    """Copy a saved array into `target`; raise if its dtype or shape is different."""
+    """Copy a saved array into `target`; raise LearningError if it does not match."""
     values = state.get(name)
     if values is None or values.shape != target.shape or values.dtype != target.dtype:
         description = "missing" if values is None else f"{values.dtype} {values.shape}"
@@ -217,7 +220,7 @@ def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
 
 
 def restore_count(name: str, state: Mapping[str, Array]) -> int:
-    """Return a saved counter; raise if its value is not a possible count."""
+    """Return a saved count; raise LearningError if it is missing or impossible."""
     count = np.zeros((), np.int64)
     restore(count, name, state)
     _check_counts(count, name)

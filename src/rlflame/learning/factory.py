@@ -1,4 +1,4 @@
-"""Makes the algorithm and the buffer of a recipe.
+"""Makes the algorithm and the buffer that a recipe specifies.
 
 To add an algorithm, write a function that makes it and add an entry to ALGORITHMS.
 """
@@ -37,7 +37,7 @@ def make_algorithm(
     start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
 ) -> ShardedAlgorithm:
-    """Make the algorithm of a recipe, with new weights or those of `start_policy`.
+    """Make a recipe's algorithm, with new weights or those of `start_policy`.
 
     The learners of a group divide the `shards` among themselves. By default, this process computes
     all of them.
@@ -50,7 +50,7 @@ def make_algorithm(
 
 
 def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
-    """Make the buffer that passes rollouts to the algorithm of a recipe."""
+    """Make the buffer that turns rollouts into batches for the algorithm."""
     replay = learning.replay
     if replay is None:
         return RolloutBuffer()
@@ -73,7 +73,7 @@ def count_blas_threads(learning: LearningSettings) -> int:
 
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:
-    """Return the device of a learner; for CUDA, also set its environment variables."""
+    """Return a learner's device; for CUDA, also set environment variables."""
     if learning.device == "cpu":
         return "cpu"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -85,7 +85,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
 
 
 def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
-    """Return the properties that must be equal for learners to get identical results."""
+    """Return the properties of this machine that all learners must share."""
     facts = {"python": platform.python_version(), **read_fingerprint()}
     if learning.provider == "torch":
         facts |= {**_read_torch_facts(), "device": learning.device}
@@ -189,10 +189,11 @@ def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> N
 
 
 def make_normaliser_state(start_policy: PolicyArrays) -> dict[str, Array]:
-    """Make normaliser statistics from a policy's mean and scale, with a count of 1,000.
+    """Make the state of a normaliser from the mean and scale of a policy.
 
-    A policy file has no count. This count preserves the old statistics long enough for the weights
-    to adapt, but lets new observations change them within a few iterations.
+    A policy file does not store the number of observations, so 1,000 is assumed. This number
+    preserves the old statistics long enough for the weights to adapt, but lets new observations
+    change the statistics within a few iterations.
     """
     count = 1000.0
     scale = start_policy["normaliser.scale"].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Running means and variances in float64, merged in a fixed order."""
+"""Running statistics that normalise observations and scale rewards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunningMoments:
         self.state = StateParts(count=self.count, mean=self.mean, squares=self.squares)
 
     def merge(self, samples: Array) -> None:
-        """Add `[n, size]` samples (Chan, Golub and LeVeque, 1979)."""
+        """Merge the moments of `[n, size]` samples (Chan, Golub and LeVeque, 1979)."""
         count = len(samples)
         if count == 0:
             return
@@ -45,7 +45,7 @@ class RunningMoments:
 
 
 class ObservationNormaliser(RunningMoments):
-    """Moments of raw observations; a policy contains their mean and scale in float32."""
+    """Tracks raw observations; `make_arrays` returns their mean and scale."""
 
     def make_arrays(self) -> PolicyArrays:
         scale = 1.0 / np.sqrt(self.compute_variance() + _EPSILON)
@@ -67,7 +67,7 @@ def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> 
 
 
 class RewardScaler:
-    """Tracks the discounted return, whose standard deviation scales rewards."""
+    """Computes a scale for rewards from the variance of the discounted return."""
 
     def __init__(self, columns: int, discount: float) -> None:
         self._moments = moments = RunningMoments(1)
@@ -78,7 +78,7 @@ class RewardScaler:
         )
 
     def scale(self, rewards: Float64, ends: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
-        """Add the next rewards of all columns; return the factor that scales the rewards."""
+        """Add the next rewards of all columns; return the factor for scaling them."""
         returns = np.empty_like(rewards)
         for t in range(len(rewards)):
             returns[t] = self._discount * self._running + rewards[t]

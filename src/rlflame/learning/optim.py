@@ -16,15 +16,16 @@ _PIECE = 65_536
 BETA_1, BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - BETA_1, np.float32), np.array(1 - BETA_2, np.float32)
 #: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they are too small to change
-#: a weight. Otherwise, the moments of a dead unit shrink into the subnormal range of float32 and
-#: stay there: 0.9 times the smallest subnormal rounds up to it. Subnormal arithmetic is a hundred
-#: times slower on some processors. Moments above the limits stay normal until the next sweep.
+#: a weight. Otherwise, the moments of a dead unit would shrink into the subnormal range of float32
+#: and stay there, because 0.9 times the smallest subnormal number rounds up to that number.
+#: Subnormal arithmetic is a hundred times slower on some processors. Moments above the limits
+#: cannot become subnormal before the next sweep.
 _SWEEP = 64
 _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
 def apply_schedule(value: float, anneal: bool, progress: float) -> float:
-    """Return the value, annealed linearly to zero over the schedule if `anneal`."""
+    """Return the value, annealed linearly towards zero if `anneal` is set."""
     return value * (1.0 - min(1.0, progress)) if anneal else value
 
 
@@ -53,7 +54,7 @@ class Adam:
     def apply(
         self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
     ) -> None:
-        """Apply step `count` to one part of the vector; the parts are independent."""
+        """Apply the current step to a slice of the vector; slices are independent."""
         count = self.count.value
         correction = math.sqrt(1.0 - BETA_2**count)
         epsilon = np.array(self.epsilon * correction, np.float32)
@@ -71,7 +72,7 @@ class Adam:
             np.subtract(b, second, out=b)
             np.multiply(b, _TO_SECOND, out=b)
             np.add(second, b, out=second)
-            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), with bias corrections in scalars.
+            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon). The scalars include the corrections.
             np.sqrt(second, out=b)
             np.add(b, epsilon, out=b)
             np.divide(first, b, out=b)
@@ -84,7 +85,7 @@ class Adam:
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
-    """Scale the gradient in place to at most `max_norm`; return its original norm."""
+    """Clip the gradient's norm to `max_norm` in place; return the original norm."""
     norm = math.sqrt(compute_square_norm(gradient))
     clip(gradient, norm, max_norm)
     return norm
@@ -96,7 +97,7 @@ def compute_square_norm(gradient: Float32) -> float:
 
 
 def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient, or part of it, in place if `norm` exceeds `max_norm`.
+    """Scale down a gradient, or part of it, in place if `norm` exceeds `max_norm`.
 
     `norm` is the norm of the whole gradient.
     """
@@ -105,17 +106,17 @@ def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
 
 
 class GradientGuard:
-    """Detects gradients with NaN or infinity; raises an error after `limit` in a row."""
+    """Detects gradients with NaN or infinity; too many in a row are an error."""
 
     limit = 5
 
     def __init__(self, section: str) -> None:
-        #: Skipped minibatches: in total, and in a row.
+        #: The number of skipped minibatches: in total, and in a row.
         self.counts = np.zeros(2, np.int64)
         self._section = section
 
     def is_refused(self, norm: float, sums: Metrics) -> bool:
-        """Return whether the norm or one of the sums is not finite; count refusals."""
+        """Return whether the norm or any sum is not finite; count such minibatches."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
             self.counts[1] = 0
             return False

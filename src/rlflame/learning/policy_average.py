@@ -1,4 +1,4 @@
-"""An average of policies, evaluated and saved in place of the latest policy.
+"""The average of recent policies, evaluated and saved in place of the latest one.
 
 Late in training, the weights often oscillate, and individual versions score lower than the policy
 with the average weights.
@@ -21,11 +21,11 @@ _STATISTICS = "normaliser."
 
 
 class PolicyAverage:
-    """Averages the weights of about `versions` versions; None disables averaging.
+    """A moving average of the weights over about `versions` policy versions.
 
-    Each version reduces the share of earlier ones by the fraction 1 / `versions`. Early in
-    training, when old versions are much worse, this fraction is 20 / (versions so far), at most 1.
-    An iteration that changes no weight adds no version.
+    A new version makes up the fraction 1 / `versions` of the average. Early in training, when old
+    versions are much worse, it makes up 20 / (versions so far), at most 1. An iteration that
+    changes no weight adds no version. If `versions` is None, there is no average.
     """
 
     def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
@@ -36,7 +36,7 @@ class PolicyAverage:
         self._mean: dict[str, Float64] = {}
 
     def update(self, newest: PolicyArrays) -> None:
-        """Add a version if the weights have changed."""
+        """Add `newest` to the average if its weights have changed."""
         if self._versions is None:
             return
         weights, last = _copy_weights(newest), self._last

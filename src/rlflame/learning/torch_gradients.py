@@ -1,8 +1,8 @@
 """Computes the gradients of PPO and REINFORCE with torch autograd.
 
-Imported only if a recipe uses torch, because importing torch takes seconds. On the CPU, the leaf
-tensors share the memory of the flat vector. On a GPU, they are copies: weights are copied before
-each pass, and gradients after it.
+This module is imported only if a recipe uses torch, because importing torch takes seconds. On the
+CPU, the leaf tensors share the memory of the flat vector. On a GPU, they are copies: weights are
+copied before each pass, and gradients after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_cuda_available() -> bool:
 
 
 def read_gpu_name() -> str:
-    """Return the name of the first GPU, or `none` without a GPU."""
+    """Return the name of the first GPU, or `none` if there is no GPU."""
     return str(torch.cuda.get_device_name(0)) if is_cuda_available() else "none"
 
 
@@ -95,7 +95,7 @@ class TorchNetworks:
         return torch.as_tensor(array, device=self._device)
 
     def compute_gradient(self, loss: Tensor) -> Float32:
-        """Return the gradient with respect to the vector; valid until the next call."""
+        """Return the gradient as a flat array, which the next call overwrites."""
         self._device_gradients.zero_()
         torch.autograd.backward(loss, inputs=list(self.tensors.values()))
         if self._is_copied:
@@ -103,7 +103,7 @@ class TorchNetworks:
         return self._gradients.data
 
     def compute_device_gradient(self, loss: Tensor) -> Tensor:
-        """Return the gradient as a new device tensor; CUDA graphs can capture it."""
+        """Return the gradient as a new device tensor; CUDA graphs can capture this call."""
         leaves = list(self.tensors.values())
         gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
         return torch.cat([gradient.flatten() for gradient in gradients])
@@ -127,7 +127,7 @@ class TorchNetworks:
 
 
 class _TorchProvider:
-    """Base class for the gradients of on-policy algorithms."""
+    """Base class for computing the gradients of on-policy algorithms with torch."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _TorchProvider:
         self.networks = TorchNetworks(parameters, spec, device, dtype=dtype)
 
     def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
-        """Return the log-density of each row's action, and each row's entropy."""
+        """Return the log-density of each action, and the entropy of each distribution."""
         latent = self.networks.compute_latent("actor", observations)
         action_tensor = self.networks.make_tensor(actions)
         out = self.networks.compute_outputs("actor", latent)

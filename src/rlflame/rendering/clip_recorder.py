@@ -47,7 +47,7 @@ def render_job(job: RenderJob, is_stopped: Callable[[], bool]) -> RenderResult:
 
 
 class ClipRecorder:
-    """A recorder that also makes a clip every `every_steps` steps (0: never).
+    """A recorder that also makes a clip every `every_steps` steps (never if 0).
 
     Only one clip is made at a time. If several policies wait, only the latest gets a clip.
     """
@@ -130,7 +130,7 @@ class ClipRecorder:
         """Record this policy as soon as no other clip is being made."""
         from rlflame.rendering import episodes, policy_render  # imports Gymnasium
 
-        # Copies: the learner changes the arrays in place.
+        # Copy the arrays, because the learner changes them in place.
         arrays = {name: np.array(array) for name, array in policy.items()}
         source = replace(self._source, policy=arrays, progress=progress)
         options = RenderOptions("gif", source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS)

@@ -73,9 +73,9 @@ def read_render_info(spec: EnvSpec) -> RenderInfo:
 def make_render_spec(
     spec: EnvSpec, info: RenderInfo, width: int | None, height: int | None
 ) -> EnvSpec:
-    """Return the spec with an image size and a camera that follows the body.
+    """Return the spec with an image size and a tracking camera, where supported.
 
-    Arguments that the recipe sets stay as they are.
+    Arguments that the recipe sets are not changed.
     """
     kwargs = dict(spec.kwargs)
     if (width or height) and info.is_resizable and not {"width", "height"} & kwargs.keys():
@@ -127,7 +127,7 @@ class CameraEnv(RestorableEnv):
 
 
 class EpisodePlayer:
-    """Plays the policies of a job, with or without a camera."""
+    """Plays episodes with the policies of a job, with or without a camera."""
 
     def __init__(
         self, job: RenderJob, env: EnvSpec, mode: str, resize: Callable[[Array], Array]
@@ -154,7 +154,7 @@ class EpisodePlayer:
     def render_episode(
         self, side: int, episode: int, steps: Collection[int], cap: int | None = None
     ) -> tuple[PlayedEpisode, list[StepImage]]:
-        """Play an episode, and render an image after each of these steps (0: the reset)."""
+        """Play an episode and render an image after each of `steps`; step 0 is the reset."""
         self._camera.steps, self._camera.images = steps, []
         (played_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
         return played_episode, self._camera.images

@@ -73,7 +73,7 @@ def check_graphics(module: str = CHILD_MODULE, timeout_s: float = PROBE_TIMEOUT_
 
 
 def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
-    """Return why a renderer does not work; empty if it works."""
+    """Return the reason why a renderer does not work, or "" if it works."""
     try:
         with contextlib.suppress(EOFError, ProtocolError):
             process.channel.receive(timeout_s)
@@ -86,7 +86,7 @@ def _find_failure(process: WorkerProcess, timeout_s: float) -> str:
 
 
 def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the renderers: the user's choice, the last working one, the others."""
+    """List the renderers: the user's choice, the one that worked last, and the rest."""
     try:
         latest = find_memory(environment).read_text("utf-8")
     except (OSError, ValueError):
@@ -96,7 +96,7 @@ def list_backends(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Store the renderer; if this fails, the next search takes a second longer."""
+    """Store the renderer that worked. A failure only slows down the next search."""
     path = find_memory(environment)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,14 +104,17 @@ def store_backend(backend: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def find_memory(environment: Mapping[str, str]) -> Path:
-    """Return the cache file; XDG says that a relative XDG_CACHE_HOME is ignored."""
+    """Return the path of the cache file.
+
+    A relative XDG_CACHE_HOME is ignored, as the XDG specification requires.
+    """
     root = Path(environment.get("XDG_CACHE_HOME", ""))
     root = root if root.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame" / "renderer"
 
 
 def find_install_command() -> str:
-    """Return the command that installs a renderer on this system."""
+    """Return how to install a renderer on this system: a command or an instruction."""
     if sys.platform == "darwin":
         return "log in on the Mac's screen once: macOS renders only if a window server is running"
     try:

@@ -15,7 +15,7 @@ RenderKind = Literal["gif", "mp4", "png", "window"]
 
 
 class RenderError(RlflameError):
-    """Raised when the rendering process fails, usually because of graphics."""
+    """Raised when the rendering process fails, usually because of a graphics problem."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class RenderJob:
     env: EnvSpec
     policy: PolicySpec
     captions: tuple[str, ...]
-    #: From left to right. The other policies restart until the episode of the last one has ended.
+    #: The policies from left to right. The others start new episodes until the last policy's
+    #: episode has ended.
     policies: tuple[PolicyArrays, ...]
     options: RenderOptions
     max_episode_steps: int
@@ -53,7 +54,7 @@ class RenderJob:
     uses_mujoco: bool
     #: A GIF gets fewer frames and colours until it is this small.
     max_bytes: int | None = None
-    #: Lowers the priority of the drawing process.
+    #: The niceness of the rendering process. A higher value lowers its priority.
     nice: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class RenderJob:
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """A played episode with its return and its length."""
+    """The number, return and length of a played episode."""
 
     episode: int
     episode_return: float

@@ -29,9 +29,9 @@ from rlflame.storage.checkpoint import Checkpoint
 
 KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
 ProgressCallback = Callable[[int, int], None]
-#: The size of a GIF above which it loses colours and frames.
+#: The maximum size of a GIF. A larger one is encoded with fewer colours and frames.
 MAX_GIF_BYTES = 5_000_000
-#: At a higher rate, viewers play the frames at a tenth of their speed.
+#: At a higher frame rate, viewers play GIFs much too slowly.
 MAX_GIF_FPS = 50.0
 #: The interval between checks for a cancellation.
 _POLL_S = 0.2
@@ -53,7 +53,7 @@ def resolve_kind(out: Path) -> RenderKind:
 
 
 def check_options(options: RenderOptions) -> None:
-    """Raise ConfigError for contradictory options, before anything is played."""
+    """Raise ConfigError for options that cannot be combined, before any episode runs."""
     if options.candidates < options.episodes:
         raise ConfigError(
             f"--best-of {options.best_of} is less than --episodes {options.episodes}.",

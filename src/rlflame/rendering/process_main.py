@@ -21,6 +21,7 @@ from rlflame.rollout.process.parent_channel import ParentChannel
 def main() -> None:
     """Run `python -m rlflame.rendering.process_main ANSWERS PARENT`.
 
+    ANSWERS is the file descriptor for the answers, and PARENT is the process ID of the parent.
     Without a job, only the renderer is tried, and the exit code is the answer. The same trial
     precedes every job that uses MuJoCo.
     """
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def probe_renderer() -> None:
-    """Use MuJoCo in a new context: a library may load but fail to draw."""
+    """Use MuJoCo in a new context, because a library may load but fail to draw."""
     import mujoco
 
     from rlflame.rollout.envs import make  # noqa: F401  defers glfw and imageio

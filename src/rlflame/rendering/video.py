@@ -1,4 +1,4 @@
-"""Renders a job: records episodes, joins images, and encodes GIF, MP4 or PNG."""
+"""Renders a job: records episodes, joins the images and encodes the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 _RATES: Mapping[RenderKind, float] = {"gif": 25.0, "mp4": 50.0}
 _WIDTHS: Mapping[RenderKind, int] = {"gif": 320, "mp4": 480, "png": 200}
 _STRIP = 8
-#: The time that the last image of an episode is shown, so that its return can be read.
+#: The time for which the last image of an episode is shown, so that its return can be read.
 _HOLD_S = 1.0
 _PAPER = (24, 26, 31)
 _INK = (240, 240, 240)
@@ -71,18 +71,18 @@ class Video:
         default_width = None if self._options.height else _WIDTHS.get(self._kind)
         size = self._options.width or default_width, self._options.height
         env = episodes.make_render_spec(job.env, self._info, *size)
-        # Resize each image immediately: a long episode at full size takes gigabytes.
+        # Resize each image immediately, because a long episode at full size takes gigabytes.
         self._player = EpisodePlayer(
             job, env, mode, lambda picture: np.asarray(resize_image(picture, *size))
         )
         rate = self._options.fps or _RATES.get(self._kind, 1.0)
-        #: Steps between two frames; the video plays at the speed of the environment.
+        #: The number of steps per frame. The video plays at the environment's speed.
         self._stride = max(1, round(self._info.steps_per_s / rate))
 
     def draw(
         self, report_progress: Callable[[int, int], None] = lambda count, of: None
     ) -> RenderResult:
-        """Draw the job; `report_progress` gets the counts of recorded and all episodes."""
+        """Render the job; `report_progress(count, of)` is called after each episode."""
         try:
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
@@ -106,7 +106,7 @@ class Video:
         return _EpisodeImages(shown_episode, ticks, (*other_sides, images))
 
     def _choose_ticks(self, length: int) -> tuple[int, ...]:
-        """Choose the steps that are drawn, from the reset to the last one."""
+        """Choose the steps to draw, from the reset to the last step."""
         if self._kind == "png":
             spread = np.linspace(0, length, min(_STRIP, length + 1))
             return tuple(int(tick) for tick in np.unique(np.round(spread)))
@@ -162,7 +162,7 @@ def resize_image(picture: Array, width: int | None, height: int | None) -> Image
 
 
 def add_caption(picture: Array, lines: Sequence[str]) -> Image.Image:
-    """Return the image below lines of text."""
+    """Return the image with lines of text above it."""
     image = Image.fromarray(picture)
     width, height = image.size
     size = max(11, min(22, width // 20))
@@ -253,7 +253,7 @@ def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
 
 
 def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
-    """Encode H.264 at a constant rate; a frame that is shown longer is repeated."""
+    """Encode H.264 video at a constant frame rate; repeat frames that last longer."""
     import imageio_ffmpeg
 
     width, height = frames[0].picture.size

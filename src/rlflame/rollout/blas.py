@@ -1,8 +1,8 @@
 """Reads and sets the CPU kernels and the number of threads of numpy's BLAS.
 
 The last bits of a matrix product depend on the kernels that the BLAS chooses for the CPU, and may
-depend on the number of threads. Functions import numpy and ctypes themselves, because the
-environment variables for threads must be set before numpy is imported.
+depend on the number of threads. The functions import numpy and ctypes only when they are called,
+because the environment variables for threads must be set before numpy is imported.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def limit_to_one_thread() -> Iterator[None]:
 
 
 def make_thread_variables(count: int) -> dict[str, str]:
-    """Return variables that limit BLAS threads, if set before numpy's import."""
+    """Return variables that limit BLAS threads if set before numpy is imported."""
     return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 
@@ -102,9 +102,10 @@ def limit_threads(count: int) -> None:
 
 
 def make_child_environment(threads: int = 1, core: str | None = None) -> dict[str, str]:
-    """Return the variables that give a child the same kernels, on `threads` threads.
+    """Return variables that make a child process use the same kernels as this one.
 
-    If this CPU can run the kernels of the CPU type `core`, the child uses those instead.
+    The child uses `threads` BLAS threads. If this CPU can run the kernels of the CPU type `core`,
+    the child uses those kernels instead.
     """
     variables = make_thread_variables(threads)
     if _find_symbol("get_corename") is not None and (core is None or can_run(core)):

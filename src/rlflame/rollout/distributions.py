@@ -1,4 +1,4 @@
-"""The action distributions of policies: a categorical one and four Gaussian ones.
+"""The action distributions of policies: one categorical and four Gaussian.
 
 Arrays have the shape `[width, ...]`, with one row per environment. The result for a row depends
 only on that row.
@@ -30,7 +30,7 @@ def repeat_row(row: Array, width: int) -> Float32:
 
 
 def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
-    """Return how many random numbers one action needs."""
+    """Return the number of random numbers that one action requires."""
     if spec.action_kind == "discrete":
         return 1
     is_matrix = acting == "sample" and spec.exploration == "gsde"
@@ -54,7 +54,7 @@ class Distribution:
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
-        """`latent` is the buffer of the last hidden layer, which each pass overwrites."""
+        """`latent` is the last hidden layer's buffer, which each forward pass overwrites."""
         self._size = spec.action_size
         #: The bounds of continuous actions.
         self._low = np.asarray(spec.action_low, np.float32)
@@ -67,7 +67,7 @@ class Distribution:
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
         """Return sampled actions for `step` and their log-densities.
 
-        `out` may be overwritten. The next pass may overwrite the result.
+        This method may overwrite `out`, and the next forward pass may overwrite the result.
         """
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class Distribution:
         raise NotImplementedError
 
     def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        """Return uniformly distributed actions from numbers in [0, 1)."""
+        """Return uniform actions and their log-densities, given numbers in [0, 1)."""
         raise NotImplementedError
 
     def to_environment(self, actions: Array) -> Array:
@@ -85,7 +85,7 @@ class Distribution:
 
 
 class Categorical(Distribution):
-    """A softmax over discrete actions."""
+    """A softmax distribution over discrete actions."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
@@ -137,11 +137,11 @@ class _ClippedDistribution(Distribution):
 
 
 class _SquashedDistribution(Distribution):
-    """A distribution of actions in [-1, 1], the tanh of unbounded numbers."""
+    """A distribution of actions in [-1, 1], which are the tanh of unbounded numbers."""
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
         super().__init__(spec, arrays, latent)
-        # Halve first: the distance between float32's extreme bounds overflows float32.
+        # Halve first, because the difference between extreme bounds would overflow float32.
         low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
         self._middle, self._half_range = low + high, high - low
 
@@ -201,11 +201,11 @@ class SquashedGaussian(_SquashedDistribution):
 
 
 class _StateDependentNoise(Distribution):
-    """State-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
+    """Base class for state-dependent exploration (gSDE; Raffin et al., 2020).
 
-    The noise is a matrix `[latent, action]` per row. Over all matrices, the offset in each action
-    dimension is normal with variance latent^2 @ std^2. While a matrix is held, equal states have
-    equal offsets.
+    Each row has a noise matrix `[latent, action]`, which adds the offset latent @ (std * noise) to
+    the mean. The offset in each action dimension is normally distributed, with variance latent^2 @
+    std^2. As long as a matrix is used, equal states have equal offsets.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
@@ -216,7 +216,7 @@ class _StateDependentNoise(Distribution):
         self._matrices = np.zeros((len(latent), *self._std.shape), np.float32)
 
     def _sample_offsets(self, noise: Float32) -> tuple[Float32, Float32]:
-        """Return the offset from each mean, and the log-density of the offsets."""
+        """Return the offsets from the means, and the log-density of each offset."""
         matrices, latent = self._matrices, self._latent
         np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
         matrices *= latent[:, :, None]
@@ -258,7 +258,7 @@ _CONTINUOUS: dict[tuple[Exploration, bool], type[Distribution]] = {
 
 
 def find_distribution(spec: PolicySpec) -> type[Distribution]:
-    """Return the class of the distribution for this policy spec."""
+    """Return the distribution class for this policy spec."""
     if spec.action_kind == "discrete":
         return Categorical
     return _CONTINUOUS[spec.exploration, spec.squash]
@@ -267,8 +267,8 @@ def find_distribution(spec: PolicySpec) -> type[Distribution]:
 def log_slope_of_tanh(raw: Float32) -> Float32:
     """Return log(1 - tanh(x)^2), accurate even where tanh(x) rounds to one.
 
-    The formula is 2 (log 2 - |x| - log1p(e^-2|x|)). The function is even in x, so this formula,
-    whose exponential cannot overflow, is valid for both signs.
+    The formula is 2 (log 2 - |x| - log1p(e^-2|x|)). It holds for both signs of x, and the
+    exponential cannot overflow.
     """
     size = np.abs(raw)
     tail: Float32 = np.exp(size * np.float32(-2.0))

@@ -1,7 +1,7 @@
 """Describes this machine: host, CPU, and the versions that can change results.
 
-This module imports only the standard library, because executors describe themselves before packages
-are installed. `read_fingerprint` also imports numpy.
+This module imports only the standard library, because executors run it before packages are
+installed. `read_fingerprint` also imports numpy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_versions() -> dict[str, str]:
 
 
 def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """Return the differences that can change results, as `name: one -> other`."""
+    """Return the differences that can change results, as `name: a -> b`."""
     gradient_fields = [name for name in _GRADIENT_FIELDS if name in a and name in b]
     return [
         f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
@@ -87,7 +87,7 @@ def count_usable_cores() -> int:
 
 
 def compute_usable_share() -> float:
-    """Return the CPU seconds per second that this process may use, e.g. 1.5."""
+    """Return how many CPU seconds per second this process may use, such as 1.5."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -96,7 +96,7 @@ def compute_usable_share() -> float:
 
 
 def _read_quota(root: Path) -> float:
-    """Return a container's CPU seconds per second; infinite without a limit."""
+    """Return a container's limit in CPU seconds per second, which may be infinite."""
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text().split()

@@ -53,11 +53,10 @@ def normalise(
 
 
 class Policy:
-    """A policy with one version of its weights, and the buffers of its forward pass.
+    """One version of a policy's weights, and the buffers of its forward pass.
 
-    For several slots, the number of rows in the buffers is a multiple of the spec's width. Matrix
-    products are computed separately for each slot. Operations that do not mix rows run over all
-    rows at once.
+    With several slots, the buffers have `spec.width` rows for each slot. Matrix products are
+    computed separately for each slot. Operations that do not mix rows run over all rows at once.
     """
 
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:
@@ -87,7 +86,7 @@ class Policy:
         self._active_slices = [self._slot_slices[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:
-        """Return the outputs of every row; the next call overwrites the buffer."""
+        """Return the outputs for every row, in a buffer that the next call overwrites."""
         hidden = observations
         if self.spec.normalise:
             hidden = normalise(
@@ -120,7 +119,7 @@ class Policy:
         return actions.copy(), log_probs
 
     def mode(self, observations: Float32) -> Array:
-        """Return each row's deterministic action: the mean, or the likeliest choice."""
+        """Return the deterministic action of each row."""
         return self.distribution.mode(self.forward(observations))
 
     def to_environment(self, actions: Array) -> Array:

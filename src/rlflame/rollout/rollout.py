@@ -1,8 +1,8 @@
-"""Runs one task, in a loop that acts, steps and records.
+"""Runs a task: chooses actions, steps the environments and records the results.
 
-The loop does not use the time, global random state or the identity of the worker. The random
-numbers of actions come from keyed generators (`seeding.py`), so they do not depend on which worker
-runs a task or how often it is run.
+Results do not depend on the time or on global random state. The random numbers for actions come
+from keyed generators (see `seeding.py`), so they are the same no matter which worker runs a task
+and how often the task is run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INVALID_OBSERVATION = (
 
 
 class ActionSampler:
-    """Chooses the actions of all rows, and draws noise for many steps at once."""
+    """Chooses the actions for all rows, and draws the noise for many steps at once."""
 
     def __init__(self, task: RolloutTask, policy: Policy, vector_env: VectorEnv) -> None:
         self._task = task
@@ -56,7 +56,7 @@ class ActionSampler:
             self._streams = [self._make_stream(row) for row in range(task.columns)]
 
     def act(self, observations: Float32, t: int) -> tuple[Array, Float32 | None]:
-        """Return the actions of step `t`, and the log-densities of sampled actions."""
+        """Return the actions for step `t`, and their log-densities if they are random."""
         acting, policy = self._task.acting, self._policy
         if acting == "best":
             return policy.mode(observations), None
@@ -79,15 +79,16 @@ class ActionSampler:
         return make_stream(task.seed, Role.ACTION, *task.locate(row), task.iteration)
 
     def _draw_steps(self) -> None:
-        """Draw new numbers for every step, from one stream per row."""
+        """Draw noise for the next block of steps, using one random stream per row."""
         task = self._task
         task_rows = self._noise[:, task.row_slice]
         for row, generator in enumerate(self._streams):
             task_rows[:, row] = draw_noise(task.policy, task.acting, generator, self._steps)
 
     def _draw_episode_parts(self) -> None:
-        """Draw numbers for a part of an episode, from a stream keyed by the part."""
-        # A task that begins inside a part uses the same numbers as the previous task.
+        """Draw new noise for each row that has reached a new part of its episode."""
+        # The part is the key of the random stream, so a task that begins inside a part uses the
+        # same noise as the previous task.
         task, interval = self._task, self._task.policy.exploration_interval
         for i in range(task.rows):
             position = self._vector_env.get_position(i)
@@ -103,7 +104,7 @@ class ActionSampler:
 
 
 class FragmentRecorder:
-    """Records steps `[T, N, ...]`; if not `record`, only rewards and end flags."""
+    """Records the steps of a task, or only rewards and end flags without `record`."""
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task
@@ -203,7 +204,7 @@ class Rollout:
     def collect(self) -> Fragment:
         task = self._task
         height = task.policy.width * len(task.slots)
-        # Rows other than the task's own stay zero: every pass has the policy's full width.
+        # Every forward pass has the policy's full width. Rows of other tasks stay zero.
         rows = np.zeros((height, task.policy.observation_size), np.float32)
         task_rows = rows[self._row_slice]
         if not task_rows.flags.c_contiguous:  # environments write faster into contiguous rows
@@ -218,7 +219,7 @@ class Rollout:
         return self._recorder.make_fragment(steps, task_rows, tuple(states))
 
     def _restore_rows(self, task_rows: Float32) -> None:
-        """Restore every row's state at the task's start, and write its observation."""
+        """Restore the initial state of every row, and write the first observations."""
         task, vector_env = self._task, self._vector_env
         if task.unit == "episodes":
             for row, observation in enumerate(task_rows):
@@ -278,7 +279,7 @@ class Rollout:
         return t
 
     def _act(self, rows: Float32, t: int) -> Array:
-        """Return the actions for the environments; record those of the policy."""
+        """Choose and record actions; return them as the environments expect them."""
         row_slice = self._row_slice
         actions, log_probs = self._sampler.act(rows, t)
         if self._task.record:
@@ -288,7 +289,7 @@ class Rollout:
         return self._policy.to_environment(actions)[row_slice]
 
     def _finish_episode(self, row: int, t: int, observation: Float32) -> None:
-        """Record an episode, and start the next one if the task's unit is steps."""
+        """Record a finished episode, and start the next one if the unit is `steps`."""
         position = self._vector_env.get_position(row)
         self._recorder.add_episode(position, t, observation)
         if self._task.unit == "steps":
@@ -310,7 +311,7 @@ class Rollout:
             raise make_fault(self._task.env, position, _INVALID_OBSERVATION)
 
     def _check_actions(self) -> None:
-        """Raise a fault if an action is not finite, as some environments accept NaN."""
+        """Raise an error if an action is not finite; some environments accept NaN."""
         place = self._recorder.find_invalid_action()
         if place is not None:
             t, row = place

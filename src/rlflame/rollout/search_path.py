@@ -17,7 +17,7 @@ def remove_current_folder() -> None:
 
 
 def make_child_path() -> str:
-    """Return this process's module path without the current folder, for a child."""
+    """Return the PYTHONPATH for a child process, without the current folder."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     entries = [*_list_entries_without_current_folder(), os.path.dirname(package)]
     return os.pathsep.join(dict.fromkeys(entries))

@@ -1,4 +1,4 @@
-"""Makes random generators that are keyed by the seed and their purpose.
+"""Makes random generators, each keyed by a seed and a purpose.
 
 No generator outlives its use, so there is no random state to save, send or restore.
 """
@@ -14,7 +14,10 @@ _MAX_WORD = 2**32 - 1
 
 
 class Role(IntEnum):
-    """The purposes of streams. The numbers are part of recipes: never change them."""
+    """The purposes of random streams.
+
+    Results depend on the numbers, so they must never change.
+    """
 
     RESET = 1  # slot, row, episode
     ACTION = 2  # slot, row, iteration
@@ -30,12 +33,12 @@ class Role(IntEnum):
 
 
 def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
-    """Return the generator for a purpose and key. Different streams do not overlap."""
+    """Return the random generator for a purpose and key; no two streams overlap."""
     return np.random.Generator(np.random.Philox(_make_sequence(seed, role, key)))
 
 
 def make_reset_seed(seed: int, role: Role, *key: int) -> int:
-    """Return a 32-bit number for `env.reset(seed=...)`, which takes an integer."""
+    """Return a 32-bit integer to pass to `env.reset(seed=...)`."""
     return int(_make_sequence(seed, role, key).generate_state(1, np.uint32)[0])
 
 

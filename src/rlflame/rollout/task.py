@@ -1,7 +1,8 @@
 """The values that the driver and its workers exchange.
 
-Running a task is a pure function: it maps a RolloutTask and PolicyArrays to a Fragment or a
-RolloutFailure.
+A slot is a group of environments that one worker steps together, and a row is one of these
+environments. A worker runs a RolloutTask with PolicyArrays and returns a Fragment or a
+RolloutFailure. The result depends only on the task and the arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PolicyArrays = Mapping[str, Array]
 ActionKind = Literal["discrete", "continuous"]
 Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
-#: The most likely action, a sampled action, or a uniformly distributed action.
+#: The deterministic action, a sampled action, or a uniformly distributed action.
 ActionMode = Literal["best", "sample", "uniform"]
 EnvStateKind = Literal["fresh", "replay", "mujoco"]
 #: The position of a task: slot, row, seed of the episode, and steps since its start.
@@ -35,7 +36,7 @@ TaskPosition = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """An environment, and the shapes and bounds of its spaces."""
+    """How to make an environment, and the sizes and bounds of its spaces."""
 
     id: str
     kwargs: Mapping[str, Any]
@@ -46,7 +47,7 @@ class EnvSpec:
     action_start: int
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
-    #: The shape of the environment's actions; None if flat.
+    #: The shape of the environment's actions, or None if they are flat.
     action_shape: tuple[int, ...] | None = None
     #: The modules that may be imported to make the environment. Only the driver sets them.
     modules: tuple[str, ...] = field(default=(), compare=False)
@@ -59,7 +60,7 @@ def compute_output_size(actions: int, squash: bool, exploration: Exploration) ->
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """The shape of a policy network; `width` is the number of rows per pass."""
+    """The architecture of a policy; `width` is the number of rows per forward pass."""
 
     action_kind: ActionKind
     observation_size: int
@@ -86,7 +87,7 @@ class PolicySpec:
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:
-        """The shape of `actor.log_std`; None if the policy has no such array."""
+        """The shape of `actor.log_std`, or None if the policy has no such array."""
         if self.action_kind == "discrete":
             return None
         if self.exploration == "gsde":
@@ -98,10 +99,10 @@ class PolicySpec:
 class EnvState:
     """An environment's state between two steps, which any process can restore.
 
-    `kind` is the way to restore the state: `fresh` starts the episode; `replay` resets with the
-    seed and repeats `actions`; `mujoco` sets `physics`, the integration state before the last step,
-    and repeats the action of that step. Setting the state after the step would not be exact,
-    because some rewards read positions that lag one step behind.
+    `kind` determines how the state is restored: `fresh` starts the episode; `replay` resets with
+    the seed and repeats `actions`; `mujoco` sets the MuJoCo state before the last step (`physics`)
+    and repeats the action of that step. Restoring the state after the last step would not be exact,
+    because some rewards use positions that lag one step behind.
     """
 
     kind: EnvStateKind
@@ -132,13 +133,13 @@ _NO_NUMBERS: Float32 = np.zeros(0, np.float32)
 def make_fresh_state(
     episode: int, seed: int, actions: Array = _NO_NUMBERS, observation: Float32 = _NO_NUMBERS
 ) -> EnvState:
-    """Return the state of an episode before its first step; `actions` is empty."""
+    """Return an episode's state before its first step; `actions` must be empty."""
     return EnvState("fresh", episode, seed, 0, 0.0, actions, NO_PHYSICS, observation)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """A request to step the environments of one or more slots, or to evaluate."""
+    """A request to collect steps in one or more slots, or to evaluate a policy."""
 
     run: str
     seed: int
@@ -153,11 +154,11 @@ class RolloutTask:
     unit: Literal["steps", "episodes"]
     #: Steps per environment, or the limit on an episode's length.
     steps: int
-    #: The number of environments per slot, and the first of their rows in the policy's input.
+    #: The number of environments per slot, and their first row in the policy's input.
     rows: int
     first_row: int
     acting: ActionMode
-    #: If false, the fragment has no steps, only the statistics of episodes.
+    #: If false, the fragment contains only episode statistics, and no steps.
     record: bool
     #: One state per row, slot by slot; empty for whole episodes.
     states: tuple[EnvState, ...]
@@ -182,11 +183,11 @@ class RolloutTask:
         return slice(self.first_row, self.first_row + self.columns)
 
     def locate(self, column: int) -> tuple[int, int]:
-        """Return the slot of a column, and its row in that slot."""
+        """Return the slot of a column, and the row of the column in that slot."""
         return self.slots[column // self.rows], column % self.rows
 
     def get_episode(self, column: int) -> int:
-        """Return the number of the whole episode in a column."""
+        """Return the number of the episode that a column contains."""
         if self.purpose == "evaluate":
             return self.iteration * self.policy.width + self.first_row + column
         return self.iteration
@@ -194,7 +195,7 @@ class RolloutTask:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStat:
-    """A finished episode. `truncated` means that a time limit ended it."""
+    """A finished episode; `truncated` means that it ended before a terminal state."""
 
     row: int
     episode: int
@@ -213,9 +214,10 @@ STEP_FIELDS = ("observations", "actions", "log_probs", *STEP_ENDS)
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """The result of a task, as arrays `[T, N, ...]`. Steps past `lengths` are idle.
+    """The result of a task: the steps of N environments, as arrays `[T, N, ...]`.
 
-    For several slots, axis N holds the rows of the first slot, followed by those of the next.
+    In each row, the steps after the first `lengths` steps are unused. If a task has several slots,
+    axis N contains the rows of the first slot, followed by the rows of the next one, and so on.
     """
 
     iteration: int
@@ -230,7 +232,7 @@ class Fragment:
     lengths: NDArray[np.int64]
     #: The observation of each row after its last step, or after the reset if an episode ended.
     last_observations: Float32
-    #: (t, row) of each truncated step, and the observation that the reset replaced.
+    #: The step and row of each truncation, and the final observation of the truncated episode.
     boundary_index: NDArray[np.int64]
     boundary_observations: Float32
     episodes: tuple[EpisodeStat, ...]
@@ -240,7 +242,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFailure:
-    """The failure of an environment in a task, which a retry would repeat."""
+    """The failure of an environment, which would recur if the task were retried."""
 
     iteration: int
     slot: int
@@ -253,7 +255,7 @@ class RolloutFailure:
 
 
 class EnvironmentFault(Exception):
-    """Raised in a worker when an environment fails; becomes a RolloutFailure."""
+    """Raised in a worker when an environment fails, and sent as a RolloutFailure."""
 
     def __init__(self, message: str, row: int, seed: int, step: int) -> None:
         super().__init__(message)

@@ -27,7 +27,7 @@ _MAX_EPISODES = 16
 def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
     """Merge neighbouring tasks, as long as there is enough work for every worker.
 
-    Whole episodes have unequal lengths, so later groups of episodes are smaller, and all workers
+    Whole episodes have unequal lengths, so later groups of episodes are smaller. All workers then
     finish at about the same time. The sizes of these groups are powers of two, because a worker
     keeps separate environments for each size.
     """

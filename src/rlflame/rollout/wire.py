@@ -1,4 +1,4 @@
-"""Encodes the values of `task` as a JSON header and a buffer, without pickle.
+"""Encodes the types in `task.py` as a JSON header and a buffer, without pickle.
 
 Layout: 6 bytes of magic, the CRC-32 of the rest, 8 bytes of little-endian header length, the
 header, padding to a multiple of 64 bytes, then the arrays, each aligned to 64 bytes. The header
@@ -57,7 +57,7 @@ _TABLES = {(task.Fragment, "episodes"), (task.Fragment, "states"), (task.Rollout
 
 
 class WireError(ValueError):
-    """A value cannot be encoded, or bytes are not a valid message."""
+    """Raised if a value cannot be encoded, or if bytes are not a valid message."""
 
 
 # No warnings are needed, because values that are not finite raise WireError.
@@ -88,7 +88,10 @@ def encode(value: Any) -> bytes:
 
 @np.errstate(over="ignore", invalid="ignore")
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """Decode a message. Arrays are read-only views of `data`. Raises WireError."""
+    """Decode a message; raise WireError if it is invalid.
+
+    Decoded arrays are read-only views of `data`.
+    """
     try:
         view = memoryview(data).cast("B")
         if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
@@ -196,7 +199,7 @@ def _pack_table(items: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> A
 
 
 def _pack_column(column: list[Any], arrays: list[np.ndarray[Any, Any]]) -> Any:
-    """Encode a list as `_pack` does, or arrays of equal shape and dtype as one array."""
+    """Encode a column item by item, or arrays of equal shape and dtype as one array."""
     first = column[0]
     if type(first) is np.ndarray and first.ndim:
         dtype, shape = first.dtype, first.shape
@@ -212,7 +215,7 @@ def _pack_items(items: Sequence[Any], arrays: list[np.ndarray[Any, Any]]) -> lis
 
 
 def _prepare_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make an array contiguous and little-endian; reject unsupported types and NaN."""
+    """Make an array contiguous and little-endian; reject what cannot be encoded."""
     if array.dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
         little = array.dtype.newbyteorder("<")
         array = np.ascontiguousarray(array, dtype=little).reshape(array.shape)
@@ -278,7 +281,7 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
 
 @cache
 def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
-    """Return a check of each field's values, and a type whose values always pass."""
+    """Return, for each field, a check and a type whose values need no check, or None."""
     hints = typing.get_type_hints(kind)
     return {
         name: (_make_check(hint), hint if hint in (bool, int, float, str) else None)
@@ -287,7 +290,7 @@ def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
 
 
 def _make_check(hint: Any) -> Check:
-    """Return a check of values, including the dtypes of arrays, against a type hint."""
+    """Return a function that checks values and array dtypes against a type hint."""
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin in (np.ndarray, NDArray):  # NDArray since numpy 2.5
         scalar = parameters[0] if origin is NDArray else typing.get_args(parameters[1])[0]

@@ -1,7 +1,7 @@
 """Runs rollout tasks. All workers return identical fragments for the same task.
 
-A worker does not use the time, global random state or its own identity. It caches policies and
-environments only to save time.
+Results do not depend on the time, on global random state or on which worker runs the task. A worker
+caches policies and environments only to save time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_SLOTS = 64
 
 
 class RolloutWorker:
-    """Runs the tasks of a worker, in every fleet.
+    """Runs the rollout tasks of one worker; all fleets use this class.
 
     `env_factory` makes a slot's environments. Renderers pass a factory of renderable environments.
     """
@@ -42,12 +42,12 @@ class RolloutWorker:
         self._env_factory = env_factory
         self._active: tuple[RolloutTask, VectorEnv] | None = None
         self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
-        #: Environments by their slots, with the tokens of their states.
+        #: The environments of each group of slots, with the tokens of their states.
         self._slots: OrderedDict[SlotKey, tuple[VectorEnv, tuple[str, ...]]] = OrderedDict()
 
     @property
     def position(self) -> TaskPosition | None:
-        """The row that is being stepped, for messages about a hang."""
+        """The position of the environment being stepped, for messages about a hang."""
         active = self._active
         if active is None:
             return None
@@ -60,7 +60,7 @@ class RolloutWorker:
     ) -> Fragment | RolloutFailure:
         """Run a task; return its fragment, or the failure of an environment."""
         key = (task.run, task.columns, task.slots if task.unit == "steps" else ())
-        # Remove the environments from the cache while they step.
+        # Remove the environments from the cache while they are stepped.
         vector_env, tokens = self._slots.pop(key, (None, ()))
         if vector_env is None or vector_env.spec != task.env:
             if vector_env is not None:

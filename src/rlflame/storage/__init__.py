@@ -1,1 +1,1 @@
-"""Reads and writes checkpoints, run folders, logs, replay segments and exports."""
+"""Reads and writes run folders, with checkpoints, logs and replay segments."""

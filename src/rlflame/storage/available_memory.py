@@ -9,29 +9,30 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Memory of a training process without a replay buffer: Python, numpy, environments, networks.
+#: The memory that a training process uses for Python, numpy, environments and networks, without a
+#: replay buffer.
 PROCESS_BYTES = 150_000_000
-#: Minimum address space that a process reserves: thread stacks, malloc arenas, BLAS buffers.
-#: Little of it is ever touched.
+#: The minimum address space that a process reserves for thread stacks, malloc arenas and BLAS
+#: buffers. The process uses little of it.
 RESERVED_BYTES = 250_000_000
 _ROOT = Path("/")
 
 
 def measure_available_bytes(root: Path = _ROOT) -> int:
-    """Return the free memory of the machine, or of this container if that is less."""
+    """Return the free memory of this machine or, if less, of this container."""
     machine_bytes = _read_number(root / "proc/meminfo", "MemAvailable:") * 1024
     machine_bytes = machine_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min([machine_bytes, *_read_cgroup_limits(root)]))
 
 
 def measure_usable_bytes(root: Path = _ROOT) -> int:
-    """Return the memory that is left for a replay buffer or other large arrays."""
+    """Return the memory left for large arrays, such as a replay buffer."""
     free_bytes = measure_available_bytes(root) - PROCESS_BYTES
     return int(max(0, min(free_bytes, _read_address_bytes(root) - RESERVED_BYTES)))
 
 
 def _read_address_bytes(root: Path) -> float:
-    """Return the unused part of `ulimit -v`; infinite without a limit."""
+    """Return the address space that `ulimit -v` leaves, or infinity."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -56,7 +57,7 @@ def _read_cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """Yield the free memory of a group and of its parents, as far as they are visible."""
+    """Yield the free memory of a control group and of its visible parents."""
     limit, usage, cache = names
     directory = base / path.lstrip("/")
     for folder in (directory, *directory.parents):
@@ -70,7 +71,7 @@ def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -
 
 
 def _read_number(file: Path, name: str) -> int:
-    """Return the number after a name in a statistics file; 0 if there is none."""
+    """Return the number after a name in a statistics file, or 0 if missing."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in file.read_text().splitlines():
             if line.startswith(f"{name} "):

@@ -1,7 +1,7 @@
-"""Checkpoint files, which hold the full state of a run or only a policy.
+"""Reads and writes checkpoints: the full state of a run, or only a policy.
 
 Strings and tensors are checked against the recipe before they are used. The complete segments of a
-replay buffer are separate files (replay_segments.py).
+replay buffer are stored in separate files (see `replay_segments.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
     *("best", "evaluation", "state_digest", "digest"),
 }
-#: A leaf, because its keys come from the environment and may contain dots.
+#: Not flattened, because the keys come from the environment and may contain dots.
 _KWARGS = "learning.environment.kwargs"
 T = TypeVar("T")
 #: The number and digest of each segment that a checkpoint needs.
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
-    """Write the file atomically; return the checkpoint with its digests."""
+    """Write a checkpoint atomically, and return it with its digests."""
     tensors = collect_tensors(checkpoint)
     recipe = checkpoint.recipe.model_dump_json()
     state_digest = _hash_state(tensors, checkpoint.progress)
@@ -92,12 +92,12 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def compute_state_digest(checkpoint: Checkpoint) -> str:
-    """Compute the digest of the current state, which may differ from the saved one."""
+    """Compute the digest of the state, which may differ from `state_digest`."""
     return _hash_state(collect_tensors(checkpoint), checkpoint.progress)
 
 
 def load(path: Path) -> Checkpoint:
-    """Read and verify a file; raise CheckpointError for any problem."""
+    """Read and verify a checkpoint; raise CheckpointError for any problem."""
     with safetensors_file.report_read_errors(path):
         return _parse(path, *safetensors_file.read(path, "recipe", _FIELDS, _check_header))
 
@@ -105,7 +105,7 @@ def load(path: Path) -> Checkpoint:
 def read_segment_names(path: Path) -> set[str]:
     """Read the names of a checkpoint's segment files from its header.
 
-    Raises OSError if the file exists but cannot be read, since it may need any segment.
+    Raises OSError if the checkpoint exists but cannot be read: it may need any of the segments.
     """
     try:
         segment_ids = _parse_json(
@@ -119,7 +119,7 @@ def read_segment_names(path: Path) -> set[str]:
 def make_policy_checkpoint(
     checkpoint: Checkpoint, evaluation: EvaluationRecord | None
 ) -> Checkpoint:
-    """Make the small policy checkpoint for eval and render, with its evaluation."""
+    """Make a small checkpoint with only the policy and its evaluation."""
     return replace(
         checkpoint, snapshot=None, line_counts=(0, 0), best=evaluation, evaluation=evaluation
     )
@@ -149,13 +149,16 @@ def _hash_state(tensors: Mapping[str, Array], progress: Progress) -> str:
 
 
 def _hash_recipe(state_digest: str, recipe: str) -> str:
-    """Hash the saved recipe text, so that old files stay valid if fields are added."""
+    """Return the hash of the state digest and the recipe.
+
+    The recipe is hashed as it was saved, so that old files stay valid when settings are added.
+    """
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
-    """Check that recipe, policy and tensor layouts match before a tensor is read."""
+    """Check that the recipe, the policy and the layouts of the tensors match."""
     _, _, spec = _parse_policy(metadata)
     actual = {name: (layout.dtype, layout.shape) for name, layout in layouts.items()}
     groups = ["policy"]
@@ -207,7 +210,7 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
 
 
 def _parse_policy(metadata: Mapping[str, str]) -> tuple[Recipe, EnvSpec, PolicySpec]:
-    """Parse recipe, environment and policy, and check that they match."""
+    """Parse the recipe, the environment and the policy; check that they match."""
     recipe = _parse_recipe(metadata["recipe"])
     env: EnvSpec = _parse_json(EnvSpec, metadata["environment"])
     spec: PolicySpec = _parse_json(PolicySpec, metadata["policy"])
@@ -222,10 +225,11 @@ def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
-    """Check the values that set array sizes; in a crafted file, they can be anything.
+    """Check that the specs of the environment and policy match the recipe.
 
-    The recipe alone determines how the environment is made. A missing time limit stays missing,
-    because the environment's registration sets the limit wherever the policy runs.
+    The specs determine the sizes of arrays, and a crafted file can contain any values. If the
+    recipe sets no time limit, the environment spec must have none either: wherever the policy runs,
+    the registration of the environment sets the limit.
     """
     names = ("id", "kwargs", "max_episode_steps")
     # Compare them as text, because True == 1 in Python.
@@ -240,7 +244,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
 
 
 def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """Build the policy shape of a recipe for a compatible environment."""
+    """Build the policy spec for a recipe and a compatible environment."""
     network = learning.network
     return PolicySpec(
         action_kind=env.action_kind,
@@ -301,7 +305,6 @@ def _decode_states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvState
 
 
 def _is_valid_state(state: EnvState, env: EnvSpec) -> bool:
-    """Return whether the state fits an environment of this shape."""
     if state.observation.shape not in ((0,), (env.observation_size,)):
         return False
     if state.kind == "fresh":
@@ -319,7 +322,7 @@ def _parse_record(name: str, text: str) -> EvaluationRecord | None:
 
 
 def _parse_json(kind: Any, text: str) -> Any:
-    """Parse JSON strictly: each field has its declared type, and no field is unknown."""
+    """Parse JSON; reject unknown fields and values of the wrong type."""
     value = _make_adapter(kind).validate_json(text, strict=True)
     names = {field.name for field in fields(value)} if is_dataclass(value) else None
     safetensors_file.check_json(text, names)

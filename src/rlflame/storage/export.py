@@ -1,8 +1,8 @@
 """Exports a policy without its run, as a small policy file or an ONNX model.
 
-An ONNX model maps an observation to the deterministic action. The graph includes the normaliser,
-the argmax or the squashing, and the action bounds. The `onnx` and `onnxruntime` packages are
-installed as an extra.
+An ONNX model maps a batch of observations to deterministic actions. The model includes the
+observation normalisation, the argmax or the tanh squashing, and the action bounds. The `onnx` and
+`onnxruntime` packages are an optional dependency.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OBSERVATION_COUNT = 1000
 #: The largest rounding difference allowed between numpy and ONNX Runtime.
 TOLERANCE = 1e-5
 INPUT, OUTPUT = "observation", "action"
-#: Old versions, which are supported by runtimes from the last several years.
+#: Old versions of the operator set and the file format, which most runtimes support.
 _OPSET, _IR = 17, 8
 
 
@@ -52,7 +52,7 @@ def write_policy(source: Checkpoint, out: Path) -> None:
 
 
 def write_onnx(source: Checkpoint, out: Path) -> bytes:
-    """Write the model atomically and return its bytes."""
+    """Write the policy as an ONNX model, and return the bytes of the model."""
     learning = source.recipe.learning
     metadata = {
         "environment": source.env.id,
@@ -66,7 +66,10 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
 
 
 def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
-    """Return the largest difference between the actions of the model and the policy."""
+    """Compare the actions of the model and the policy in evaluation episodes.
+
+    Returns the largest difference.
+    """
     policy = Policy(source.policy_spec, source.policy)
     return measure_largest_difference(
         data, source.env, policy, sample_observations(source, OBSERVATION_COUNT)
@@ -74,9 +77,10 @@ def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
 
 
 def sample_observations(source: Checkpoint, count: int) -> Float32:
-    """Return the first `count` observations of evaluation episodes, in episode order.
+    """Return the first `count` observations from evaluation episodes.
 
-    A worker process steps the environment, because Ctrl-C cannot interrupt a hang in a C library.
+    The environment runs in a worker process, because Ctrl-C cannot interrupt a C library that
+    hangs.
     """
     width = source.policy_spec.width
     episodes: list[Float32] = []
@@ -121,7 +125,7 @@ class _Graph:
 def build_onnx_model(
     env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, metadata: Mapping[str, str]
 ) -> bytes:
-    """Build an ONNX model and return its bytes; `metadata` describes the policy."""
+    """Build an ONNX model with `metadata` about the policy; return its bytes."""
     from onnx import TensorProto, checker, helper
 
     graph = _Graph()
@@ -165,10 +169,10 @@ def build_onnx_model(
 
 
 def _add_action_bounds(graph: _Graph, spec: PolicySpec) -> None:
-    """Add the nodes that map the network's output to the environment's action range."""
+    """Add the nodes that map the network's output to the range of the actions."""
     low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
     if spec.squash:
-        # The means come first, then the standard deviations.
+        # The network's outputs are the means, followed by the log standard deviations.
         start, end, axis = (np.array([number], np.int64) for number in (0, spec.action_size, 1))
         graph.add_node("Slice", start, end, axis)
         graph.add_node("Tanh")
@@ -181,10 +185,10 @@ def _add_action_bounds(graph: _Graph, spec: PolicySpec) -> None:
 def measure_largest_difference(
     data: bytes, env: EnvSpec, policy: Policy, observations: Float32
 ) -> float:
-    """Return the largest difference between the actions of the model and the policy.
+    """Return the largest difference between the model's actions and the policy's.
 
-    For actions larger than 1, the difference is relative. For discrete actions, it is the gap
-    between the best logit and the logit of the model's action, so ties are not differences.
+    For actions above 1 in absolute value, the difference is relative. For discrete actions, it is
+    the gap between the best logit and the logit of the model's action, so a tie counts as 0.
     """
     import onnxruntime
 

@@ -1,7 +1,7 @@
 """Defines all metric names, the log files of a run and the phase timer.
 
 metrics.jsonl and episodes.csv hold no wall-clock times, so two runs can be compared byte by byte.
-Timing goes to a separate file.
+Times are written to a separate file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: Maps a name to its description. The live view, metrics.jsonl and the docs use these names.
+#: Maps each metric to its description. The live view, metrics.jsonl and the docs use these names.
 NAMES: dict[str, str] = {
     "iteration": "Number of finished iterations, each of which learns from one batch.",
     "steps": "Number of environment steps in training.",
@@ -56,7 +56,7 @@ NAMES: dict[str, str] = {
     "eval_episodes": "Number of episodes of an evaluation.",
 }
 
-#: The key metrics of the live view: maps a name to its label and format.
+#: Maps each of the main metrics in the live view to its label and format.
 LIVE_METRICS: dict[str, tuple[str, str]] = {
     "loss": ("loss", ".3g"),
     "approx_kl": ("kl", ".4f"),
@@ -72,10 +72,10 @@ EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
 
 
 class LineFile:
-    """A log file whose lines, except the header, are counted by checkpoints.
+    """A log file. Each checkpoint stores its number of lines, without the header.
 
-    Opening does not change the content. `truncate` removes the lines that were written after the
-    checkpoint, because the work they record will be repeated.
+    Opening the file does not change its content. `truncate` removes the lines that were written
+    after the checkpoint, because the work that they record will be repeated.
     """
 
     def __init__(self, path: Path, lines: int, header: str = "") -> None:
@@ -94,11 +94,11 @@ class LineFile:
         self.lines += 1
 
     def flush(self) -> None:
-        """Make the lines visible to other processes; a power failure may still lose them."""
+        """Make the lines visible to other processes, but do not sync them to disk."""
         self._file.flush()
 
     def sync(self) -> None:
-        """Write the lines to disk; required before the checkpoint that counts them."""
+        """Sync the lines to disk. Call this before saving a checkpoint."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -107,7 +107,10 @@ class LineFile:
 
 
 def _find_end_offset(path: Path, lines: int, header: str) -> int:
-    """Return the length in bytes of the header and `lines` lines; all must exist."""
+    """Return the size in bytes of the header and `lines` lines.
+
+    Raises CheckpointError if lines are missing.
+    """
     remaining, end = lines + header.count("\n"), 0
     if path.exists():
         with regular_file.open_to_read(path) as file:
@@ -123,12 +126,12 @@ def _find_end_offset(path: Path, lines: int, header: str) -> int:
 
 
 class JsonLines(LineFile):
-    """A log with one JSON object per line; keys keep their order of insertion."""
+    """A log with one JSON object per line. Keys keep their insertion order."""
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         if unknown := metrics.keys() - NAMES.keys():
             raise KeyError(f"metrics without a description in NAMES: {sorted(unknown)}")
-        # JSON has neither NaN nor infinity; null marks them as not measured.
+        # JSON has neither NaN nor infinity, so write null instead.
         numbers = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in metrics.items()
@@ -137,7 +140,7 @@ class JsonLines(LineFile):
 
 
 class PhaseTimer:
-    """Measures the seconds of each phase and the wall and CPU seconds of each lap."""
+    """Measures the time of each phase, and the wall and CPU time of each lap."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -152,7 +155,7 @@ class PhaseTimer:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def finish_lap(self) -> dict[str, float]:
-        """Return the seconds since the last lap, and start a new lap."""
+        """Return the times of the current lap in seconds, and start a new lap."""
         wall, processor, workers = self._read_clocks()
         lap = {"wall_s": wall - self._wall_s, "driver_cpu_s": processor - self._processor_s}
         if workers is not None and self._workers_cpu_s is not None:
@@ -168,7 +171,7 @@ class PhaseTimer:
 
 
 def read_children_cpu_s() -> float | None:
-    """Return the CPU seconds of all child processes; None if they are not reported."""
+    """Return the CPU seconds of all child processes, or None if unavailable."""
     if not (_TASKS / str(os.getpid()) / "children").exists():
         return None
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -180,7 +183,7 @@ def read_children_cpu_s() -> float | None:
 
 
 def _read_cpu_ticks(pid: str) -> int:
-    """Return the CPU ticks of a process and its ended children; 0 once it has ended."""
+    """Return the CPU ticks of a process and its ended children, or 0 on error."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # The name in parentheses may contain spaces; utime is the twelfth word after it.
         stat = Path("/proc", pid, "stat").read_text(errors="replace")

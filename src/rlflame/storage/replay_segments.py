@@ -1,9 +1,9 @@
-"""The files of a replay buffer's complete segments, each of which is written once.
+"""Reads and writes the segments of a replay buffer, one file per segment:
 
     RUN/replay/segment-000012-0123456789abcdef.safetensors
 
-The name contains the start of the digest, which covers all earlier segments. Therefore, data that a
-run collects again after a rewind is never confused with the earlier data.
+The name contains the start of the segment's digest, which also covers all earlier segments.
+Therefore, if a run is rewound and collects different data, its new files have different names.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def _read_segment(path: Path, number: int, digest: str) -> State:
 
 
 class SegmentFiles:
-    """The segment files of a run folder; `verified_segments` are intact on disk."""
+    """Writes and removes the segment files of a run folder.
+
+    `verified_segments` already have intact files.
+    """
 
     def __init__(self, run: Path, verified_segments: Iterable[Segment]) -> None:
         self._folder = run / "replay"
@@ -67,7 +70,7 @@ class SegmentFiles:
         }
 
     def write_missing(self, segments: Iterable[Segment]) -> None:
-        """Write the missing segments, before the checkpoint that names them is saved."""
+        """Write the segments that have no file yet."""
         for segment in segments:
             number, digest = segment.number, segment.digest
             name = format_segment_name(number, digest)
@@ -80,7 +83,7 @@ class SegmentFiles:
                 self._names.add(name)
 
     def prune(self, find_needed_names: Callable[[], Collection[str]]) -> None:
-        """Remove the segments that are no longer named by a checkpoint."""
+        """Remove the segments that no checkpoint needs any longer."""
         if self._folder.exists():
             try:
                 needed_names = find_needed_names()

@@ -1,12 +1,14 @@
-"""A run folder: its lock, config, logs and checkpoints.
+"""Locks run folders, and finds and loads their checkpoints.
+
+A run folder contains these files and folders:
 
 config.toml          recipe and runtime
 metrics.jsonl        one line per iteration and per evaluation; no wall-clock times
 episodes.csv         one line per training episode; no wall-clock times
-timing.jsonl         per iteration: wall and CPU seconds, seconds of each phase, bytes transferred
-machines.json        every process that trained here, with its machine and workers
+timing.jsonl         one line per iteration: wall and CPU time, phase times, bytes transferred
+machines.json        one entry per process that trained here: its machine and its workers
 checkpoints/         the latest checkpoints, such as step-000100000.safetensors
-replay/              the replay segments that these checkpoints name
+replay/              the replay segments that these checkpoints need
 latest.safetensors   the latest checkpoint
 best.safetensors     the policy with the best evaluation
 result.json          the final evaluation
@@ -52,10 +54,10 @@ class FolderInUseError(CheckpointError):
 
 
 class RunFolder:
-    """The paths of a run and an exclusive lock on its folder.
+    """A run folder, and the exclusive lock that this process holds on it.
 
-    Files are written by path, but the lock is on an open file. Therefore, every write begins with a
-    `check` that the path still leads to the folder of the open file.
+    Files are written by path, but the lock belongs to an open file. Therefore, every write begins
+    with `check`, which verifies that the path still leads to the locked folder.
     """
 
     def __init__(self, path: Path, lock_fd: int) -> None:
@@ -80,7 +82,7 @@ class RunFolder:
 
     @property
     def is_unlocked(self) -> bool:
-        """Whether the folder is still the same but its lock file was removed."""
+        """Whether the lock file was removed from an otherwise unchanged folder."""
         return (
             min(self._lock_fd, self._folder_fd) >= 0
             and not os.path.lexists(self.path / _LOCK_NAME)
@@ -124,7 +126,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open and lock a folder, and remove the temporary files of a killed process."""
+        """Open and lock a folder, and remove temporary files of killed processes."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a run folder.", "rlflame runs lists them")
         hint = (
@@ -174,7 +176,7 @@ def refuse_links(folder: Path, names: Iterable[str] = _LINKS_REFUSED) -> None:
 
 
 def _is_same(path: Path, descriptor: int) -> bool:
-    """Return whether the open file is the one at the path."""
+    """Return whether an open file is still the one at the path."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
@@ -225,7 +227,10 @@ def list_later_files(folder: Path, progress: Progress) -> list[Path]:
 
 
 def find_needed_segments(folder: Path) -> set[str]:
-    """Return the segment names of all checkpoints in a run folder, even renamed ones."""
+    """Return the file names of all segments that checkpoints in a run folder need.
+
+    This includes renamed checkpoints, such as `*.later`.
+    """
     paths = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
     return set().union(*map(checkpoint.read_segment_names, paths))
 
@@ -240,8 +245,8 @@ def is_later(policy: Path, progress: Progress) -> bool:
 def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     """Load the latest valid checkpoint of a run folder, or a checkpoint file.
 
-    `latest.safetensors` is tried last, because a process may have died between writing a
-    checkpoint and updating this link.
+    `latest.safetensors` is tried last, because a process may have died after it wrote a checkpoint,
+    but before it updated this link.
     """
     if not target.is_dir():
         return checkpoint.load(target)
@@ -272,7 +277,7 @@ def _format_restart(folder: Path) -> str:
 
 
 def has_checkpoint_files(folder: Path) -> bool:
-    """Return whether a run folder has any checkpoint or replay file, intact or not."""
+    """Return whether a run folder has checkpoint or replay files, even damaged."""
     patterns = ("*.safetensors*", "checkpoints/*", "replay/*")
     return any(path for place in patterns for path in folder.glob(place))
 
@@ -285,7 +290,7 @@ def format_resume_hint(folder: Path) -> str:
 
 
 def load_policy_file(path: Path) -> Checkpoint:
-    """Load the policy from a file, or the best policy of a run folder."""
+    """Load a policy from a file, or the best policy of a run folder."""
     if path.is_dir():  # best.safetensors comes before latest.safetensors
         path = next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
     return checkpoint.load(path)
@@ -293,7 +298,10 @@ def load_policy_file(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
-    """Convert write errors to DiskError; the default hint is the resume command."""
+    """Convert write errors to DiskError.
+
+    `hint` says how to continue after the disk is fixed; the default is the resume command.
+    """
     try:
         yield
     except (OSError, CheckpointError) as error:
@@ -313,8 +321,8 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 
 
 def _acquire_lock(path: Path, hint: str) -> int:
-    """Lock a folder; return the descriptor that holds the lock until it is closed."""
-    # `hint` is for a folder that is not writable.
+    """Lock a folder; return a descriptor that holds the lock while it is open."""
+    # `hint` is the hint of the error for a folder that is not writable.
     refuse_links(path, [_LOCK_NAME])
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -328,15 +336,15 @@ def _acquire_lock(path: Path, hint: str) -> int:
             f"Another rlflame process is training in {path}.",
             "wait for it, or start a new run with another --out",
         )
-    # Any user who can open the lock file can lock it, so make it private. This fails for another
-    # user's lock file.
+    # Any user who can open the lock file can lock it, so make it private. This fails if the file
+    # belongs to another user.
     with contextlib.suppress(OSError):
         os.fchmod(lock_fd, 0o600)
     return lock_fd
 
 
 def _wait_for_lock(lock_fd: int) -> bool:
-    """Try to lock until the timeout, since `is_locked` holds the lock for a moment."""
+    """Try to lock for a short time, because `is_locked` briefly holds the lock."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
@@ -347,7 +355,7 @@ def _wait_for_lock(lock_fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a trainer has locked the folder."""
+    """Return whether a process has locked the folder for training."""
     try:
         lock_fd = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

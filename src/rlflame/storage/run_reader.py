@@ -1,8 +1,8 @@
-"""Reads a run folder for plots, reports and listings. Never writes.
+"""Reads run folders for plots, reports and listings, and never writes to them.
 
-Damage to metrics.jsonl, episodes.csv or result.json raises an error that names the file, because
-results depend on these files. Damage to timing.jsonl and machines.json is ignored. A single value
-of an unexpected type, or too large to be averaged, counts as missing.
+A damaged metrics.jsonl, episodes.csv or result.json raises an error that names the file, because
+results depend on these files. Damage to timing.jsonl and machines.json is ignored. A value that has
+an unexpected type, or is too large to be averaged, counts as missing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from rlflame.rollout.task import Float64
 from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
 Line = dict[str, Any]
-#: Steps and bytes are 64-bit integers.
+#: The limit for counts, such as steps and bytes, which are 64-bit integers.
 MAX_COUNT = 2**63
 Count = Annotated[int, Field(strict=True, ge=0, lt=MAX_COUNT)]
-#: Keeps the sum of the squares of all episodes' returns finite.
+#: The limit for other numbers, so that the sum of the squares of all returns is finite.
 _MAX_VALUE = 1e140
 Number = (
     Annotated[int, Field(strict=True, gt=-MAX_COUNT, lt=MAX_COUNT)]
@@ -60,7 +60,7 @@ _MaybeCount = Annotated[Count | None, _OR_NONE]
 
 
 class _Numbers(BaseModel):
-    """An object whose numbers are read and whose other values are dropped."""
+    """A JSON object of which only the numbers are kept."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Number | None, _OR_NONE]]
@@ -80,7 +80,7 @@ class _Result(BaseModel):
 
 
 class _Facts(BaseModel):
-    """A description of a process, a machine or a worker: text values and counts."""
+    """A description of a process, machine or worker, with texts and counts."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Text | None, _OR_NONE]]
@@ -104,7 +104,7 @@ class _EnvironmentHead(BaseModel):
 
 
 class _LearningHead(BaseModel):
-    """The settings that identify a run. Other settings are only compared between runs."""
+    """The settings that identify a run. Other settings are not validated."""
 
     seed: Count = 0
     algorithm: Text = DEFAULT_ALGORITHM
@@ -113,7 +113,7 @@ class _LearningHead(BaseModel):
 
 @dataclass(frozen=True)
 class RunData:
-    """The content of a run folder, without incomplete lines at the end of logs."""
+    """The content of a run folder. Incomplete last lines of logs are left out."""
 
     folder: Path
     config: dict[str, Any]
@@ -122,20 +122,20 @@ class RunData:
     seed: int
     metrics: tuple[Line, ...]
     timing: tuple[Line, ...]
-    #: Every process that trained here and its machine, in order.
+    #: One entry for each process that trained here, in order.
     machines: tuple[Line, ...]
-    #: The final evaluation and the step it was made at; None before training has finished.
+    #: The final evaluation and the number of steps before it; None if it is missing.
     result: Line | None
 
     @property
     def counts_iterations(self) -> bool:
-        """Whether the algorithm counts iterations of whole episodes."""
+        """Whether progress is counted in iterations instead of steps."""
         traits = TRAITS.get(self.algorithm)
         return traits is not None and traits.counts_iterations
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """All settings except the runtime; missing settings of old runs have defaults."""
+        """All settings except the runtime, with defaults for missing settings."""
         settings = {key: value for key, value in self.config.items() if key != "runtime"}
         return nested_dict.merge(make_defaults(self.algorithm), settings)
 
@@ -145,19 +145,19 @@ class RunData:
         return settings if isinstance(settings, dict) else {}
 
     def get_runtime_count(self, setting: str) -> int:
-        """Return a positive count from the runtime settings; 0 if it is missing."""
+        """Return a positive count from the runtime settings, or 0 if it is missing."""
         value = self.runtime.get(setting)
         return value if type(value) is int and value > 0 else 0
 
     @property
     def init_policy(self) -> str | None:
-        """The content hash of the policy that the run started from; None if it had none."""
+        """The ID of the policy that the run started from, or None for new weights."""
         policy_hash = nested_dict.get_nested(self.config, "learning.init_policy")
         return policy_hash if isinstance(policy_hash, str) else None
 
     @property
     def evaluation(self) -> Line | None:
-        """The final evaluation; None if the run has continued since."""
+        """The final evaluation; None if it is missing or the run has continued."""
         if self.result is None or self.result["steps"] < self.steps:
             return None
         evaluation: Line = self.result["evaluation"]
@@ -168,13 +168,13 @@ class RunData:
         return max((int(line["steps"]) for line in self.metrics), default=0)
 
     def read_values(self, metric: str) -> tuple[Float64, Float64]:
-        """Return the steps and values of a metric at the points where it was measured."""
+        """Return the steps at which a metric was measured, and its values."""
         points = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
         table = np.array(points, np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
     def read_episodes(self) -> tuple[Float64, Float64]:
-        """Read the returns and lengths of all training episodes, in order of collection."""
+        """Read the returns and lengths of all training episodes, in log order."""
         path = self.folder / "episodes.csv"
         rows: list[tuple[float, float]] = []
         try:
@@ -192,9 +192,9 @@ class RunData:
         return table[:, 0], table[:, 1]
 
     def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
-        """Return steps and the cumulative sum of the named times; None if unknown.
+        """Return the steps and the cumulative sum of the named times, in seconds.
 
-        Work that was repeated because a process died counts once.
+        Returns None if a time is missing. Work that was repeated after a crash counts once.
         """
         seconds_by_step: dict[int, float] = {}
         for line in self.timing:
@@ -216,7 +216,7 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read the run in a folder; raise CheckpointError if it is missing or damaged."""
+    """Read a run folder; raise CheckpointError if it is missing or damaged."""
     config = folder / "config.toml"
     if not config.is_file():
         raise CheckpointError(
@@ -247,7 +247,7 @@ def read_run(folder: Path) -> RunData:
 def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
     """Read runs and folders of runs; return the runs and notes about skipped ones.
 
-    A run that is named must be readable. Unreadable runs inside a folder are skipped.
+    A run in `paths` must be readable. In a folder of runs, unreadable runs are skipped.
     """
     runs, notes = [], []
     for path in paths:
@@ -311,7 +311,8 @@ def read_text(path: Path) -> str:
 def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
     """Read the complete lines of a JSONL file; return () if the file is missing.
 
-    `strict=False` is for a file that is never truncated, where a crash may have left half a line.
+    If `strict` is False, damaged lines are skipped. Some logs are never truncated, so a crash may
+    have left half a line in them.
     """
     records: list[Line] = []
     with _report_read_errors(path) if strict else contextlib.suppress(OSError, UnicodeDecodeError):
@@ -327,12 +328,12 @@ def read_lines(path: Path, *, strict: bool = True) -> tuple[Line, ...]:
 
 
 def parse_line(content: str | bytes) -> Line:
-    """Parse the numbers of a line; raise ValueError if they do not include the steps."""
+    """Parse the numbers in a line; raise ValueError if `steps` is missing."""
     return _Record.model_validate_json(content).model_dump(exclude_none=True)
 
 
 def read_result(path: Path) -> Line | None:
-    """Read the final evaluation and its training step; return None if it is missing."""
+    """Read result.json; return None if the file is missing."""
     if not (content := read_text(path)):
         return None
     try:
@@ -354,7 +355,7 @@ def read_machines(path: Path) -> tuple[Line, ...]:
 
 
 def _make_damage_error(path: Path, reason: str) -> CheckpointError:
-    """Make an error; its hint is a command that rewinds the logs or trains again."""
+    """Make an error that suggests a command to rewind the logs or train again."""
     checkpoints = sorted((path.parent / "checkpoints").glob("step-*.safetensors"))
     hint = format_command("train", "--config", path.parent / "config.toml")
     if checkpoints:

@@ -1,4 +1,4 @@
-"""Writes the logs of a run, then the checkpoints that count their lines."""
+"""Writes the logs, the checkpoints and the machine descriptions of a run."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class RunObserver(Protocol):
 class FileRecorder:
     """Writes a run's logs and checkpoints; implements the trainer's Recorder.
 
-    When a run continues from a checkpoint, the recorder rewinds the folder to it. The logs are cut
-    to the lines that the checkpoint counts. Checkpoints and a best policy from later steps are
-    renamed to `*.later`, because they are damaged or will be computed again. If the folder has no
-    logs, new ones are started.
+    When a run continues from a checkpoint, the recorder rewinds the folder to that checkpoint. It
+    removes the log lines that were written later. Checkpoints and best policies from later steps
+    are renamed to `*.later`, because they are damaged or will be computed again. If the folder has
+    no logs, the recorder starts new ones.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class FileRecorder:
         with report_disk_errors(folder.path), contextlib.ExitStack() as stack:
             self._open_logs(stack)
             if template.snapshot is not None:
-                # Save the checkpoint again before the logs are cut, so that the latest checkpoint
-                # always finds its lines. This also saves a changed recipe.
+                # Save the checkpoint again before the logs are truncated, so that the latest
+                # checkpoint never counts lines that are missing. This also saves a changed recipe.
                 self._rewind(template.snapshot)
             self._metric_file.truncate()
             self._episode_file.truncate()
@@ -208,7 +208,7 @@ class FileRecorder:
             yield
 
     def _write_timing(self, **extra: int) -> dict[str, Any]:
-        """Write the times and counts since the previous line to timing.jsonl."""
+        """Add a line to timing.jsonl, with times and counts since the last line."""
         timing = {"steps": self._steps, **extra, **self._timer.finish_lap(), **self._take_counts()}
         self._timing.write(json.dumps(timing) + "\n")
         return timing
@@ -229,7 +229,7 @@ class FileRecorder:
         self._observer.show_checkpoint(path, snapshot.progress)
 
     def _rewind(self, snapshot: Snapshot) -> None:
-        """Commit the state to continue from, and restore the best policy at that step."""
+        """Save the state to continue from; restore the best policy of that step."""
         progress, file = snapshot.progress, self._folder.best
         self._set_aside(snapshot)
         if not (list_later_files(self._folder.path, progress) and is_later(file, progress)):
@@ -247,8 +247,8 @@ class FileRecorder:
             checkpoint.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
-        """Keep a checkpoint of this step if the run continues with a different state."""
-        # It is renamed to `*.replaced`, `*.replaced-2` and so on. Its segments are kept, too.
+        """Keep an existing checkpoint of this step if its state is different."""
+        # It gets the name `*.replaced`, `*.replaced-2` and so on. Its segments are kept, too.
         path = get_step_path(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
             existing = checkpoint.load(path)
@@ -260,7 +260,7 @@ class FileRecorder:
                 )
 
     def _find_best(self) -> Checkpoint | None:
-        """Return the best policy as of this step, if a checkpoint still holds it."""
+        """Return the best policy up to this step, if a checkpoint still has it."""
         with contextlib.suppress(CheckpointError):
             lines = run_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
@@ -270,7 +270,7 @@ class FileRecorder:
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
-        """Write segments, the checkpoint and the link to it; only then remove old files."""
+        """Write the segments, the checkpoint and its link, then remove old files."""
         progress, folder = snapshot.progress, self._folder.path
         path = get_step_path(folder, progress.steps)
         path.parent.mkdir(exist_ok=True)
@@ -304,8 +304,8 @@ class FileRecorder:
 def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
     """Return the episodes of an iteration with their slots, in a fixed order.
 
-    Fragments list episodes in the order in which they end, short ones first. This would bias a
-    moving average over the last episodes towards long ones.
+    Fragments list episodes in the order in which they end, short ones first. That order would bias
+    a moving average over the last episodes towards long ones.
     """
     episodes = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
     return sorted(episodes, key=lambda item: (item[0], item[1].row, item[1].episode))
@@ -317,14 +317,14 @@ def _set_file_aside(file: Path) -> None:
 
 
 def _make_aside_path(file: Path, word: str) -> Path:
-    """Return an unused path beside the file, or one that has the same content."""
+    """Return an unused path beside the file, or the path of an identical copy."""
     ends = itertools.chain([word], (f"{word}-{number}" for number in itertools.count(2)))
     paths = (file.with_name(f"{file.name}.{end}") for end in ends)
     return next(p for p in paths if not p.exists() or filecmp.cmp(file, p, shallow=False))
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make `link` a hard link to `target`, or a copy if hard links are not supported."""
+    """Make `link` a hard link to `target`, or a copy if links are unsupported."""
     temporary = link.with_name(f".{link.name}{safetensors_file.TEMPORARY_SUFFIX}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
@@ -338,7 +338,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 class MachineLog:
-    """Writes machines.json, with one entry for each process that trained in a folder."""
+    """Writes machines.json, with an entry per process that trained the run."""
 
     def __init__(self, folder: RunFolder, fleet: Fleet, steps: int) -> None:
         self._folder = folder
@@ -360,7 +360,7 @@ class MachineLog:
         self._write()
 
     def record_work(self, shared_batches: int) -> None:
-        """Record the workers, and the number of batches divided among several learners."""
+        """Record the workers, and the number of batches that learners have shared."""
         # Called after training, because workers may join late.
         self._entry["shared_batches"] = shared_batches
         # The fleet may have been chosen only during the run.
@@ -377,7 +377,7 @@ class MachineLog:
 
 
 def _group_workers(fleet: Fleet) -> list[dict[str, Any]]:
-    """Return the workers' descriptions; identical ones are merged and counted."""
+    """Return the workers' descriptions; merge and count identical ones."""
     groups: dict[str, dict[str, Any]] = {}
     for worker in fleet.probe():
         facts = {name: value for name, value in worker.items() if name not in ("name", "pid")}

@@ -1,4 +1,4 @@
-"""Reads and writes .safetensors files: JSON strings, tensors, a checksum.
+"""Reads and writes .safetensors files with strings, tensors and a checksum.
 
 Files are written atomically and verified when read. Nothing in them is unpickled or executed.
 """
@@ -30,9 +30,9 @@ from rlflame.storage.available_memory import measure_available_bytes
 
 FORMAT = 1
 _BLANK_CHECKSUM = "0" * 64
-#: Twice the size of two evaluations with the maximum number of episodes.
+#: The maximum size of a header: twice that of two evaluations with the most episodes.
 _HEADER_LIMIT = 16_000_000
-#: More than several networks of sixteen layers and their optimizer states need.
+#: More tensors than several networks of sixteen layers and their optimizer states need.
 _MAX_TENSORS = 10_000
 #: Limits for a header with that many tensors: bytes outside strings, and number of strings.
 _SKELETON_LIMIT = 1_000_000
@@ -46,11 +46,11 @@ _ITEM_BYTES = {
 }
 _TensorName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.]{0,199}$")]
 _Size = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
-#: Errors of a full disk, as opposed to missing permissions.
+#: The error numbers of a full disk, as opposed to missing permissions.
 FULL_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: The suffix of files that are being written; power failures leave such files behind.
+#: The suffix of files that are being written. A power failure may leave such files behind.
 TEMPORARY_SUFFIX = ".tmp"
-#: Temporary names of `write_atomically` and of new links to a checkpoint.
+#: The temporary names of `write_atomically`, and those of new links to a checkpoint.
 _TEMPORARY_NAME = re.compile(
     r"\.(.+\.[0-9a-f]{8}|(latest|step-\d{9,})\.safetensors(\.[\w.-]+)?)"
     + re.escape(TEMPORARY_SUFFIX)
@@ -61,7 +61,7 @@ EARLIER_HINT = "use an earlier checkpoint of the same run"
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a file atomically.
 
-    Rejects NaN and infinity, as `read` does. The error comes before older files are removed.
+    Raises LearningError for NaN and infinity, which `read` rejects, before anything is written.
     """
     if (name := _find_not_finite(tensors)) is not None:
         raise LearningError(
@@ -100,12 +100,12 @@ def read(
     fields: Collection[str],
     check: Callable[[dict[str, str], Layouts], None] | None = None,
 ) -> tuple[dict[str, str], dict[str, Array]]:
-    """Read the strings and tensors of a file after verifying all of its bytes.
+    """Read and verify the strings and tensors of a file.
 
-    `mark` is the field that identifies the kind of file, and `fields` are the required fields. The
-    header is checked first, and `check`, if given, checks it too. At most one byte is read beyond
-    those that the header describes. Raises CheckpointError for a file of another kind, OSError for
-    an unreadable file, and ValueError with the reason for a damaged file.
+    `mark` is the field that identifies the type of file, and `fields` are the required fields. The
+    header is checked, also by `check` if it is given, before the tensors are read. Raises
+    CheckpointError for a file of another type, OSError for an unreadable file, MemoryError for a
+    file that is too large, and ValueError with the reason for a damaged file.
     """
     with regular_file.open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -135,7 +135,7 @@ def _find_not_finite(tensors: Mapping[str, Array]) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read a checkpoint's strings without verification; return {} for other files."""
+    """Return a checkpoint's unverified strings, or {} for any other file."""
     absent_errors = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
     with contextlib.suppress(*absent_errors, ValueError, RecursionError, CheckpointError):
         with regular_file.open_to_read(path) as file:
@@ -147,7 +147,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def report_read_errors(path: Path) -> Iterator[None]:
-    """Raise CheckpointError in place of any error that occurs when a file is read."""
+    """Turn any error from reading a file into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -166,7 +166,7 @@ def report_read_errors(path: Path) -> Iterator[None]:
 
 
 def _format_reason(error: Exception) -> str:
-    """Return the first line of an error and, for invalid JSON values, the field."""
+    """Describe an error in one line, with the field if its value is invalid."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]
         name = ascii(".".join(map(str, first["loc"])))[1:-1][:200]
@@ -177,7 +177,7 @@ def _format_reason(error: Exception) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a temporary file beside `path`, sync it, rename it and sync the folder."""
+    """Write and sync a temporary file, rename it to `path` and sync the folder."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         try:
@@ -208,7 +208,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether rlflame uses this name for a file that is being written."""
+    """Return whether rlflame uses this name for temporary files."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
@@ -233,7 +233,7 @@ def _sort_metadata(data: bytes) -> bytes:
 
 
 def _format_seal(checksum: str) -> bytes:
-    """Format the checksum entry, which is unique because strings escape quotes."""
+    """Format the checksum entry. It is unique, because JSON escapes quotes."""
     return f'"checksum":"{checksum}"'.encode()
 
 
@@ -276,7 +276,7 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
 
 
 def _check_skeleton(head: bytes) -> None:
-    """Limit the cost of parsing JSON: a header with many values is expensive to parse."""
+    """Reject a header with so many values that parsing it would be slow."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
     has_many_strings = plain.count(b'"') > 2 * _MAX_STRINGS
     if has_many_strings or sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
@@ -284,7 +284,7 @@ def _check_skeleton(head: bytes) -> None:
 
 
 def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
-    """Verify the checksum, which is computed with zeros in its place."""
+    """Verify the checksum, which was computed with zeros in its place."""
     checksum = metadata.get("checksum", "")
     digest = hashlib.sha256(head.replace(_format_seal(checksum), _format_seal(_BLANK_CHECKSUM)))
     digest.update(memoryview(data)[len(head) :])
@@ -293,7 +293,7 @@ def _verify(head: bytes, data: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def check_json(text: str, fields: Collection[str] | None = None) -> Any:
-    """Parse JSON; reject duplicate keys, unknown keys and integers over 64 bits."""
+    """Parse JSON; reject duplicate or unknown keys and integers over 64 bits."""
     value = json.loads(text, object_pairs_hook=_make_distinct_dict, parse_int=_parse_integer)
     if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
         raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")
@@ -307,7 +307,7 @@ def _parse_integer(text: str) -> int:
 
 
 def _make_distinct_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict from a JSON object; reject duplicate keys, which are ambiguous."""
+    """Make a dict of the pairs in a JSON object; reject duplicate keys."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("it has a duplicate key")

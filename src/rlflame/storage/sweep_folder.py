@@ -1,10 +1,12 @@
-"""The folders, seed lists and results of a sweep (one recipe, several seeds).
+"""Defines the files, seed lists and results of a sweep.
+
+A sweep trains one recipe with several seeds. Its folder contains these files and folders:
 
 job.toml       the recipe, the runtime and the seeds
 seed-0/ ...    one run folder per seed, as a single run would write it
 seeds.csv      one line per seed: progress, returns and digests
-summary.json   the same data and the aggregate over seeds, as printed by `--json`
-plot.png       the learning curves, aggregated over seeds
+summary.json   the same data and statistics over the seeds, as printed by `--json`
+plot.png       the learning curves, aggregated over the seeds
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _MAX_NAME_LENGTH = 60
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse a list of seeds in the given order: `0-2,7` -> 0, 1, 2, 7."""
+    """Parse a list of seeds in the given order: `0-2,7` gives (0, 1, 2, 7)."""
     seeds: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
@@ -48,7 +50,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def format_seeds(seeds: Iterable[int]) -> str:
-    """Format seeds for `parse_seeds`: 0, 1, 2, 7 -> `0-2,7`."""
+    """Format seeds for `parse_seeds`: (0, 1, 2, 7) gives `0-2,7`."""
     parts: list[list[int]] = []
     for seed in seeds:
         if parts and seed == parts[-1][-1] + 1:
@@ -59,7 +61,7 @@ def format_seeds(seeds: Iterable[int]) -> str:
 
 
 def format_folder_name(seeds: Sequence[int]) -> str:
-    """Return a folder name such as `seeds-0-9`; long lists are named by their length."""
+    """Return a name such as `seeds-0-9` or, for a long list, `50-seeds`."""
     name = f"seeds-{format_seeds(seeds)}"
     return name if len(name) <= _MAX_NAME_LENGTH else f"{len(seeds)}-seeds"
 
@@ -134,7 +136,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """The results of all seeds, and the aggregate over those with a final evaluation."""
+    """The results of all seeds, and statistics over their final evaluations."""
 
     environment: str
     algorithm: str

@@ -1,1 +1,1 @@
-"""The training loop: collect, learn, evaluate, record."""
+"""Trains and evaluates policies, and handles stop requests."""

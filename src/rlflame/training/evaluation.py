@@ -1,6 +1,6 @@
 """Runs episodes of a fixed policy, and computes statistics of their returns.
 
-Each episode has its own seed and its own row in the batch of a forward pass, so its result does not
+Each episode has its own seed and a fixed row in the batch of a forward pass, so its result does not
 depend on the number of workers or episodes.
 """
 
@@ -18,13 +18,13 @@ from rlflame.fleet.base import Fleet
 from rlflame.rollout.task import EnvSpec, EpisodeStat, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
-#: A limit for records in files, far above the maximum of `final_episodes` (100,000).
+#: The most episodes that a record in a file may have. `final_episodes` is at most 100,000.
 _MAX_EPISODES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """The number, seed and settings of the episodes to run."""
+    """The episodes of an evaluation: their number, seed and settings."""
 
     episodes: int
     seed: int = 0
@@ -63,7 +63,7 @@ class EvaluationRecord:
         return asdict(self)
 
     def find_fault(self) -> str | None:
-        """Return the reason why a record from a file is impossible, or None."""
+        """Return why a record from a file is invalid, or None if it is valid."""
         counts = (self.episodes, len(self.returns), len(self.lengths))
         if len(set(counts)) != 1 or not 0 < self.episodes <= _MAX_EPISODES:
             return "has {} episodes, but {} returns and {} lengths".format(*counts)
@@ -130,9 +130,9 @@ def evaluate(
 
 
 def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
-    """Return the first episode and the number of episodes of each non-empty task.
+    """Divide episodes into tasks; return each task's first episode and size.
 
-    A row's result does not depend on its task, so the division may depend on `workers`.
+    The result of an episode does not depend on its task, so the tasks may depend on `workers`.
     """
     task_size = max(1, min(width, math.ceil(episodes / workers)))
     return [
@@ -145,7 +145,7 @@ def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, i
 def make_evaluation_task(
     env: EnvSpec, policy_spec: PolicySpec, plan: EvaluationPlan, first: int, count: int
 ) -> RolloutTask:
-    """Make a task for `count` episodes, starting with `first`, each in its own row."""
+    """Make a task that runs `count` episodes, beginning with number `first`."""
     group, row = divmod(first, policy_spec.width)
     assert row + count <= policy_spec.width
     return RolloutTask(
@@ -190,7 +190,10 @@ def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) ->
 
 
 def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
-    """Return the mean of a - b over the same episodes, with its confidence interval."""
+    """Compare paired episodes by their difference in return, `a - b`.
+
+    Returns the mean difference and its confidence interval.
+    """
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
         raise ValueError("only evaluations over the same episodes can be paired")
     difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)

@@ -14,16 +14,16 @@ from types import FrameType
 from rlflame.errors import Interruption
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
-#: If a second signal has not ended the process after this time, the watching thread ends it.
+#: If a second signal has not ended the process after this time, a thread ends the process.
 _GRACE_S = 0.5
-#: If a signal does not end a wait, the wait is interrupted at this interval, this many times.
+#: A wait that a signal did not end is interrupted up to `_NUDGES` times, every `_PENDING_MS`.
 _PENDING_MS, _NUDGES = 100, 20
-#: The signal that interrupts the wait; no other code uses it.
+#: The signal that interrupts the wait. No other code uses this signal.
 _NUDGE = signal.SIGURG
 
 
 class NullStop:
-    """A stop that is never requested."""
+    """A stop request that is never made."""
 
     is_requested = False
 
@@ -34,7 +34,7 @@ class NullStop:
 
 @contextlib.contextmanager
 def abort_on_stop(stop: StopRequest) -> Iterator[None]:
-    """Raise KeyboardInterrupt immediately on a stop request inside the block."""
+    """Raise KeyboardInterrupt as soon as a stop is requested inside the block."""
     try:
         with stop.allow_interrupt():
             yield
@@ -43,19 +43,19 @@ def abort_on_stop(stop: StopRequest) -> Iterator[None]:
 
 
 def list_termination_signals() -> list[signal.Signals]:
-    """Return the termination signals except SIGINT and, under nohup, SIGHUP."""
+    """Return SIGTERM and, unless it is ignored (as under nohup), SIGHUP."""
     is_handled = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGTERM, *([signal.SIGHUP] if is_handled else [])]
 
 
 class _SignalHandlers:
-    """Installs signal handlers, with a thread that sees every signal immediately.
+    """Installs signal handlers, and a thread that sees every signal immediately.
 
-    Python runs a handler when the main thread next executes Python code, which may be never. If a
-    signal arrives just before a wait, or in another thread, the wait does not end. The watching
-    thread then interrupts it repeatedly until `is_received` returns True or a time limit passes. A
-    wait inside torch or in a hung simulator ends only when the process does. If `exits` is set, the
-    second signal ends the process.
+    Python runs a handler only when the main thread next executes Python code, which may never
+    happen. A signal that arrives just before a wait, or in another thread, does not end the wait.
+    The thread then interrupts the wait repeatedly, until `is_received` returns True or a time limit
+    has passed. These interruptions do not end a wait inside torch or in a hung simulator. If
+    `exits` is True, a second signal therefore ends the process.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ def _find_main_thread() -> int:
 
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Convert termination signals to KeyboardInterrupt, so that clean-up code runs."""
+    """Turn termination signals into KeyboardInterrupt, to run clean-up code."""
     signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         # A closing terminal may send SIGHUP twice; the clean-up after the first one must finish.
         if signals:
             return
-        # Raise no RlflameError, because code that handles such errors might continue.
+        # Do not raise an RlflameError, because code that handles such errors might continue.
         signals.append(number)
         raise KeyboardInterrupt
 
@@ -154,11 +154,11 @@ def exit_on_signal() -> Iterator[None]:
 
 
 class SignalStop:
-    """Handles SIGINT, SIGTERM and SIGHUP in a block; a second signal ends the process.
+    """Requests a stop on the first signal; a second signal ends the process.
 
-    A closing terminal may send SIGHUP twice, the second time much later. Therefore, SIGHUP never
-    counts as the second signal, and after a first SIGHUP, further ones are ignored until the
-    process ends.
+    The signals are SIGINT, SIGTERM and SIGHUP. A closing terminal may send SIGHUP twice, the second
+    time much later. Therefore, SIGHUP never counts as the second signal. If the first signal is
+    SIGHUP, later ones are ignored until the process ends.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class SignalStop:
         self._handlers.remove()
         if self.signal_number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # A stop request raises KeyboardInterrupt, whatever its signal.
+        # A stop request raises KeyboardInterrupt for any of the signals.
         number = self.signal_number
         if isinstance(error, KeyboardInterrupt) and number not in (None, signal.SIGINT):
             raise Interruption(
@@ -204,7 +204,7 @@ class SignalStop:
         if self.is_requested and number == signal.SIGHUP:
             return
         if self.is_requested:
-            # Take the default action immediately.
+            # A second signal takes its default action immediately.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal_number = number

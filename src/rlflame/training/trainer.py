@@ -2,12 +2,12 @@
 
 Glossary:
   step        one transition of one environment
-  slot        a group of environments, with its own random streams and its position in the batch
-  fragment    the result of one task: some steps of the environments of one slot
+  slot        a group of environments with its own random streams and a fixed position in the batch
+  fragment    the result of one task: the steps of the environments of one slot
   iteration   one task per slot, then learning from the fragments of all slots
   update      learning from one batch, in one or more optimizer steps
   version     the weights between two iterations
-  staleness   number of versions by which the acting policy lags behind the latest weights
+  staleness   the number of versions by which the acting policy lags behind the latest weights
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from rlflame.training.evaluation import (
 )
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
-#: The type that a buffer yields and an algorithm learns from.
+#: The type of the batches that a buffer yields and an algorithm learns from.
 BatchT = TypeVar("BatchT")
-#: In a snapshot's `learner`, the prefixes of the buffer's and the policy average's state.
+#: The prefixes of the arrays of the buffer and of the policy average in `Snapshot.learner`.
 BUFFER_PREFIX, AVERAGE_PREFIX = "experience.", "average."
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A recipe, its environment and the name of the run."""
+    """A run's name and recipe, and the specs of its environment and policy."""
 
     run: str
     recipe: Recipe
@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The counters of a run, which the digest of a checkpoint covers."""
+    """The counters of a run. They are part of a checkpoint's digest."""
 
     iteration: int = 0
     steps: int = 0
@@ -71,7 +71,7 @@ class Progress:
     reached: bool = False
 
     def is_spent(self, stop_at_steps: int | None, stop_at_iterations: int | None) -> bool:
-        """Return whether the budget is used up or the requested return is reached."""
+        """Return whether the budget is spent or the requested return was reached."""
         return (
             self.reached
             or (stop_at_steps is not None and self.steps >= stop_at_steps)
@@ -89,7 +89,7 @@ class Snapshot:
     states: EnvStates
     #: With staleness, the acting policy of the next iteration, which is already being collected.
     behaviour: PolicyArrays | None
-    #: The parts of the buffer that no longer change and are not in `learner`.
+    #: The segments of the replay buffer, which do not change and are not in `learner`.
     segments: tuple[Segment, ...] = ()
 
 
@@ -109,7 +109,7 @@ class Recorder(Protocol):
     ) -> None: ...
 
     def time_phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time of the block towards this phase."""
+        """Add the time that the block takes to the named phase."""
 
 
 class StopRequest(Protocol):
@@ -119,15 +119,15 @@ class StopRequest(Protocol):
     def is_requested(self) -> bool: ...
 
     def allow_interrupt(self) -> AbstractContextManager[None]:
-        """Raise StopInterrupt if a stop is requested inside the block."""
+        """Raise StopInterrupt as soon as a stop is requested inside the block."""
 
 
 class StopInterrupt(KeyboardInterrupt):
-    """Raised when a stop request ends a wait; environments never raise this exception."""
+    """Raised when a stop request ends a wait; never raised by environments."""
 
 
 class _PendingRollouts:
-    """The rollouts that are being collected, and the weights of their acting policy."""
+    """Rollouts in progress, and the weights of the policy that acts in them."""
 
     def __init__(self, fleet: Fleet, policy: PolicyArrays, tasks: list[RolloutTask]) -> None:
         self.behaviour = policy
@@ -155,7 +155,10 @@ def restore_components(
     buffer: Buffer[Any],
     average: PolicyAverage,
 ) -> None:
-    """Restore all components; raise an error if the snapshot is from another recipe."""
+    """Load a snapshot into the algorithm, the buffer and the policy average.
+
+    Raises an error if the snapshot does not fit the recipe.
+    """
     has_behaviour = bool(staleness and snapshot.progress.iteration)
     if has_behaviour != (snapshot.behaviour is not None):
         raise CheckpointError(
@@ -174,12 +177,12 @@ def _add_prefix(prefix: str, state: State) -> State:
 
 
 def _select_prefix(prefix: str, learner: State) -> State:
-    """Return the entries whose names have the prefix, without the prefix."""
+    """Select the entries with a prefix, and remove the prefix from their names."""
     return {n.removeprefix(prefix): a for n, a in learner.items() if n.startswith(prefix)}
 
 
 class Trainer(Generic[BatchT]):
-    """Collects, learns and records until the budget is spent or a stop is requested."""
+    """Collects, learns and evaluates until training is complete or stopped."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class Trainer(Generic[BatchT]):
         self._average = PolicyAverage(plan.recipe.learning.policy_average, algorithm.get_policy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from the snapshot; raise an error if it is from another recipe."""
+        """Continue from a snapshot; raise an error if it does not fit the recipe."""
         staleness = self._plan.rollout.staleness
         restore_components(snapshot, staleness, self._algorithm, self._buffer, self._average)
         self.progress = snapshot.progress
@@ -210,12 +213,12 @@ class Trainer(Generic[BatchT]):
         self._behaviour = snapshot.behaviour
 
     def run(self) -> bool:
-        """Train; return True if training is complete, False after a stop request."""
+        """Train; return True if training is complete, or False if it was stopped."""
         try:
             self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
             self._run_loop()
         except StopInterrupt:
-            pass  # raised only while the state is that of the last complete iteration
+            pass  # raised only while the state is still that of the last complete iteration
         except (EnvironmentFailure, FleetError):
             # A failed collection has not changed the state.
             self._recorder.record_snapshot(self.take_snapshot, self.progress, final=True)
@@ -276,7 +279,7 @@ class Trainer(Generic[BatchT]):
     def _collect(
         self, policy: PolicyArrays, progress: Progress, states: EnvStates
     ) -> _PendingRollouts | None:
-        """Start the rollouts of the next iteration; return None if the budget is spent."""
+        """Start the rollouts of an iteration; return None if the budget is spent."""
         with self._recorder.time_phase("transfer"):
             if self._is_finished(progress):
                 return None
@@ -304,11 +307,11 @@ class Trainer(Generic[BatchT]):
         return metrics
 
     def _get_evaluation_policy(self) -> PolicyArrays:
-        """Return the policy to evaluate and save, which may differ from the acting policy."""
+        """Return the policy to evaluate and save, averaged if averaging is enabled."""
         return self._average.get_policy(self._algorithm.get_policy())
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate if an evaluation is due, or if a stop interrupted the previous one."""
+        """Evaluate if an evaluation is due, including one that a stop interrupted."""
         settings, progress = self._plan.recipe.evaluation, self.progress
         interval = settings.every_steps
         if interval is None or progress.steps // interval <= progress.evaluations:
@@ -367,7 +370,7 @@ def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[Rollou
 
 
 def make_initial_states(plan: Plan) -> EnvStates:
-    """Return the states of all environments before the reset of episode 0."""
+    """Return the states of all environments before their first reset."""
     rollout, seed = plan.rollout, plan.recipe.learning.seed
     if rollout.unit == "episodes":
         return tuple(() for _ in range(rollout.num_slots))

@@ -61,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of grouped bars. `heights[name, group]` is NaN if not measured."""
+    """A chart of grouped bars. `heights[name, group]` is NaN if it was not measured."""
 
     title: str
     x_label: str
@@ -75,7 +75,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Panels:
-    """Charts or bars with separate axes in one image. The notes apply to all of them."""
+    """One or more charts in one image, each with its own axes. `notes` apply to all."""
 
     parts: tuple[Chart | Bars, ...]
     notes: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ Plot = Chart | Panels | Bars
 
 
 def collect_panels(plot: Plot) -> Panels:
-    """Return a plot as panels; a single chart becomes the only panel."""
+    """Return a plot as panels; a single chart becomes a single panel."""
     return plot if isinstance(plot, Panels) else Panels((plot,), plot.notes)
 
 
@@ -124,7 +124,7 @@ def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def format_compact(value: float) -> str:
-    """Format a number briefly, for example `1.5M`, `20k` or `-0.25`."""
+    """Format a number compactly, for example as `1.5M`, `20k` or `-0.25`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"

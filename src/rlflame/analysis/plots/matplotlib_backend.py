@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _NOTE_LETTERS = 150
-#: With more lines than the first limit, the legend is beside the plot, in a panel of full width. A
-#: panel with a label of more letters than the second limit also gets the full width.
+#: If a chart has more lines than the first limit, its panel has the full width and the legend is
+#: beside the plot. A panel also has the full width if a label has more letters than the second
+#: limit.
 _MOST_LEGEND_LINES, _MOST_PANEL_LETTERS = 8, 36
 #: The height of a row of panels.
 _PANEL_INCHES = 4.4
@@ -108,7 +109,7 @@ def _use_style() -> Iterator[None]:
 
 
 def make_figure(plot: Plot) -> Figure:
-    """Draw a plot as a figure, with several panels in rows."""
+    """Draw a plot as a figure; several panels are arranged in rows."""
     # A Figure made without pyplot needs no display and no global state.
     from matplotlib.figure import Figure
 
@@ -164,7 +165,7 @@ def _escape_texts(figure: Figure) -> None:
 
 
 def _escape_label(label: str) -> str:
-    """Put a space before a label that starts with _, which matplotlib would omit."""
+    """Put a space before a leading underscore, as matplotlib omits such labels."""
     return f" {label}" if label.startswith("_") else label
 
 
@@ -207,7 +208,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
 
 
 def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
-    """Draw bars and the ideal of each group, and write heights if there is room."""
+    """Draw the bars and the ideal height of each group; label the bars if they fit."""
     places = np.arange(len(bars.groups))
     width, total = 0.8 / len(bars.names), across * bars.heights.size
     for number, name in enumerate(bars.names):
@@ -232,7 +233,7 @@ def _draw_bars(axes: Axes, bars: Bars, across: int) -> None:
 
 
 def write_image(folder: Path, name: str, metric: str | None = None) -> Path:
-    """Write an image of the runs in `folder` to that folder; this needs matplotlib."""
+    """Plot the runs in `folder` and write the image there; this needs matplotlib."""
     from rlflame.analysis import curves
     from rlflame.storage import run_reader, safetensors_file
 

@@ -1,4 +1,4 @@
-"""Makes bar charts of the speed-up from more workers, from a table of run times."""
+"""Makes bar charts that show the speed-up with more workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rlflame.analysis.plots.chart import Bars, Panels
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
-#: The accepted names of the column of counts and of the column of fleets or other alternatives.
+#: The accepted names of the column with the counts, and of the column with the fleets or other
+#: alternatives.
 UNITS, SIDES = ("workers", "learners"), ("fleet", "backend", "recipe")
 _MOST_WORKERS = 1_000_000
 #: The accepted range of seconds per step.
@@ -30,8 +31,8 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 
     The columns are workers (or learners), fleet (or backend or recipe), seconds and, optionally,
     steps and case. A bar shows the median of rows with the same workers and fleet. The baseline of
-    a case (height 1) is the fastest fleet with the fewest workers, so that no fleet's overhead is
-    hidden in its own baseline.
+    a case (height 1) is the fastest fleet at the smallest number of workers, so that no fleet's
+    overhead is hidden in its own baseline.
     """
     unit, times = _read_run_times(table)
     fleets = list(dict.fromkeys(fleet for part in times.values() for _, fleet in part))
@@ -46,7 +47,7 @@ def make_speedup_chart(table: Path) -> Bars | Panels:
 def _make_bars(
     title: str, unit: str, times: Mapping[tuple[int, str], list[float]], fleets: Sequence[str]
 ) -> Bars:
-    """Return the bars of a case, with every fleet, even one without results for it."""
+    """Return the bars of a case for all fleets, including those without results."""
     cost = {key: median(seconds) for key, seconds in times.items()}
     workers = sorted({count for count, _ in cost})
     base = min(seconds for (count, _), seconds in cost.items() if count == workers[0])
@@ -91,7 +92,10 @@ def _read_run_times(table: Path) -> tuple[str, RunTimes]:
 
 
 def _parse_row(row: Mapping[str, str], unit: str, side: str) -> tuple[str, tuple[int, str], float]:
-    """Return the case, (workers, fleet) and seconds; raise for an invalid cell."""
+    """Return the case, (workers, fleet) and seconds per step of a row.
+
+    An invalid cell raises an exception.
+    """
     if None in row or None in row.values():
         raise ValueError("wrong number of cells")
     count, seconds, steps = int(row[unit]), float(row["seconds"]), float(row.get("steps", "1"))

@@ -1,7 +1,8 @@
 """Draws charts as text, for terminals and text files.
 
-Lines are drawn in Braille characters of two by four dots. A letter every few columns identifies the
-line, so that no colour is needed. If the output cannot show Braille, lines are drawn in letters.
+Lines are drawn with Braille characters, which have two by four dots. A letter every few columns
+identifies the line, so that no colour is needed. If the output cannot show Braille, lines are drawn
+with letters.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _NARROW = 60
 
 
 def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Render a plot as text of at most `width` columns (12 or more).
+    """Render a plot as text that is at most `width` columns wide.
 
-    The plot area of each line chart is `height` rows high.
+    `width` must be at least 12. The plot area of each line chart is `height` rows high.
     """
     panels = collect_panels(plot)
     blocks = [_wrap(panels.title, width)] if panels.title else []
@@ -116,7 +117,7 @@ def _draw_lines(
     shape: tuple[int, int],
     braille: bool,
 ) -> list[str]:
-    """Return the rows of the plot; where lines cross, show the last line's letter."""
+    """Return the rows of the plot; where lines cross, the last line has priority."""
     bits, owner = np.zeros(shape, np.int64), np.full(shape, -1)
     for number, series in zip(numbers, chart.series, strict=True):
         across, down = _list_dots(series, bounds, shape)
@@ -158,7 +159,10 @@ def _scale(values: Float64 | float, low: float, high: float, last: int) -> np.nd
 
 
 def _render_bars(bars: Bars, width: int, braille: bool) -> str:
-    """Return each bar below its name and height, with a mark at the ideal height."""
+    """Render bars as text, each below its name and height.
+
+    A mark shows the ideal height.
+    """
     block, mark = ("█", "┊") if braille else ("#", ":")
     scale = (width - 3) / max(np.nanmax(bars.heights), bars.ideal.max())
     lines = [_wrap(bars.title, width), ""]

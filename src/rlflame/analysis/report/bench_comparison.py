@@ -1,4 +1,4 @@
-"""Compares medians of benchmark results (`.json` files), with changes in percent."""
+"""Compares the medians of two benchmark results (`.json` files)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class BenchmarkResults(BaseModel):
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """A description of the machine and the thread settings, by name."""
+        """Facts about the machine and its thread settings, by name."""
         return {**dict(flatten(self.machine)), **(self.threads or {})}
 
     @property
@@ -83,14 +83,20 @@ class BenchmarkResults(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change in a quantity from a baseline, in percent; positive is better."""
+    """The change in a quantity from a baseline, in percent.
+
+    A positive change is an improvement.
+    """
 
     current: Measurement
     baseline: Measurement
     verdict: Comparison
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the change for JSON; without enough repetitions, intervals are null."""
+        """Return the change as JSON data.
+
+        If there are too few repetitions, the bounds of the intervals are null.
+        """
         verdict = self.verdict
         unknown = {} if verdict.has_enough_seeds else {"low": None, "high": None}
         return {

@@ -129,7 +129,7 @@ def _build_bench_report(
 
 
 def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Return curves of each environment over steps and, if recorded, wall-clock time."""
+    """Return the curves of each environment over steps and, if recorded, over time."""
     charts = []
     for environment in dict.fromkeys(run.environment for run in runs):
         group = [run for run in runs if run.environment == environment]
@@ -179,7 +179,7 @@ def _read_scores(runs: Sequence[RunData]) -> dict[str, Float64]:
 
 
 def _describe_runs(runs: Sequence[RunData]) -> Facts:
-    """Describe runs; each refers to its machine and cluster by list index."""
+    """Describe runs; each run refers to its machine and cluster by list index."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
     descriptions = []

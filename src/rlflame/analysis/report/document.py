@@ -27,14 +27,14 @@ svg,pre{max-width:40em;overflow-x:auto}
 
 @dataclass(frozen=True)
 class Table:
-    """A table of formatted cells: `words` columns of text, then numbers."""
+    """A table of formatted cells: `words` columns of text, then columns of numbers."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
 
 
-#: A column: its head, the key of its values and their format, or one word for both head and key.
+#: A column as (header, key, format), or as one word that is both the header and the key.
 Column = str | tuple[str, str, str]
 
 
@@ -43,7 +43,7 @@ def make_table(
 ) -> Table:
     """Make a table whose first `words` columns are text.
 
-    A row's `times` is its number of measurements. With too few, the row shows no intervals.
+    A row's `times` is its number of measurements. If there are too few, no intervals are shown.
     """
     triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
     cells = tuple(
@@ -57,9 +57,10 @@ def make_table(
 
 
 def format_value(value: Any, spec: str = "", times: int = FEWEST_SEEDS) -> str:
-    """Format a value; an Interval shows bounds if `times` is FEWEST_SEEDS or more.
+    """Format a value for a table.
 
-    The format `ms` shows seconds as milliseconds. A format that ends in `x` shows a factor.
+    The bounds of an Interval are shown if `times` is at least FEWEST_SEEDS. The format `ms` shows
+    seconds as milliseconds. A format that ends in `x` shows a factor, such as 1.5x.
     """
     if value is None:
         return "-"
@@ -116,7 +117,7 @@ def _render_markdown_block(block: Block, ascii_only: bool) -> list[str]:
 
 
 def _render_markdown_table(table: Table) -> list[str]:
-    """Return the lines of a table with padded columns, so the source is readable."""
+    """Return the lines of a Markdown table, with padded columns for readability."""
     # Cells are escaped before the widths are measured.
     rows = [
         [escape_controls(_escape_markup(cell)).replace("|", "\\|") for cell in row]

@@ -184,7 +184,7 @@ def _format_fleet(cluster: Facts) -> str:
 
 
 def _make_machine_blocks(facts: Facts) -> list[Block]:
-    """Return a table of machines: drivers have a number, and executors a host name."""
+    """Return a table of machines: drivers by number, and executors by host name."""
     rows = [
         {**machine, **(machine.get("packages") or {}), "name": str(number)}
         for number, machine in enumerate(facts["machines"], 1)

@@ -1,1 +1,1 @@
-"""Starts, monitors and stops the processes of a multi-learner run."""
+"""Starts, monitors and ends the processes of a run with several learners."""

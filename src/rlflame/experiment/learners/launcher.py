@@ -1,4 +1,4 @@
-"""Joins the learners that torchrun started, which may run on several machines."""
+"""Connects learners that torchrun started, possibly on several machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlflame.experiment.learners.liveness import LearnerProcess, TcpRendezvous
 
 
-#: Covers the start of Python, the import of torch and the rendezvous of all learners.
+#: The time that all learners have to start Python, import torch and connect.
 JOIN_TIMEOUT_S = 180.0
 #: The exit code of a learner that has lost the others.
 LOST_EXIT_CODE = 70
@@ -36,7 +36,7 @@ def start_learners(
 ) -> Iterator[ProcessGroup]:
     """Yield the group of learners that torchrun started, or a group of one.
 
-    `hint` returns the hint for the error that is raised when a learner is lost.
+    If a learner is lost, the error has the hint that `hint` returns.
     """
     learner_rank = read_rank()
     if learner_rank is not None and learner_rank.size != runtime.learners:
@@ -56,7 +56,7 @@ def start_learners(
 
 
 def release_learners() -> None:
-    """Release the learners that torchrun started for an already complete run."""
+    """End the learners that torchrun started for a run that is complete."""
     learner_rank = read_rank()
     if learner_rank is not None:
         with _join_torchrun(RuntimeSettings(), learner_rank, NullStop()):
@@ -82,10 +82,10 @@ def _join_torchrun(
 
 
 def _stop_without_parent() -> None:
-    """Save and stop when torchrun is killed.
+    """Make this process save and stop if torchrun is killed.
 
-    Uses polling: PR_SET_PDEATHSIG would send one signal for each thread of torchrun, and a second
-    signal stops a run without saving.
+    A thread polls the parent process. PR_SET_PDEATHSIG would not work: it can send a signal for
+    each thread of torchrun, and a second signal ends a run without saving.
     """
     parent = os.getppid()
 
@@ -98,7 +98,10 @@ def _stop_without_parent() -> None:
 
 
 def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
-    """Kill local learners: torchrun would wait forever for a suspended process."""
+    """Kill those of the learners that run on this machine.
+
+    Otherwise, torchrun would wait forever for a suspended process.
+    """
     from rlflame.experiment.learners.liveness import LearnerProcess
 
     for learner in learners:
@@ -111,7 +114,10 @@ def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
 def _join_group(
     runtime: RuntimeSettings, learner_rank: LearnerRank, rendezvous: TcpRendezvous
 ) -> Iterator[ProcessGroup]:
-    """Join the group of all learners; failures name the first late learner."""
+    """Join the group of all learners.
+
+    If a learner fails, the error names the first one that is silent or behind the others.
+    """
     from rlflame.experiment.learners.liveness import join_group
     from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import format_timeout
@@ -126,7 +132,7 @@ def _join_group(
                 raise
             learners = [monitor.read_process(rank) for rank in late_ranks]
             if error.is_hung:
-                # Kill at exit: torchrun then ends this process too, so show the error first.
+                # Kill them at exit, after the error is shown: torchrun then ends this process too.
                 atexit.register(_kill_local_learners, learners)
             name = f"Learner {late_ranks[0]} of {learner_rank.size} (process {learners[0].pid})"
             reason = format_timeout(deadline_s) if error.is_hung else "has ended."

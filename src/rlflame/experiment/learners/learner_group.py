@@ -1,8 +1,9 @@
 """Runs several learners on this machine, and continues if processes are lost.
 
-The other learners join at the first batch after they have loaded. If one of them dies, hangs or is
-late, this process restores the state from before the batch, processes the batch itself, and
-restarts the remaining learners. The results stay bit-identical; only the speed changes.
+This process is the first learner. The others join at the first batch after they have loaded. If one
+of them dies or does not answer in time, this process restores its state from before the batch,
+processes the batch alone, and restarts the remaining learners. The results stay bit-identical; only
+the speed changes.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from rlflame.training.trainer import Plan, Progress
 
 #: With fewer samples, a second process takes more time to load than it saves.
 _MIN_SAMPLES = 300_000
-#: The number of batches that a trial times for each choice (all learners, one), alternately.
+#: A trial alternates between all learners and one, and times this many batches of each.
 _TRIAL_BATCHES = 3
 
 
 class LearnerGroup:
-    """An algorithm on rank 0 that shares batches with the learners that have joined."""
+    """An algorithm that shares its batches with other learners on this machine."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class LearnerGroup:
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
-        #: The update times in the trial, alternately with all learners and with only this one; None
-        #: if there is no trial.
+        #: The update times of the trial, which alternates between all learners and only this one.
+        #: None if there is no trial.
         self._trial_s: list[float] | None = [] if is_trial else None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
@@ -156,7 +157,7 @@ class LearnerGroup:
         )
 
     def _join(self) -> None:
-        """Form the group once all learners have loaded."""
+        """Form the group if all other learners have loaded."""
         for process in [*self._waiting]:
             try:
                 if not process.channel.poll():
@@ -180,7 +181,7 @@ class LearnerGroup:
             self._handle_loss(error)
 
     def _update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        """Process a batch with all learners, or only with this one if another is lost."""
+        """Process a batch with all learners, or with this one if another is lost."""
         if self._replicator is None:
             return self._algorithm.update(batch, progress)
         previous = self._algorithm.get_state()
@@ -197,7 +198,7 @@ class LearnerGroup:
         return self._algorithm.update(batch, progress)
 
     def _finish_trial(self, times_s: list[float]) -> None:
-        """Continue with the faster choice of the trial: all learners, or only this one."""
+        """Continue with all learners or only this one, whichever was faster."""
         self._trial_s, size = None, 1 + len(self._processes)
         shared_ms, alone_ms = (1000.0 * min(times_s[start::2]) for start in (0, 1))
         count = format_count(size if shared_ms < alone_ms else 1, "learner")
@@ -209,7 +210,7 @@ class LearnerGroup:
             self.close()
 
     def _update_alone(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        """Process a batch with this learner only, and send the result to the others."""
+        """Process a batch with this learner only, and send its state to the others."""
         with self._algorithm.shards.use_one_learner():
             metrics = self._algorithm.update(batch, progress)
         self._broadcast_state()
@@ -245,9 +246,9 @@ class LearnerGroup:
 def choose_size(
     recipe: Recipe, runtime: RuntimeSettings, progress: Progress, *, has_idle_cores: bool
 ) -> int:
-    """Return the number of learners to start for the rest of a run.
+    """Return the number of learners for the rest of a run.
 
-    `has_idle_cores` is True if workers that wait during an update leave their cores idle.
+    `has_idle_cores` is True if the cores of the workers are idle during an update.
     """
     learning = recipe.learning
     units = count_units(learning)
@@ -288,7 +289,7 @@ def open_learner_group(
     *,
     has_idle_cores: bool,
 ) -> Iterator[LearnerGroup | None]:
-    """Yield the group of learners that a run needs, or None if one process learns."""
+    """Yield a group of local learners, or None if this process learns alone."""
     learning, maximum, group = plan.recipe.learning, runtime.learners, None
     size = choose_size(plan.recipe, runtime, progress, has_idle_cores=has_idle_cores)
     if maximum != "auto" and maximum > size:

@@ -1,6 +1,6 @@
-"""A learner process that repeats every call made to the first local learner.
+"""A local learner process that repeats the updates of the first learner.
 
-The first learner starts this module. The process ends when the pipe from the first learner closes.
+The first learner starts this process. The process ends when the pipe from the first learner closes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run_learner(channel: ParentChannel, order: dict[str, Any]) -> None:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the first learner decides when to end
+        signal.signal(number, signal.SIG_IGN)  # the first learner decides when this process ends
     channel = ParentChannel.open()
     order = channel.receive_order()
     channel.start_listening()

@@ -41,7 +41,7 @@ class TcpRendezvous(NamedTuple):
     attempt: str = "0"
 
     def open_store(self, timeout_s: float) -> Store:
-        """Open a new connection, because a waiting connection cannot send other requests."""
+        """Open another connection, because a waiting one cannot send requests."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
@@ -54,9 +54,9 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
 
 
 def await_learners(rendezvous: TcpRendezvous, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all learners have arrived; raise LearnerFailure after `timeout_s`."""
-    # Later waits happen inside torch, which handles no signals and would also wait for a learner
-    # that a signal has ended.
+    """Wait for all learners; raise LearnerFailure after `timeout_s` seconds."""
+    # Later waits happen inside torch, which does not react to signals. It would also wait for a
+    # learner that a signal has ended.
     try:
         store = PrefixStore(f"rlflame/{rendezvous.attempt}/there", rendezvous.open_store(timeout_s))
         store.set(str(rank), "")
@@ -81,7 +81,7 @@ def await_learners(rendezvous: TcpRendezvous, rank: int, size: int, timeout_s: f
 def join_group(
     learner_rank: LearnerRank, rendezvous: TcpRendezvous, deadline_s: float, timeout_s: float
 ) -> Iterator[tuple[TorchProcessGroup, LivenessMonitor]]:
-    """Join the group of all learners; yield the group and its liveness monitor."""
+    """Join the group of all learners; yield the group and a liveness monitor."""
     group = TorchProcessGroup(
         *learner_rank, deadline_s=deadline_s, join_timeout_s=timeout_s, clock=time.monotonic
     )
@@ -96,7 +96,7 @@ def join_group(
 
 
 class LearnerProcess(NamedTuple):
-    """A learner's process id, and the machine or container where the id is valid."""
+    """A learner's process ID, and the machine or container where it is valid."""
 
     pid: int
     machine: str
@@ -104,7 +104,7 @@ class LearnerProcess(NamedTuple):
     @classmethod
     def from_current_process(cls) -> LearnerProcess:
         numbers = ""
-        with contextlib.suppress(OSError):  # containers may share a host name and process ids
+        with contextlib.suppress(OSError):  # containers may share a host name and process IDs
             numbers = os.readlink("/proc/self/ns/pid")
         return cls(os.getpid(), f"{platform.node()} {numbers}".strip())
 
@@ -112,7 +112,7 @@ class LearnerProcess(NamedTuple):
 class LivenessMonitor:
     """Sends or answers liveness queries.
 
-    `exchanges` returns this learner's number of exchanges.
+    `exchanges` returns the number of exchanges that this learner has begun.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class LivenessMonitor:
             raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
     def start_answering(self, on_answer: Callable[[], None]) -> None:
-        """Start a thread that answers a query from the first learner."""
+        """Start a thread that answers one query and then calls `on_answer`."""
 
         def listen() -> None:
             try:
@@ -149,7 +149,7 @@ class LivenessMonitor:
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Report in advance that this learner is ending.
+        """Report that this learner is about to end.
 
         `healthy` is True if another learner failed first.
         """

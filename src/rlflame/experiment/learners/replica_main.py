@@ -1,4 +1,4 @@
-"""A learner process that torchrun started and that follows rank 0."""
+"""A learner process under torchrun that repeats the updates of rank 0."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_replica(learner_rank: LearnerRank) -> None:
 
     rendezvous = make_torchrun_rendezvous()
     if has_agent_store():
-        # Ignore signals only below: until all learners have arrived, Ctrl-C must end each one.
+        # Signals are not ignored yet: until all learners have joined, Ctrl-C must end each of them.
         await_learners(rendezvous, *learner_rank, JOIN_TIMEOUT_S)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Rank 0 handles stop requests: it finishes the update and saves.
@@ -93,13 +93,16 @@ def run_under_torchrun(learner_rank: LearnerRank) -> int:
 
 
 def _exit_soon() -> None:
-    """Exit even if the main thread hangs: torchrun would wait for this process."""
+    """Exit after a short time, even if the main thread hangs.
+
+    Otherwise, torchrun would wait for this process.
+    """
     time.sleep(_GRACE_S)
     _exit(LOST_EXIT_CODE)
 
 
 def _exit(code: int) -> None:
-    """Exit at once, without waiting for torch's threads."""
+    """Exit immediately, without waiting for torch's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

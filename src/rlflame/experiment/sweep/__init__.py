@@ -1,1 +1,1 @@
-"""Sweeps: runs of one recipe with several seeds."""
+"""Runs sweeps, which train one recipe with several seeds."""

@@ -1,8 +1,8 @@
-"""The process of one seed, which performs a run and reports to the sweep.
+"""The process of one seed of a sweep, which trains and reports to the sweep.
 
-The process receives an order. Later, it can receive STOP and, if the sweep has a shared fleet, the
-fleet's replies. It sends EVENT messages, requests to the shared fleet, and finally RESULT or
-FAILURE.
+The process first receives an ORDER message. Later, it can receive STOP and, if the sweep has a
+shared fleet, replies from that fleet. It sends EVENT messages, requests to the shared fleet, and
+finally RESULT or FAILURE.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _POLL_S = 1.0
 
 
 def main() -> None:
-    """Run `python -m rlflame.experiment.sweep.seed_main DESCRIPTOR`."""
+    """Train one seed, as ordered by the sweep."""
     channel = ParentChannel.open()
     order = channel.receive_order()
     with SignalStop() as stop:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _report_error(error: BaseException, folder: Path, channel: ParentChannel) -> None:
-    """Send the error that ended the seed, with the traceback if it is a bug."""
+    """Send the sweep the error that ended this seed; add a traceback for a bug."""
     failure = from_exception(error)
     if isinstance(error, DamagedCheckpointsError):
         command = format_shell("rm", "-r", folder)
@@ -87,7 +87,7 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
 def _open_fleet(
     order: Mapping[str, Any], config: RunConfig, counts: EventCounter, channel: ParentChannel
 ) -> Fleet:
-    """Open the sweep's fleet; if there is none, local workers or an inline fleet."""
+    """Open the sweep's shared fleet or, without one, a fleet for this seed."""
     if order["fleet"] is not None:
         client = FleetClient(channel, **order["fleet"])
         channel.start_listening(client.receive)
@@ -104,7 +104,7 @@ def _open_fleet(
 def _watch_env(
     read_position: Callable[[], TaskPosition | None], deadline_s: float, channel: ParentChannel
 ) -> None:
-    """Start a thread that ends the process if the environment hangs."""
+    """Start a thread that ends this process if the environment hangs."""
 
     def poll() -> None:
         previous, start_s = read_position(), time.monotonic()

@@ -1,4 +1,4 @@
-"""A sweep on disk: its recipe, the status of each seed, and the summary."""
+"""Reads and writes the file of a sweep, and reads the status of its seeds."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rlflame.storage.sweep_folder import SWEEP_FILE, SeedOutcome, SeedResult, Sw
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe and its seeds; `learning.seed` of the recipe is the first seed."""
+    """A config and its seeds. `learning.seed` in the config is the first seed."""
 
     config: RunConfig
     seeds: tuple[int, ...]
     preset: str = ""
-    #: The file that all seeds start from, as an absolute path.
+    #: The absolute path of the policy file that all seeds start from, if any.
     init_from: str | None = None
 
     def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
@@ -42,7 +42,7 @@ class Sweep:
         return self.config.model_copy(update={"learning": learning, "runtime": runtime})
 
     def copy_with(self, **changes: Any) -> Sweep:
-        """Return a sweep of the same seeds with changed settings."""
+        """Return a copy of this sweep with changed settings."""
         return replace(self, config=self.config.model_copy(update=changes))
 
 
@@ -54,7 +54,7 @@ class SeedStatus:
     folder: Path
     is_started: bool = False
     is_finished: bool = False
-    #: The latest checkpoint, with the sweep's `stop_at_steps`; None if missing or unreadable.
+    #: The latest checkpoint, or None if it is missing or unreadable.
     checkpoint: Checkpoint | None = None
 
 
@@ -96,9 +96,10 @@ def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
 
 
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
-    """Return a seed's status; remove an unused folder that has no checkpoint.
+    """Return the status of a seed.
 
-    A damaged checkpoint is not an error here, because the process of the seed reports it.
+    If the folder of the seed has no checkpoint and no process uses it, it is removed. A damaged
+    checkpoint is not an error here, because the process of the seed reports it.
     """
     path = sweep_folder.get_seed_folder(folder, seed)
     if not path.exists():
@@ -123,10 +124,10 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
 
 
 def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
-    """Raise ConfigError before any seed starts if one of them cannot continue.
+    """Raise ConfigError if one of the seeds cannot continue.
 
-    A seed cannot continue if its checkpoint has a different recipe from the sweep file, if it has
-    already taken `steps` steps, or if its learning rate has already been annealed to 0.
+    A seed cannot continue if the recipe in its checkpoint differs from that in the sweep file, if
+    the seed has already taken `steps` steps, or if its learning rate has been annealed to 0.
     """
     for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint
@@ -155,7 +156,7 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
 
 
 def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, steps: int) -> str:
-    """Return the command that trains all seeds anew, with schedules that fit `steps`."""
+    """Return the command that trains the same seeds again, for `steps` steps."""
     seeds = sweep_folder.format_seeds(sweep.seeds)
     options: list[object] = ["--config", seed_folder / "config.toml", "--seeds", seeds]
     options += ["--init-from", sweep.init_from] if sweep.init_from is not None else []

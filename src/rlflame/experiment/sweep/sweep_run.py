@@ -1,4 +1,4 @@
-"""Trains or resumes several seeds of one recipe and summarises their results."""
+"""Trains or resumes the seeds of a sweep, and summarises their results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rlflame.storage.sweep_folder import SeedOutcome, format_folder_name, get_se
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopRequest
 
-#: The time that a resume waits for the seed processes of a killed sweep to end.
+#: How long `resume` waits for the seed processes of a killed sweep to end.
 _WAIT_S = 20.0
 _POLL_S = 0.2
 _GRACE_S = 5.0
@@ -55,7 +55,7 @@ def train(
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> SweepResult:
-    """Train with a config and each of the seeds, in a new sweep folder."""
+    """Train one policy per seed with this config, in a new sweep folder."""
     stop, show = stop or NullStop(), show or NullView()
     check_sweep(config.runtime)
     recipe = config.recipe.copy_with_horizon()
@@ -117,8 +117,8 @@ def split_resources(
 ) -> SweepResources:
     """Choose how many seeds run at once and how many workers each seed gets.
 
-    One process per core is fastest, because the processes never wait for each other. Each core also
-    runs one worker if `split` is true, `threads` is 1 and each process has two or more cores.
+    One seed per core is fastest, because seeds never wait for each other. If each seed has two or
+    more cores, it also gets one worker per core, provided that `split` is True and `threads` is 1.
     """
     fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
     limit = min(seeds, max(1, cores // threads))
@@ -138,7 +138,7 @@ def _await_processes(folder: Path, sweep: Sweep) -> None:
 
 
 def _open_shared_fleet(sweep: Sweep, show: RunView) -> AbstractContextManager[Fleet | None]:
-    """Open the remote fleet that all seeds share; None if seeds run locally."""
+    """Open the remote fleet that all seeds share, if the sweep uses one."""
     runtime = sweep.config.runtime
     if not factory.is_remote(factory.resolve_fleet_kind(runtime)):
         return nullcontext()
@@ -188,7 +188,7 @@ def _split_resources(
     sweep: Sweep, seeds: int, summary: RecipeSummary, fleet: Fleet | None
 ) -> SweepResources:
     runtime, learning = sweep.config.runtime, sweep.config.learning
-    # SAC's two numpy threads wait for each other without spinning, so one core is enough.
+    # SAC's two numpy threads wait for each other without using a core, so one core is enough.
     is_numpy = learning.provider == "numpy"
     threads = count_blas_threads(learning) if is_numpy else learning.threads
     return split_resources(
@@ -205,7 +205,7 @@ def _split_resources(
 def _make_order(
     sweep: Sweep, status: SeedStatus, folder: Path, resources: SweepResources, fleet: Fleet | None
 ) -> dict[str, Any]:
-    """Make the first message to the process of a seed."""
+    """Make the ORDER message for the process of a seed."""
     recipe = status.checkpoint.recipe if status.checkpoint is not None else sweep.config
     return {
         "config": sweep.make_seed_config(status.seed, folder).model_dump(mode="json"),
@@ -252,10 +252,11 @@ class _SeedProcess:
 
 @dataclass(eq=False)
 class SeedProcesses:
-    """Runs one process per seed; all processes share `fleet`.
+    """Runs one process per seed. If `fleet` is given, all processes share it.
 
-    Each process leads its own session, so that Ctrl-C reaches only the sweep, which asks the
-    processes to save. Each process ends when the sweep's pipe closes, however the sweep ends.
+    Each process leads its own session, so Ctrl-C reaches only the sweep, which then asks the
+    processes to save and stop. A process ends when its pipe from the sweep closes, no matter how
+    the sweep ends.
     """
 
     orders: Mapping[int, dict[str, Any]]

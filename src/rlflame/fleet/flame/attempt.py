@@ -44,12 +44,12 @@ class ClusterUnreachableError(FleetError):
 
 
 class AttemptTimeout(FleetError):
-    """An executor took the task and did not answer within the deadline."""
+    """An executor started a task, but did not answer within the deadline."""
 
 
 @dataclass(eq=False)
 class Attempt:
-    """One task on the cluster, for one job or for several short ones."""
+    """One task on the cluster, which runs one job or several short jobs."""
 
     jobs: list[FleetJob]
     created_at: float
@@ -58,7 +58,7 @@ class Attempt:
     polled_at: float = 0.0
     #: The ID of the task on the cluster; empty until the task is created.
     task: str = ""
-    #: flamepy's latest iterator over the status updates of the task.
+    #: The latest watch: flamepy's iterator over the status updates of the task.
     watch: Any = None
     #: The location of the weights when the task was sent.
     weights: Reference | None = None
@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether at least one job still waits for an answer."""
+        """Whether any job still waits for an answer."""
         return not all(job.is_over for job in self.jobs)
 
     def close_watch(self) -> None:
@@ -87,7 +87,7 @@ class JobBoard:
         self.closing = threading.Event()
         self.final_error: RlflameError | None = None
         self._observer = observer
-        # Reentrant: an observer may call the fleet, which can cause further events.
+        # The lock is reentrant, because an observer may call the fleet and so cause further events.
         self._notify_lock = threading.RLock()
 
     def cancel(self, jobs: Sequence[FleetJob]) -> None:
@@ -129,7 +129,7 @@ class AttemptRunner:
     leftover_tasks: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=1000))
 
     def run(self, attempt: Attempt) -> dict[str, Any]:
-        """Run an attempt; return the worker's description of itself and its answers."""
+        """Run an attempt; return the worker's answers and its description of itself."""
         session, policy = self.starter.wait().session, attempt.jobs[0].task.policy_id
         delete = self.policies.deleter.delete
         weights = attempt.weights = self.policies.find_reference(policy)
@@ -182,7 +182,7 @@ class AttemptRunner:
             time.sleep(_POLL_INTERVAL_S)
 
     def tidy(self) -> None:
-        """Delete the answer of an abandoned task if the task has finished."""
+        """Poll one abandoned task; if the task has finished, delete its answer."""
         if not self.leftover_tasks or self.leftover_tasks[0][1] > time.monotonic():
             return
         task, _ = self.leftover_tasks.popleft()
@@ -218,7 +218,7 @@ class AttemptRunner:
             try:
                 return call(*arguments)
             except Exception as error:
-                # A restarted session manager may not know all sessions yet: ask twice.
+                # A restarted session manager may not know all sessions yet, so ask twice.
                 closed_count = closed_count + 1 if pause_s > 1.0 and self._is_session_over() else 0
                 if closed_count > 1 and not self.board.closing.is_set():
                     raise ClusterUnreachableError(
@@ -235,7 +235,7 @@ class AttemptRunner:
             pause_s = min(2.0, 2.0 * pause_s)
 
     def _is_session_over(self) -> bool:
-        """Return whether the session manager reports no open session of this run."""
+        """Return whether the session manager no longer lists the run's session as open."""
         try:
             sessions = self.client.call("list_sessions")
         except FleetError:

@@ -1,8 +1,8 @@
 """Builds the data that is sent to a cluster: code, requests and dependencies.
 
 Source code is sent with the session, so executors that have the dependencies install nothing. Other
-executors install an empty package that requires the dependencies in the versions of this machine.
-Flame requires pickles for requests. Answers are never unpickled.
+executors install an empty package that requires this machine's versions of the dependencies. Flame
+requires pickles for requests. Answers are never unpickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SUPERVISOR = "rlflame.fleet.flame.service_supervisor"
 
 
 class Loader:
-    """Unpacks a worker's modules. Flame makes one instance per executor.
+    """Unpacks a worker's modules. Flame creates one instance per executor.
 
     The class is sent as text, so it must not use names from this module. A subclass, which is also
     sent, holds the archive of modules and the settings of the service.
@@ -69,9 +69,9 @@ class Loader:
         self._service: Any = None
 
     def greet(self, wait_s: float = 0.0) -> Any:
-        """Return a description of this executor as JSON; requires only flamepy.
+        """Return a description of this executor as JSON. This requires only flamepy.
 
-        `wait_s` keeps the executor busy, so that every executor takes one of several calls.
+        The call takes at least `wait_s`, so that several calls reach different executors.
         """
         import json
         import os
@@ -84,7 +84,7 @@ class Loader:
         return self._make_array(json.dumps({**describe_host(), **place}).encode())
 
     def ping(self) -> Any:
-        """Return an empty array, so that callers can measure the round trip."""
+        """Return an empty array, so that callers can measure the round-trip time."""
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
@@ -94,7 +94,7 @@ class Loader:
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """Run encoded tasks with the weights `key` at `endpoint`; return the answers."""
+        """Run encoded tasks with the weights at `endpoint` and `key`; return the answers."""
         if self._service is None:
             from rlflame.fleet.flame.service import Service
 
@@ -111,7 +111,7 @@ def make_loader_text() -> str:
 
 
 def make_archive(env_file: str | None = None) -> bytes:
-    """Return a reproducible ZIP of a worker's modules and the environment file."""
+    """Return a reproducible ZIP file with a worker's modules and `env_file`, if any."""
     package = Path(rlflame.__file__).absolute().parent
     paths = [*(package / file for file in _FILES), *(package / "rollout").rglob("*.py")]
     files = {path.relative_to(package.parent).as_posix(): _read(path) for path in paths}
@@ -156,7 +156,7 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
 
 
 def add_supervisor(arguments: list[str]) -> list[str]:
-    """Return the template's arguments, with rlflame's supervisor as the service."""
+    """Return the template's arguments, changed to start rlflame's supervisor."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
         return [*arguments[:-2], "-c", inspect.getsource(import_module(_SUPERVISOR))]
     return arguments  # a custom template keeps its command line

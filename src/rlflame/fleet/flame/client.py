@@ -56,7 +56,7 @@ class TaskStatus:
 
 
 class FlameClient:
-    """A connection to the cluster. Every call ends in bounded time."""
+    """A connection to the configured cluster. Every call has a timeout."""
 
     def __init__(self) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -85,14 +85,14 @@ class FlameClient:
         self.meter = TrafficMeter()
 
     def open(self) -> FlameClient:
-        """Check both servers and connect. FlameConnectError suggests fixes."""
+        """Connect to the cluster; raise FlameConnectError if a server does not answer."""
         self.check_port(MANAGER, self.endpoint)
         self.check_port(CACHE, self.cache_endpoint)
         self.connect()
         return self
 
     def check_port(self, server: FlameServer, endpoint: str) -> None:
-        """Check quickly whether anything listens at the address."""
+        """Raise FlameConnectError unless a server listens at the address."""
 
         def open_socket() -> None:
             address = urlsplit(endpoint)
@@ -119,7 +119,7 @@ class FlameClient:
             connection = self._connection = call_with_timeout(
                 lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
             )
-            # flamepy sets no deadlines; a thread with a timeout would cost more than these calls.
+            # flamepy sets no deadlines. Running these calls in another thread would take too long.
             for name in ("CreateTask", "GetTask"):
                 call = getattr(connection._frontend, name)
                 setattr(connection._frontend, name, partial(call, timeout=CALL_S))
@@ -162,7 +162,10 @@ class FlameClient:
         url: str | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        """Register a copy of the template that installs the package at `url`, if any."""
+        """Register a copy of the template under `name`.
+
+        If `url` is set, executors install the package at this address.
+        """
         from flamepy.core.types import ApplicationAttributes
 
         template = runtime.flame.template or self.template
@@ -205,7 +208,7 @@ class FlameClient:
         return self.call("open_session", session_id, attributes)
 
     def create_task(self, session: Any, payload: bytes) -> str:
-        """Create a task. Only gRPC's deadline applies, unlike in `send_request`."""
+        """Create a task, and return its ID. The only timeout is gRPC's deadline."""
         self.meter.count_sent(len(payload))
         try:
             return str(session.create_task(payload).id)
@@ -213,7 +216,7 @@ class FlameClient:
             raise make_call_error(error, "create task") from error
 
     def get_task_status(self, session: Any, task: str) -> TaskStatus:
-        """Return a task's state and error message; gRPC's deadline is the only timeout."""
+        """Return the status of a task. The only timeout is gRPC's deadline."""
         try:
             task_state = session.get_task(task)
         except ValueError:  # flamepy does not know the state Cancelled
@@ -234,7 +237,10 @@ class FlameClient:
         return call_with_timeout(lambda: self.get_task_status(session, task), CALL_S, "get task")
 
     def fetch_result(self, session: Any, status: TaskStatus) -> tuple[Reference, memoryview]:
-        """Fetch a task's result, from the configured cache only."""
+        """Return the location and the bytes of a task's result.
+
+        Only the configured cache is read.
+        """
         if status.state != SUCCEED or status.output is None:
             raise FleetError(status.message or "its executor failed without a message")
         reference = object_cache.parse_reference(status.output, session)
@@ -273,10 +279,10 @@ def remove_run(
 ) -> str:
     """Remove a run from the cluster; return the last error or "".
 
-    Objects are deleted after the sessions that write them are closed, and before the applications
-    are unregistered, because cluster-check finds the run by its applications. An error restarts the
-    sequence: a session with running tasks cannot be closed, and workers check the lease only every
-    2 s.
+    First, the sessions are closed, because they write objects. Then the objects are deleted. The
+    applications are unregistered last, because cluster-check uses them to find the run. After an
+    error, the sequence starts again until the timeout: a session cannot be closed while its tasks
+    are running, and workers may take 2 s to notice that the run has ended.
     """
     names = (run, f"{run}-i")  # a run that installs packages has a second application
     deadline = time.monotonic() + timeout_s

@@ -22,7 +22,7 @@ TLS_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class FlameServer:
-    """A server that the driver calls, and the form of its address."""
+    """A server of a Flame cluster, and the form of its address."""
 
     role: str
     variable: str
@@ -39,7 +39,7 @@ CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", ("grpc", "grpcs", "g
 
 
 class FlameConnectError(FleetUnreachableError):
-    """A server does not answer. cluster-check shows `fixes`."""
+    """A server does not answer. `fixes` are suggestions that cluster-check shows."""
 
     def __init__(
         self, server: FlameServer, endpoint: str, message: str, fix: str, detail: str = ""
@@ -51,7 +51,7 @@ class FlameConnectError(FleetUnreachableError):
 
 
 def find_configuration() -> str | None:
-    """Return where a cluster is configured (variable or file), or None."""
+    """Return the variable or the file that configures a cluster, or None."""
     if os.environ.get("FLAME_ENDPOINT"):
         return "FLAME_ENDPOINT"
     path = get_config_path()
@@ -63,7 +63,7 @@ def get_config_path() -> str:
 
 
 def find_source(server: FlameServer, endpoint: str) -> str:
-    """Return the source of the address: variable, file or flamepy's default."""
+    """Return where the address comes from: a variable, a file or flamepy's default."""
     if server.variable in os.environ:
         return server.variable
     with contextlib.suppress(OSError, UnicodeError):
@@ -73,7 +73,7 @@ def find_source(server: FlameServer, endpoint: str) -> str:
 
 
 def check_endpoint(server: FlameServer, endpoint: str) -> None:
-    """Raise ConfigError unless `endpoint` is an address of this kind of server."""
+    """Raise ConfigError unless `endpoint` has the form of the server's address."""
     try:
         parts = urlsplit(endpoint)
         is_address = parts.scheme in server.schemes and parts.hostname and parts.port != 0

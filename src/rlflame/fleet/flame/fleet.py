@@ -144,7 +144,7 @@ class FlameFleet(ContextManagerMixin):
 
 
 def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
-    """Return how many executors the settings and the nodes allow at a time."""
+    """Return the number of executors that the settings and the nodes allow."""
     room = 0
     for node in client.call("list_nodes"):
         if node.status.state == 1:
@@ -157,12 +157,12 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
 
 
 class WorkerRegistry:
-    """Reports the number of workers, and each difference from this machine once.
+    """Reports the number of workers, and how they differ from this machine.
 
     The cluster does not report which executors have ended. At most `max_workers` exist at a time,
-    so a full registry drops the worker whose last answer is the oldest. Before that, `count_room`
-    shows whether nodes have joined. Workers on a removed node are counted until other workers
-    replace them.
+    so if a new worker exceeds this limit, the worker whose latest answer is the oldest is dropped.
+    `count_room` is called first, because the limit rises if nodes have joined. Workers on a removed
+    node are counted until other workers replace them.
     """
 
     def __init__(self, max_workers: int, count_room: Callable[[], int], observer: Observer) -> None:

@@ -1,6 +1,6 @@
 """Stores and reads bytes in the cluster's object cache, without pickle.
 
-flamepy's `get_object` unpickles a download unless it is marked as an Arrow array, so any client
+flamepy's `get_object` unpickles a download unless its prefix names another format, so any client
 that can write to the cache could run code in every reader. flamepy keeps one connection per
 process, so this module defines functions instead of a class. The module is also sent to workers.
 """
@@ -27,7 +27,7 @@ BEAT_INTERVAL_S, LEASE_CALL_S = 5.0, 4.0
 _ARRAY_MARK = b"FLM\x03"
 #: The errors that a damaged or hostile object can cause, in addition to Arrow's errors.
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, EOFError, StopIteration, MemoryError)
-#: The last part of the key of a worker's answer. The cache generates a UUID.
+#: The last part of the key of a worker's answer, which is a UUID from the cache.
 _OBJECT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
 #: An address that is safe to print: no character can make a terminal or a shell run anything.
 _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
@@ -37,15 +37,15 @@ _ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 class Reference:
     """The location of an object in the cache.
 
-    `endpoint` is the address that the cache advertises. Executors download from it; the driver only
-    displays it.
+    `endpoint` is the address that the cache advertises. Executors download from it; the driver
+    never does.
     """
 
     endpoint: str
     key: str
 
     def as_argument(self) -> Any:
-        """Return an argument that flamepy, on the worker, replaces with the object."""
+        """Return an argument that flamepy replaces with the object on the worker."""
         from flamepy.core import ObjectRef
 
         return ObjectRef(self.endpoint, self.key, 0)
@@ -90,7 +90,7 @@ def upload(key: str, content: bytes) -> str:
 def get(key: str, endpoint: str = "", timeout_s: float = _TRANSFER_S) -> memoryview:
     """Return the bytes of an object; raise KeyError if the object is missing.
 
-    A driver passes no `endpoint`, so that it calls only the configured cache.
+    The driver passes no `endpoint`, so that it calls only the configured cache.
     """
     from flamepy.core import cache
 
@@ -149,7 +149,7 @@ def read_object(endpoint: str, key: str) -> memoryview:
 
 
 def _parse_download(table: Any) -> memoryview:
-    """Return the array in a download, which must consist of a single row."""
+    """Return the bytes of a download. It must be a single row that holds an array."""
     import pyarrow as pa
 
     table.validate(full=True)
@@ -161,7 +161,7 @@ def _parse_download(table: Any) -> memoryview:
     row: bytes = column[0].as_py()
     if not row.startswith(_ARRAY_MARK):
         raise ValueError(f"it is marked {row[: len(_ARRAY_MARK)]!r}")
-    # Slicing copies the row, which keeps the arrays in it aligned.
+    # Slicing copies the row, so the arrays in the copy are aligned.
     batch = pa.ipc.open_stream(pa.BufferReader(row[len(_ARRAY_MARK) :])).read_next_batch()
     batch.validate(full=True)
     array = batch.column(0)
@@ -173,8 +173,8 @@ def _parse_download(table: Any) -> memoryview:
 class Lease:
     """An object in the cache that the driver renews until `close()`.
 
-    If the object does not change for long enough, a reader knows that the run is dead. The clocks
-    of the driver and the reader need not agree.
+    If the object has not changed for some time, readers consider the run dead. The clocks of the
+    driver and the readers need not agree.
     """
 
     def __init__(self, run: str) -> None:
@@ -214,7 +214,7 @@ def make_lease_key(run: str) -> str:
 
 
 def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
-    """Return the content of a lease, or None if missing; raise FleetError if invalid."""
+    """Return a lease, or None if there is none; raise FleetError if it is invalid."""
     try:
         content: dict[str, Any] = wire.decode(get(key, endpoint, 2.0 * LEASE_CALL_S))
         if {"beat", "closing", "host", "pid"} <= content.keys():
@@ -227,7 +227,7 @@ def read_lease(key: str, endpoint: str = "") -> dict[str, Any] | None:
 
 
 def write_lease(key: str, content: dict[str, Any]) -> str:
-    """Store a lease in the cache; return the address for executors."""
+    """Store a lease in the cache; return the address that executors read it from."""
     from flamepy.core import ObjectRef, cache, update_object
 
     endpoint = str(cache._get_cached_context().cache_endpoint)

@@ -1,4 +1,4 @@
-"""Keeps the policies of a fleet in the cluster's cache while they are in use."""
+"""Keeps the policies of a fleet in the object cache while they are in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .object_cache import Reference
 
 
 class PolicyStore:
-    """Puts each policy into the cache once, when a task first needs it."""
+    """Stores each policy in the object cache when a task first needs the policy."""
 
     def __init__(self, prefix: str, meter: TrafficMeter) -> None:
         self.deleter = DeferredDeleter()
@@ -58,7 +58,7 @@ class PolicyStore:
             self.deleter.delete(reference.key)
 
     def find_reference(self, policy_id: str) -> Reference:
-        """Return the location of a policy; the first call stores it in the cache."""
+        """Return a policy's location; store the policy in the cache if necessary."""
         with self._put_lock:
             with self._lock:
                 reference = self._references.get(policy_id)
@@ -76,16 +76,19 @@ class PolicyStore:
             raise FleetError("The weights of this task were released.")
 
     def forget_reference(self, policy_id: str, reference: Reference | None) -> None:
-        """Forget `reference`, where a worker found no weights, if still current."""
+        """Forget the location of a policy, because a worker found no weights there.
+
+        This has no effect if `reference` is no longer the policy's current location.
+        """
         with self._lock:
             if reference is None or self._references.get(policy_id) != reference:
                 return
             del self._references[policy_id]
-        self.deleter.delete(reference.key)  # if the cache was only unreachable, the object exists
+        self.deleter.delete(reference.key)  # the object exists if the cache was only unreachable
 
 
 class DeferredDeleter:
-    """Deletes objects in a thread, so that callers do not wait."""
+    """Deletes objects from the cache in a thread, so that callers need not wait."""
 
     def __init__(self) -> None:
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()

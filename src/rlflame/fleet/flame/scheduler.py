@@ -1,8 +1,7 @@
 """Schedules jobs: starts attempts, retries failed ones and duplicates slow ones.
 
-Each attempt has its own thread, so that the code of an attempt is sequential. A monitor thread
-looks for silent and slow attempts. A lost attempt is replaced by another attempt, which yields the
-same fragment.
+Each attempt runs in one thread, so its code is sequential. A monitor thread looks for silent and
+slow attempts. The jobs of a failed attempt run again, and return the same fragments.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableE
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
 
-#: This many consecutive failures, over more than this time, end the run.
+#: The run ends after this many consecutive failures, over more than this time.
 _BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
-#: The limits on concurrent attempts: one running and one queued per executor, and some spare ones.
+#: The limits on concurrent attempts: two per executor (one runs, one waits) and some spare ones,
+#: but no more than `_MAX_ATTEMPTS`.
 _ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
 _MONITOR_INTERVAL_S = 0.5
-#: A watched task without an update for this long is polled.
+#: A task is polled if its watch has reported nothing for this long.
 _SILENCE_S = 20.0
 #: If no task runs for this long, the scheduler looks for the reason.
 _STALLED_S = 4.0
@@ -43,7 +43,7 @@ class CircuitBreaker:
         self._reconnect_s = reconnect_s
         self._failed_at = 0.0
         self.failures = 0
-        #: Whether a server did not answer during these failures.
+        #: Whether a server was unreachable during these failures.
         self.saw_outage = False
 
     def record_answer(self) -> None:
@@ -67,7 +67,7 @@ class CircuitBreaker:
 
 
 def diagnose_failures(runner: AttemptRunner, reason: str) -> RlflameError:
-    """Find out why all tasks fail: a server is down, or a worker process has died."""
+    """Return an error that says why all recent tasks have failed."""
     client, session = runner.client, runner.starter.wait().session
     prefix = f"{session.application}/shared"
     for server, check in (
@@ -192,7 +192,7 @@ class Scheduler:
                 self.breaker.record_answer()
                 if job.is_over:  # another attempt was faster
                     continue
-                if answer["kind"] == "result":  # the duration of a failure says nothing
+                if answer["kind"] == "result":  # failures say nothing about the duration of a task
                     self.statistics.add(job.task.purpose, float(answer["busy_s"]))
             runtime = self.runner.runtime
             outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
@@ -276,7 +276,7 @@ class Scheduler:
         self._check_stall(attempts, now)
 
     def _check_stall(self, attempts: list[Attempt], now: float) -> None:
-        """Report if no task is running: executors may be lost, or may fail to start."""
+        """If no task is running, report the reason, such as the loss of executors."""
         submissions = [attempt for attempt in attempts if attempt.task]
         if not submissions or any(attempt.running_at is not None for attempt in attempts):
             self._stall_checked_at = now

@@ -1,8 +1,8 @@
 """The service on a Flame executor, which runs tasks in a child process.
 
 An environment that crashes, hangs or runs out of memory ends only the child, and the service
-answers with the failure. The service must never die: until the supervisor has restarted it, Flame
-would fail every task that it gives to the executor.
+reports the failure in its answer. The service must never die: Flame would fail every task of the
+executor until the supervisor has restarted the service.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Service:
         #: The time at which the child was ready. Its startup does not count as task time.
         self._started_at = 0.0
         self._orphan_s = _ORPHAN_S + 2.0 * delay_release_s
-        #: Whether the run has ended, so that queued tasks are not run.
+        #: Whether the run has ended. Queued tasks are then not run.
         self._has_run_ended = False
         _limit_object_cache()
         threading.Thread(
@@ -85,12 +85,13 @@ class Service:
             over_since = over_since or time.monotonic()
             if time.monotonic() - over_since > self._orphan_s:
                 self._close_child()
-                os._exit(0)  # with this code, the supervisor does not restart the process
+                os._exit(0)  # with this exit code, the supervisor does not restart it
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """Run encoded tasks and return encoded answers. A failing task does not raise.
+        """Run encoded tasks and return encoded answers, even for tasks that fail.
 
-        `tasks` is a numpy array if sent with the call, or an Arrow array if sent through the cache.
+        `tasks` is a numpy array if it was sent with the call, or an Arrow array if it was sent
+        through the cache.
         """
         self._lease = _LeaseReader(self._lease_reference)
         content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
@@ -171,7 +172,7 @@ class Service:
                 return {"kind": "cancelled"}
 
     def _ensure_child(self) -> WorkerProcess | None:
-        """Return a child that has sent HELLO, or None if the child does not start."""
+        """Return the child, started if necessary, or None if it does not start."""
         if self._child is not None and not self._child.has_exited:
             return self._child
         self._close_child()
@@ -220,7 +221,7 @@ class _LeaseReader:
         return True
 
     def is_over(self) -> bool:
-        """Return whether the run has announced its end, or its lease has expired."""
+        """Return whether the run has announced its end or its lease has expired."""
         now = time.monotonic()
         contents = None
         with contextlib.suppress(Exception):  # an unreachable cache counts as no renewal
@@ -243,7 +244,7 @@ def _fetch_policy(endpoint: str, key: str) -> bytes | None:
 
 
 def _limit_object_cache() -> None:
-    """Limit flamepy's in-process cache, which would keep a thousand objects."""
+    """Limit flamepy's in-process cache, which keeps 1,000 objects by default."""
     from flamepy.core import cache
 
     cache._CACHE_MAX_SIZE = 2

@@ -1,8 +1,8 @@
-"""Opens a session on prepared executors, or on executors that install a package.
+"""Opens a session whose executors have the dependencies, or install them first.
 
-Prepared executors already have the dependencies, so they are tried first. They report their
-packages. If the packages differ from those on this machine, a second application, which installs a
-package of dependencies, replaces the first one.
+By default, the first session assumes that executors already have the dependencies. The first
+executor that answers reports its packages. If they differ from those on this machine, the session
+is replaced by that of a second application, whose executors install the dependencies.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .timed_call import ClusterCallError
 PREFIX = "rlflame-"
 _POLL_INTERVAL_S = 0.25
 _REPORT_INTERVAL_S = 2.0
-#: A longer wait is unusual, so its message suggests cluster-check.
+#: A longer wait is unusual, so the message then suggests cluster-check.
 _LONG_WAIT_S = 20.0
 _MAX_REFUSALS = 5
 
 
 @dataclass(frozen=True)
 class FlameSession:
-    """An open session, and its first executor's description of itself."""
+    """An open session, and the first executor's description of itself."""
 
     session: Any
     greeting: dict[str, Any]
@@ -60,7 +60,7 @@ class SessionPausedError(FleetError):
 
 @dataclass
 class SessionStarter:
-    """Opens a session, and a second one if executors lack the right packages."""
+    """Opens a session, and a second one if executors need to install packages."""
 
     client: FlameClient
     application: str
@@ -72,7 +72,7 @@ class SessionStarter:
     end_event: threading.Event = field(default_factory=threading.Event)
     session: FlameSession | None = None
     _error: RlflameError | None = None
-    #: Whether executors install a package in the session that is being started.
+    #: Whether the executors of the latest session install a package first.
     _installs: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class SessionStarter:
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
-        """During a run, report why no task is running; raise if no executor starts."""
+        """Report why no task is running; raise an error if no executor starts in time."""
         session_id = self.wait().session.id
         try:
             failures = self._list_bind_failures(session_id)
@@ -189,7 +189,10 @@ class SessionStarter:
             return  # the attempts retry until the session manager comes back
 
     def _list_bind_failures(self, session_id: str) -> list[str]:
-        """Return the causes of failed starts; raise SessionPausedError if Flame gives up."""
+        """Return the reasons why executors failed to start.
+
+        Raise SessionPausedError if Flame no longer starts executors.
+        """
         events = self.client.call("get_session", session_id).events
         texts = [event.message for event in events if event.code == BIND_FAILED]
         if any(event.code == SESSION_PAUSED for event in events):
@@ -225,7 +228,7 @@ class SessionStarter:
         return f"waiting for an executor, {waited_s:.0f} s{cause}"
 
     def _has_fitting_node(self) -> bool:
-        """Return whether an executor of the requested size fits on an empty node."""
+        """Return whether a node is large enough for an executor of the requested size."""
         cpu, memory = self.runtime.flame.cpu or 0, parse_bytes(self.runtime.flame.memory or "0")
         nodes = self.client.call("list_nodes")
         sizes = [node.status.capacity for node in nodes if node.status.state == 1]
@@ -247,7 +250,7 @@ class SessionStarter:
 def compare_packages(
     remote: Mapping[str, str], local: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the missing packages, and those with a different version here."""
+    """Return the packages that `remote` lacks, and those whose versions differ."""
     names = [name for name in bundle.PIN_REQUIREMENTS if name in local]
     return (
         [name for name in names if name not in remote],
@@ -260,7 +263,7 @@ def format_versions(names: list[str], remote: Mapping[str, str], local: Mapping[
 
 
 def _check_packages(session: FlameSession) -> FlameSession:
-    """Return the session; raise if a package is missing or has another major version."""
+    """Return the session; raise FleetError if its packages are not compatible."""
     local, remote = describe_host()["packages"], session.greeting["packages"]
     _, different = compare_packages(remote, local)
     major = [name for name in different if remote[name].split(".")[0] != local[name].split(".")[0]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import median
 
-#: Enough tasks for a stable median, and few enough to follow changes.
+#: The number of tasks in a median: enough for a stable value, but few enough to follow changes.
 _HISTORY_LENGTH = 32
-#: Short tasks are sent in groups of up to about this much work.
+#: Short tasks are sent in groups that take up to about this long.
 _GROUP_WORK_S = 0.6
-#: A task is slow if it takes longer than this multiple of the median duration...
+#: A task is slow if it takes longer than this multiple of the median duration.
 _SLOW_FACTOR = 3.0
-#: ...but not before this time.
+#: A task that takes less time than this is never slow.
 _SLOW_FLOOR_S = 1.0
 
 
@@ -28,12 +28,13 @@ class TaskStatistics:
         self._by_purpose[purpose].append(busy_s)
 
     def compute_group_size(self, purpose: str, waiting: int, under_way: int) -> int:
-        """Return how many of the waiting tasks to send to the next executor at once.
+        """Return how many waiting tasks to send to the next executor as one group.
 
         A group is an equal share of the waiting tasks, so that groups shrink towards the end and
-        all executors finish at about the same time. A group takes at most `_GROUP_WORK_S`. If
-        there is enough work for several rounds, executors that start together get groups of
-        different sizes: otherwise all of them would answer at the same moment in every round.
+        all executors finish at about the same time. A group of several tasks takes about
+        `_GROUP_WORK_S` at most. If there is enough work for several rounds, executors that start
+        together get groups of different sizes, because otherwise all of them would answer at the
+        same moment in every round.
         """
         durations_s = self._by_purpose.get(purpose)
         if not durations_s:
@@ -45,7 +46,7 @@ class TaskStatistics:
         return max(1, min(share, limit))
 
     def compute_slow_s(self, purpose: str, tasks: int) -> float | None:
-        """Return after how many seconds a group counts as slow; None if unknown."""
+        """Return the seconds after which a group counts as slow, or None if unknown."""
         durations_s = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
         if not durations_s:
             return None

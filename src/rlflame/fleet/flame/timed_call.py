@@ -1,4 +1,4 @@
-"""Calls flamepy, which has no deadlines, with a timeout and readable errors."""
+"""Calls flamepy, which sets no deadlines, with timeouts and readable errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ClusterCallError(FleetError):
 
 
 def _serve(calls: queue.SimpleQueue[Any]) -> None:
-    """Run calls one after another; a thread whose call hangs is abandoned."""
+    """Run calls one after another. If a call hangs, this thread is abandoned."""
     while True:
         call, outcomes = calls.get()
         outcome: tuple[Any, BaseException | None]
@@ -41,7 +41,7 @@ _idle_threads: deque[queue.SimpleQueue[Any]] = deque()
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
-    """Return the call's result; raise ClusterCallError if it fails or times out."""
+    """Return the call's result; raise FleetError if the call fails or times out."""
     try:
         calls = _idle_threads.pop()
     except IndexError:

@@ -1,1 +1,1 @@
-"""Buffers that provide batches: an iteration's rollouts, or replayed steps."""
+"""Buffers that turn rollouts into batches of new or replayed steps."""

@@ -1,6 +1,6 @@
 """A replay buffer that samples uniformly from the latest steps.
 
-A column holds the steps of one environment, and a row holds one step of every column. Complete
+A column holds the steps of one environment, and a row holds one step of every environment. Complete
 segments of rows are saved only once, so that successive checkpoints do not repeat them.
 """
 
@@ -66,7 +66,7 @@ class ReplayShape:
 
     @property
     def stored_rows(self) -> int:
-        """The number of rows in memory, with room to keep the oldest segment whole."""
+        """The number of rows in memory, enough to keep the oldest segment complete."""
         return self.rows + self.segment_rows - 1
 
     @property
@@ -88,8 +88,8 @@ class ReplayBuffer:
 
     After `steps` steps, exactly `floor((steps - learning_starts) * updates_per_step)` updates are
     due in total, no matter how the steps are divided into iterations. Samples are drawn with
-    replacement, so the first update can run before the buffer holds a full batch. A new lineage
-    (see `make_emptied_state`) counts its steps from zero.
+    replacement, so the first update can run before the buffer holds a full batch. If an empty
+    buffer replaces a lost one (see `make_emptied_state`), its steps are counted from zero.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class ReplayBuffer:
         self._updates = 0
         self._waived_updates = 0
         self._lineage = 0
-        #: For each sealed segment in use: its number, the previous digest and its own digest.
+        #: For each complete segment in use: its number, the previous segment's digest and its own.
         self._sealed_segments: deque[tuple[int, str, str]] = deque()
-        #: The digest of the latest sealed segment, which covers all segments before it.
+        #: The digest of the latest complete segment, which covers all segments before it.
         self._chain_digest = ""
 
     @property
@@ -267,9 +267,10 @@ class ReplayBuffer:
 
 
 def make_emptied_state(state: Mapping[str, Array]) -> State:
-    """Return an empty buffer's state, to replace a lost one in a new lineage.
+    """Return the state of an empty buffer that replaces a buffer with lost data.
 
-    Past updates still count. Updates that were still due for the lost steps are dropped.
+    Past updates still count. Updates that were still due for the lost steps are dropped. The
+    lineage number, which counts such replacements, increases by one.
     """
     updates, lineage = (restore_count(name, state) for name in ("updates", "lineage"))
     tail = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}

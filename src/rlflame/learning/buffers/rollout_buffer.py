@@ -1,7 +1,7 @@
 """The buffer for on-policy algorithms, and functions for returns and advantages.
 
-The functions take `[T, columns]` arrays. Where it matters, they distinguish terminations from
-truncations.
+The functions take `[T, columns]` arrays. They distinguish terminations from truncations where the
+difference matters.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays
         for part in parts:
             out[: len(part), column : column + part.shape[1]] = part
             column += part.shape[1]
-        # The worker keeps stepping an environment whose episode has ended; those steps do not
-        # count.
+        # Discard the observations and actions that the worker recorded for idle environments.
         out[idle] = 0
         return out
 
@@ -86,16 +85,16 @@ def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays
 
 
 def compute_discounted_returns(rewards: Float64, ends: Mask, discount: float) -> Float64:
-    """Compute the reward-to-go of each step within its episode in one reverse pass."""
+    """Compute the discounted reward-to-go of each step within its episode."""
     return _accumulate(rewards, np.where(ends, 0.0, discount))
 
 
 def compute_continued_returns(
     rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
 ) -> Float64:
-    """Compute the reward-to-go, continued after a truncation with the mean value.
+    """Compute rewards-to-go, which include the mean value V after a truncation.
 
-    The mean V over all steps satisfies V = mean(G + w V). G is the discounted return from a step to
+    The mean over all steps satisfies V = mean(G + w V). G is the discounted return from a step to
     the end of its episode, and w is the discount from that step to the truncation, or 0 if the
     episode was not truncated.
     """

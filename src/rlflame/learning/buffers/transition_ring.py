@@ -29,7 +29,7 @@ class TransitionRing:
         self.columns = columns
         #: The number of rows ever written.
         self.rows_written = 0
-        # One more row holds the observations after the latest row.
+        # An additional row holds the observations after the latest row.
         self._rows = rows + 1
         self._cells = self._rows * columns
         # Zeros take no memory until they are written to.
@@ -63,7 +63,7 @@ class TransitionRing:
     def append(self, steps: Mapping[str, Array]) -> None:
         """Append rows with the types and shapes from `list_shapes`.
 
-        A boundary index is a pair (row, column). Its row is counted from the first new row.
+        Each boundary index is a pair (row, column), with rows counted from the first new row.
         """
         rewards = steps["rewards"]
         cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
@@ -91,7 +91,7 @@ class TransitionRing:
             )
 
     def set_next_observations(self, observations: Float32) -> None:
-        """Set the observation of each column after its latest step."""
+        """Set the observation that follows the latest step of each column."""
         self._observations[self._find_cells(self.rows_written, self.rows_written + 1)] = (
             observations
         )
@@ -100,7 +100,7 @@ class TransitionRing:
         return self._observations[self._find_cells(self.rows_written, self.rows_written + 1)]
 
     def copy_rows(self, first: int, stop: int) -> State:
-        """Return copies of rows `first` to `stop`, in the form that `append` takes."""
+        """Return copies of the rows from `first` up to `stop` in the format of `append`."""
         cells = self._find_cells(first, stop)
         ends = self._end_flags[cells]
         bounds = (first * self.columns, stop * self.columns)
@@ -154,7 +154,7 @@ class TransitionRing:
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
-        """Add later rewards and update `ends`; return last positions and step counts."""
+        """Add later rewards, update `ends`, and return last positions and step counts."""
         last, reward_counts = positions.copy(), np.ones(len(positions), np.int64)
         running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):

@@ -1,1 +1,1 @@
-"""Networks with hand-written gradients in numpy, and their torch counterparts."""
+"""Networks and action distributions with hand-written gradients in numpy."""

@@ -19,9 +19,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class FlatVector:
-    """A contiguous float32 vector; `vector[name]` is a view of a named part.
+    """A contiguous float32 vector; `vector[name]` is a view of a named array.
 
-    With `leading` axes, it holds several vectors, and each view has these axes first.
+    With `leading` axes, the object holds several vectors, and every view begins with these axes.
     """
 
     def __init__(self, shapes: Shapes, leading: tuple[int, ...] = ()) -> None:
@@ -50,7 +50,7 @@ class FlatVector:
         return block.reshape(*self.leading, fan_in + 1, fan_out)
 
     def find_span(self, prefix: str) -> slice:
-        """Return the slice of the adjacent views whose names begin with `prefix`."""
+        """Return the slice of the vector with all arrays whose names begin with `prefix`."""
         names = [name for name in self.shapes if name.startswith(prefix)]
         start, size = self._starts[names[0]], sum(math.prod(self.shapes[n]) for n in names)
         if self._starts[names[-1]] + math.prod(self.shapes[names[-1]]) != start + size:
@@ -76,7 +76,7 @@ def build_network(
     for key, (prefix, gain) in enumerate(last_gains.items()):
         init_network(vector, prefix, layers, settings, seed=seed, last_gain=gain, key=key)
     if spec.log_std_shape is not None:
-        # With gSDE, this gives the noise the configured deviation if all latent units are 1 or -1.
+        # With gSDE, the noise then has the configured deviation if all latent units are 1 or -1.
         sum_of_units = math.log(spec.hidden[-1]) if spec.exploration == "gsde" else 0.0
         vector["actor.log_std"][:] = settings.log_std_init - 0.5 * sum_of_units
     return vector
@@ -92,10 +92,11 @@ def init_network(
     last_gain: float,
     key: int,
 ) -> None:
-    """Initialise the network numbered `key`, with one random stream per layer.
+    """Initialise a network, using a separate random stream for each layer.
 
-    With `orthogonal_init`, weights are orthogonal and biases are zero. Otherwise, both are drawn
-    uniformly between -1/sqrt(fan_in) and 1/sqrt(fan_in), as in torch's linear layers.
+    `key` distinguishes the streams of the networks of one run. With `orthogonal_init`, weights are
+    orthogonal and biases are zero. Otherwise, both are drawn uniformly between -1/sqrt(fan_in) and
+    1/sqrt(fan_in), as in torch's linear layers.
     """
     for layer in range(layers):
         weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]

@@ -35,8 +35,8 @@ class GaussianHead:
     """Independent Gaussians with one learned log std per action dimension.
 
     `log_prob` takes the network's outputs and returns the log-density of each row's action.
-    `sum_entropy` adds the entropies of each shard's rows. `backward` returns d(loss)/d(output),
-    given d(loss)/d(log_prob) for each row and one d(loss)/d(entropy) for all rows.
+    `sum_entropy` sums the entropy over the rows of each shard. `backward` takes d(loss)/d(log_prob)
+    of each row and one d(loss)/d(entropy) for all rows, and returns d(loss)/d(output).
     """
 
     def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
@@ -126,10 +126,11 @@ class CategoricalHead:
 
 
 class SquashedGaussianHead:
-    """A squashed Gaussian: a = tanh(mean + std * noise), with log-densities per row.
+    """A squashed Gaussian, whose samples are tanh(mean + std * noise).
 
-    `backward` returns d(loss)/d(output) of the latest sample and, with gSDE, d(loss)/d(latent). It
-    takes d(loss)/d(action) of each row and a d(loss)/d(log_prob) shared by all rows.
+    `sample` also returns the log-densities. `backward` takes d(loss)/d(action) of each row and one
+    d(loss)/d(log_prob) for all rows. It returns d(loss)/d(output) and, with gSDE,
+    d(loss)/d(latent).
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class SquashedGaussianHead:
 
 
 class GsdeVariance:
-    """Computes each row's gSDE variance per action dimension, and its gradients."""
+    """Computes the gSDE variance of each row and action dimension, and its gradients."""
 
     def __init__(
         self, latent: Callable[[], Float32], log_std: Float32, log_std_gradient: Float32
@@ -196,7 +197,7 @@ class GsdeVariance:
         return result
 
     def backward(self, d_log_variance: Float32) -> None:
-        """Write the gradient of the log standard deviations."""
+        """Write the gradient with respect to the log standard deviations."""
         self._upstream = d_log_variance / self._total
         np.matmul(self._squares, self._upstream.T, out=self._gradient)
         self._gradient *= self._variances
@@ -211,7 +212,7 @@ class GsdeVariance:
 
 
 class GsdeHead:
-    """Log-densities of given actions under gSDE (Raffin et al., 2020).
+    """Computes the log-densities of given actions under gSDE (Raffin et al., 2020).
 
     The variance passes no gradient to the network. Otherwise, the network could change the
     likelihood of actions merely by scaling its hidden units.
@@ -251,7 +252,7 @@ class GsdeHead:
 
 
 class SquashedGsdeHead:
-    """Squashed gSDE samples; the variance also passes a gradient to the network."""
+    """Samples squashed gSDE actions; the variance passes gradients to the network."""
 
     def __init__(self, action_size: int, variance: GsdeVariance) -> None:
         self._size = action_size

@@ -31,7 +31,7 @@ from .flat_vector import FlatVector
 CHUNK_ROWS = 1024
 _FLOAT_ONE = np.array(1.0, np.float32)
 _MAX_WORKSPACES = 8
-#: Added to the variance, which limits the amplification of a nearly constant input to about 30.
+#: Added to the variance, so that a nearly constant input is amplified at most about 30 times.
 BATCH_EPSILON = 1e-3
 #: The fraction by which the running moments move towards those of the latest batch.
 MOMENT_RATE = 0.01
@@ -49,20 +49,20 @@ class _Workspace:
         self.units: list[Float32] = [x[..., :-1, :] for x in self.inputs]
         self.out: Float32 = np.empty((*leading, sizes[-1], rows), np.float32)
         hidden = sizes[1:-1]
-        #: Per hidden layer: d(loss)/d(units), and the derivative of the activation.
+        #: For each hidden layer: d(loss)/d(units), and the derivative of the activation.
         self.deltas: list[Float32] = [np.empty((*leading, n, rows), np.float32) for n in hidden]
         self.delta_rows: list[Float32] = [delta.mT for delta in self.deltas]
         self.slope: list[Float32] = [np.empty_like(delta) for delta in self.deltas]
         self.active = [np.empty((*leading, n, rows), np.bool_) for n in hidden]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
-        #: Per layer, used to standardise the inputs of the layer.
+        #: For each layer: buffers for the standardisation of its inputs.
         self.scratch: list[Float32] = [np.empty_like(x) for x in self.units if standardise]
         self.inverse: list[Float32] = [np.ones((n, 1), np.float32) for n in sizes[:-1]]
 
 
 class MLP:
-    """Forward and backward passes of one network stored in a flat parameter vector."""
+    """The forward and backward passes of a network stored in a flat vector."""
 
     _standardises = False
 
@@ -82,7 +82,7 @@ class MLP:
         self._workspace = self._make_workspace(0)
 
     def prepare_inputs(self, rows: int) -> Float32:
-        """Return the input buffer of the next pass, `[units, rows]`."""
+        """Return the input buffer for the next pass, `[units, rows]`."""
         space = self._workspaces.get(rows)
         if space is None:
             # The last minibatch of a batch can have any size, so keep only a few workspaces.
@@ -117,7 +117,7 @@ class MLP:
         return self._workspace.units[-1]
 
     def backward(self, upstream: Float32) -> None:
-        """Write the gradients of the latest forward pass, given d(loss)/d(output)."""
+        """Write the parameter gradients, given d(loss)/d(output) of the latest pass."""
         space, by_rows = self._workspace, upstream.mT
         for layer in range(self._hidden, 0, -1):
             self._multiply(space.inputs[layer], by_rows, out=self._gradients[layer])
@@ -130,9 +130,10 @@ class MLP:
     ) -> None:
         """Write the same gradients as `backward`, using a thread pair.
 
-        Below the last layer, one lane computes the gradient of a layer's inputs and the other lane
-        the gradient of its weights. `latent_gradient` is the part of d(loss)/d(latent) that does
-        not pass through the output, if any."""
+        Below the last layer, the gradient of a layer's inputs and the gradient of its weights are
+        computed in parallel. `latent_gradient` is the part of d(loss)/d(latent) that does not pass
+        through the output, if any.
+        """
         space, top = self._workspace, self._hidden
         np.dot(space.inputs[top], upstream.T, out=self._gradients[top])
         if top == 0:
@@ -150,7 +151,7 @@ class MLP:
         np.dot(space.inputs[0], space.delta_rows[0], out=self._gradients[0])
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """Return d(loss)/d(input) from input `first` on; write no weight gradients."""
+        """Return d(loss)/d(input) for the inputs from `first` on; write no gradients."""
         for layer in range(self._hidden, 0, -1):
             upstream = self._backward_layer(layer, upstream)
         return self._weights[0][first:] @ upstream
@@ -260,7 +261,7 @@ class BatchNormMLP(MLP):
         return space.out
 
     def backward(self, upstream: Float32) -> None:
-        """Write the gradients of the latest `run_batch`, given d(loss)/d(output)."""
+        """Write the parameter gradients, given d(loss)/d(output) of `run_batch`."""
         space = self._workspace
         share = np.float32(1.0 / upstream.shape[1])
         for layer in range(self._hidden, -1, -1):
@@ -282,13 +283,13 @@ class BatchNormMLP(MLP):
             upstream = self._apply_slope(layer, delta)
 
     def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """Return d(loss)/d(input) of the latest `run` for the inputs from `first` on."""
+        """Return d(loss)/d(input) for the inputs from `first` on, after `run`."""
         gradient = super().compute_input_gradient(upstream, first)
         gradient *= self._workspace.inverse[0][first:]
         return gradient
 
     def _forward_layer(self, layer: int) -> None:
-        """Compute the next layer's inputs from a layer's standardised inputs."""
+        """Compute a layer's outputs, after any activation, from its standardised inputs."""
         space = self._workspace
         last = layer == self._hidden
         out = space.out if last else space.units[layer + 1]

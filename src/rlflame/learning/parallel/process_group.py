@@ -1,7 +1,7 @@
 """Divides minibatches among learners, and keeps all learners in the same state.
 
 A sum of float32 numbers depends on the order of addition. Therefore, the recipe defines the shards,
-each shard is computed by a single learner, and shards are added in order. Results are bit-identical
+a single learner computes each shard, and the shards are added in order. Results are bit-identical
 for any number of learners. Only rank 0 has a fleet, files and a display. Its `ReplicatedAlgorithm`
 broadcasts every call, and `run_replica` repeats the calls on the other ranks.
 """
@@ -35,10 +35,13 @@ class ProcessGroup(Protocol):
         """Return the arrays of all learners, stacked by rank; valid until the next call."""
 
     def use_device(self, device: str) -> None:
-        """From now on, gather arrays on the device of the gradients, if supported."""
+        """Exchange arrays on this device from now on, if the group supports it."""
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value, which `wire` must be able to encode; others pass None."""
+        """Return rank 0's value on all ranks; the other ranks pass None.
+
+        `wire` must be able to encode the value.
+        """
 
 
 class SingleProcessGroup:
@@ -58,7 +61,7 @@ class SingleProcessGroup:
 
 
 class Shard(NamedTuple):
-    """A part of a minibatch, with its number and its rows."""
+    """A part of a minibatch: its number and its range of rows."""
 
     number: int
     rows: slice
@@ -77,16 +80,16 @@ class Shards:
         self._update_count = 0
 
     def compare_every(self, updates: int, state: Callable[[], State]) -> None:
-        """Every `updates` updates, check that all learners have the same state."""
+        """From now on, compare the states of all learners every `updates` updates."""
         self._state, self._compared_updates = state, updates
 
     def use_group(self, group: ProcessGroup) -> None:
-        """Divide the shards among another group's learners, which have the same state."""
+        """From now on, divide the shards among the learners of another group."""
         self.group, self._update_count = group, 0
 
     @contextmanager
     def use_one_learner(self) -> Iterator[None]:
-        """Inside the block, compute all shards in this process and count no updates."""
+        """Compute all shards in this process inside the `with` block; count no updates."""
         group, update_count = self.group, self._update_count
         self.group = SingleProcessGroup()
         yield
@@ -97,7 +100,7 @@ class Shards:
         return -(-self.count // self.group.size)
 
     def compare_states(self, updates: int = 1) -> None:
-        """Count updates, and compare the learners if a comparison is due."""
+        """Count updates, and compare the states of the learners if a check is due."""
         if self._state is None:
             return
         comparisons = self._update_count // self._compared_updates
@@ -122,11 +125,11 @@ class Shards:
     def compute_gradient(
         self, rows: int, compute_part: Callable[[Shard], tuple[Float32, Metrics]]
     ) -> tuple[Float32, Metrics]:
-        """Return the gradients and sums, added over all shards; valid until the next call.
+        """Return the gradient and the metric sums, added over all shards.
 
         `compute_part` divides its gradient by the size of the whole minibatch, so the total
         gradient is the mean over the samples, even if shards differ in size. Clip the total, not
-        the parts.
+        the parts. The next call may overwrite the gradient.
         """
         self.compare_states()
         shards = self.split(rows)
@@ -259,7 +262,7 @@ def from_message(message: Mapping[str, Any]) -> Batch:
 
 
 def _make_writable(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy decoded arrays, which are read-only: torch warns about read-only arrays."""
+    """Copy decoded arrays, because torch warns about their read-only memory."""
     return {
         name: array.copy() if isinstance(array, np.ndarray) else array
         for name, array in arrays.items()

@@ -1,7 +1,7 @@
 """A group of learner processes that exchange arrays through shared memory.
 
 The memory has no name: the first learner creates it and the others inherit its descriptor, so
-nothing is left behind when all of them are killed. At a barrier, each learner writes one byte into
+nothing is left behind if all learners are killed. At a barrier, each learner writes one byte into
 the inbox pipe of every other learner. The system calls on the pipes also act as memory barriers on
 every processor architecture.
 """
@@ -29,18 +29,18 @@ _SPIN_COUNT = 1500
 #: The longest timeout that `poll` accepts, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
 _MIN_REGION = 256
-#: The bytes that announce an arrival. They alternate: a fast learner may arrive at the next
+#: The bytes that announce an arrival. They alternate, because a fast learner may arrive at the next
 #: barrier before a slow one has counted the arrivals at this one.
 _TOKENS = (b"\0", b"\1")
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class LostLearner(LearnerFailure):
-    """Another learner has ended, or has not answered within the deadline (`is_hung`)."""
+    """Raised if another learner has ended or, with `is_hung`, missed the deadline."""
 
 
 class GroupDescriptors(NamedTuple):
-    """The open files of a group: its memory, and each learner's inbox pipe by rank."""
+    """The file descriptors of a group's shared memory and of each rank's inbox pipe."""
 
     memory: int
     inboxes: tuple[int, ...]
@@ -60,21 +60,22 @@ class GroupDescriptors(NamedTuple):
         return [self.memory, *self.inboxes, *self.outboxes]
 
     def close_foreign(self, rank: int) -> None:
-        """Close unused pipe ends, so that writing to a dead learner fails."""
+        """Close the unused pipe ends, so that writing to a dead learner fails."""
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(outbox if number == rank else inbox)
 
     def close_own(self, rank: int) -> None:
-        """Close the ends that this learner uses, and the memory."""
+        """Close the memory and the pipe ends that this learner uses."""
         os.close(self.memory)
         for number, (inbox, outbox) in enumerate(zip(self.inboxes, self.outboxes, strict=True)):
             os.close(inbox if number == rank else outbox)
 
 
 class _Region:
-    """Memory for arrays of one size class: two rows per learner, used alternately.
+    """Shared memory for arrays of at most `capacity` bytes, with two rows per learner.
 
-    While a learner still reads the rows of one exchange, a faster one may write those of the next.
+    Exchanges alternate between the rows: while a learner still reads the rows of one exchange, a
+    faster learner may write the rows of the next.
     """
 
     def __init__(self, memory: int, offset: int, size: int, capacity: int) -> None:
@@ -93,8 +94,7 @@ class SharedMemoryGroup:
     """Connects this process to the other learners on one machine.
 
     A waiting learner polls for a moment and then sleeps. It stops waiting at the deadline, or when
-    one of the `child_pipes` becomes readable: when a learner dies, the other end of its pipe is
-    closed.
+    one of the `child_pipes` becomes readable, which happens when the learner at the other end dies.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SharedMemoryGroup:
         return rows
 
     def use_device(self, device: str) -> None:
-        """Do nothing, because gradients from any device are exchanged in main memory."""
+        """Do nothing, because this group always exchanges arrays in main memory."""
 
     def broadcast(self, value: Any) -> Any:
         payload = wire.encode(value) if self.rank == 0 else b""
@@ -154,7 +154,7 @@ class SharedMemoryGroup:
         self._descriptors.close_own(self.rank)
 
     def _find_region(self, byte_count: int) -> _Region:
-        """Return the region for a size; all learners create regions in the same order."""
+        """Return the region for arrays of this size; all learners create it together."""
         capacity = max(_MIN_REGION, 1 << (byte_count - 1).bit_length())
         region = self._regions.get(capacity)
         if region is None:
@@ -164,7 +164,11 @@ class SharedMemoryGroup:
         return region
 
     def _make_views(self, shape: tuple[int, ...]) -> tuple[_Region, list[tuple[Float32, Float32]]]:
-        """Return a shape's region and, per turn, this learner's array and all arrays."""
+        """Return the region for this shape, and views of its rows.
+
+        For each of the two alternating sets of rows, the views are this learner's array and the
+        arrays of all learners.
+        """
         byte_count = 4 * int(np.prod(shape))
         region = self._find_region(byte_count)
         arrays = [

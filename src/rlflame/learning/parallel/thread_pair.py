@@ -1,8 +1,7 @@
-"""Runs two lanes of work, one after the other or in parallel on two cores.
+"""Runs the two halves of a computation, called lanes, in one thread or in two.
 
-Work is divided the same way for any number of threads, and each half is computed by a single
-thread, so the results are bit-identical. numpy releases the interpreter lock inside large
-operations.
+The division into lanes does not depend on the number of threads, so the results are bit-identical.
+Two threads run in parallel, because numpy releases the interpreter lock inside large operations.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ Work = Callable[[int], None]
 
 
 def slice_half(size: int, lane: int) -> slice:
-    """Return the part of `size` items that a lane works on."""
+    """Return the half of `size` items that a lane processes."""
     middle = size // LANES
     return slice(0, middle) if lane == 0 else slice(middle, size)
 
 
 class ThreadPair:
-    """Runs `work(0)` and `work(1)`, waits for both, and raises either's exception."""
+    """Runs `work(0)` and `work(1)`, waits for both, and re-raises any exception."""
 
     def __init__(self, threads: int) -> None:
         self._second_thread = _SecondThread() if threads > 1 else None
@@ -42,7 +41,7 @@ class ThreadPair:
 
 
 class _SecondThread:
-    """The daemon thread of lane 1, which runs one piece of work at a time."""
+    """A daemon thread that runs lane 1, for one `work` function at a time."""
 
     def __init__(self) -> None:
         # Locks are the fastest way to wait. Each thread waits for a lock that the other releases.

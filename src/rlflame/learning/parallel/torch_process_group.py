@@ -1,8 +1,8 @@
-"""A process group over torch.distributed, with gloo for CPUs and nccl for GPUs.
+"""A process group based on torch.distributed, with gloo for CPUs and NCCL for GPUs.
 
-Imported only if torchrun starts several learners. Rank 0 waits for the others for at most
-`deadline_s` seconds. The others wait as long as rollouts take; if rank 0 dies, their connections
-are closed.
+This module is imported only if torchrun starts several learners. Rank 0 waits for the others for at
+most `deadline_s` seconds. The others wait as long as rollouts take; if rank 0 dies, their
+connections are closed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ENDLESS_S = 365.0 * 24 * 3600
 
 
 def select_backend(device: str, locations: Sequence[bytes]) -> str:
-    """Return the backend for gradients: nccl does not support two learners on one GPU."""
+    """Return the backend for gradients. NCCL does not allow two learners on one GPU."""
     is_shared = len(set(locations)) < len(locations)
     return "gloo" if device == "cpu" or is_shared else "nccl"
 
 
 class TorchProcessGroup:
-    """Connects this process to a group of learners; a process has one group at a time.
+    """Connects this process to a group of learners; a process has only one group.
 
     Learners connect through the `store` or, without one, through the address that torchrun sets.
     `exchange_count` is the number of exchanges that this learner has begun.

@@ -1,10 +1,10 @@
-"""Divides the (network, shard) units of a gradient among the learners of a group.
+"""Divides the gradients of several networks among the learners of a group.
 
-Units are numbered network by network, and each learner computes a contiguous range of them. If each
-network is computed by a single learner, that learner also updates its weights. Otherwise, each
-learner is assigned one part of the whole vector, adds the gradients of all shards in this part, in
-order, and updates the weights there. Sums, norms and weights do not depend on the number of
-learners.
+A unit is the gradient of one network for one shard. Units are numbered network by network, and each
+learner computes a contiguous range of them. If no network is divided among several learners, each
+learner also updates the weights of its networks. Otherwise, each learner is assigned one part of
+the whole vector: it adds the gradients of all shards for this part, in shard order, and updates the
+weights of this part. Sums, norms and weights do not depend on the number of learners.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Units:
     def compute_gradient(
         self, rows: int, compute_parts: PartialGradients
     ) -> tuple[Float32, list[float], Metrics]:
-        """Return the gradient, and the squared norms and the sums of all networks."""
-        # The gradient is valid only in `own_spans`, until the next call.
+        """Return the gradient, the squared norm of each network's gradient, and the sums."""
+        # The gradient is valid only in `own_spans` and only until the next call.
         shards = self._shards.split(rows)
         if self._is_spread:
             gradient, sums = self._add_spread_shards(shards, compute_parts)
@@ -99,7 +99,7 @@ class Units:
     def _add_own_shards(
         self, shards: Sequence[Shard], compute_parts: PartialGradients
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of this learner's networks, added over all shards."""
+        """Add up the gradients and sums of this learner's networks over all shards."""
         parts = compute_parts(shards, self.own_names)
         if len(shards) == 1:
             gradients, sums_of_shards = next(parts)
@@ -117,7 +117,7 @@ class Units:
     def _add_spread_shards(
         self, shards: Sequence[Shard], compute_parts: PartialGradients
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient and the sums of all networks, added over all learners."""
+        """Add up the gradients and sums of all networks over the shards of all learners."""
         count = self._shards.count
         self._compute_parts(shards, compute_parts)
         rows = self._group.gather(self._parts).reshape(-1, self._parts.shape[1])
@@ -160,13 +160,13 @@ class Units:
                     place, span = number * count + shard_number - first, self._spans[number]
                     own_parts = self._parts[place : place + len(gradients)]
                     own_parts[:, : span.stop - span.start] = gradients[:, span]
-                    # The float64 sums follow the gradient as pairs of float32.
+                    # The float64 sums follow the gradient as pairs of float32 values.
                     values = [[row[name] for name in self._sums[number]] for row in sums]
                     own_parts[:, self._width :].view(np.float64)[:, : len(values[0])] = values
                 shard_number += len(gradients)
 
     def _exchange_numbers(self, gradient: Float32, sums: Metrics) -> tuple[list[float], Metrics]:
-        """Return the squared norms and the sums of all networks, each from its owner."""
+        """Gather each network's squared norm and sums from the learner that has them."""
         for number in self._own_numbers:
             values = [compute_square_norm(gradient[self._spans[number]])]
             values += [sums[name] for name in self._sums[number]]
@@ -181,7 +181,7 @@ class Units:
         return squares, all_sums
 
     def share_step(self, parameters: Float32) -> None:
-        """Copy updated weights from their owners if several learners share a network."""
+        """Exchange the updated weights if several learners share a network."""
         if self._is_spread:
             self.share_vector(parameters)
 
@@ -202,7 +202,7 @@ class Units:
     def compute_values(
         self, rows: int, chunk_rows: int, compute_chunk: Callable[[slice], Float32]
     ) -> Float32:
-        """Return one value per row; each learner computes some chunks of the shards."""
+        """Return one value per row; each learner computes some of the chunks."""
         chunks = [
             slice(start, min(start + chunk_rows, shard.rows.stop))
             for shard in self._shards.split(rows)

@@ -1,7 +1,7 @@
 """The clipped loss of PPO over a minibatch, and its gradient, derived by hand.
 
 `ppo.py` defines the loss. The gradients of the two networks are independent, so two processes can
-compute one each.
+each compute one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Networks:
     def compute_sums(
         self, minibatch: PpoMinibatch, count: int, names: Sequence[str]
     ) -> dict[str, Sum]:
-        """Write the gradients of the networks with these names; return the sums of each shard."""
+        """Write the gradients of the named networks; return the sums of each shard."""
         sums: dict[str, Sum] = {}
         if "actor" in names:
             sums |= self._compute_policy_gradient(minibatch, count)
@@ -134,7 +134,7 @@ class _Networks:
         changes = clip_ratio != ratio
         surrogate = ratio * batch.advantages
         clip_ratio *= batch.advantages
-        # Where the clipped term is smaller, the objective is constant in the ratio.
+        # Where the clipped term is smaller, the objective does not depend on the ratio.
         d_log_prob = np.where(surrogate <= clip_ratio, surrogate, _ZERO)
         d_log_prob *= np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
@@ -161,7 +161,7 @@ class _Networks:
             clip_change = np.minimum(np.maximum(change, -limit), limit)
             clip_error = batch.old_values + clip_change - batch.returns
             clip_loss = clip_error * clip_error
-            # Where the clipped value has the larger error, the loss is constant in the value.
+            # Where the clipped value has the larger error, the loss does not depend on the value.
             slope = np.where((clip_loss > loss) & (clip_change != change), 0.0, error)
             loss = np.maximum(loss, clip_loss)
         upstream = slope * np.float32(2.0 * batch.value_weight / count)
@@ -171,14 +171,14 @@ class _Networks:
 
 
 class NumpyPpo(PpoProvider):
-    """Computes the loss and its gradient in numpy."""
+    """Computes the loss of PPO and its gradient in numpy."""
 
     chunk_rows = CHUNK_ROWS
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._parameters, self._spec = parameters, spec
         self._networks = _Networks(parameters, spec)
-        #: The networks for several equal shards, by the number of shards.
+        #: The networks for several shards of equal size, by the number of shards.
         self._group_networks: dict[int, _Networks] = {}
 
     def compute_gradient(

@@ -1,7 +1,7 @@
-"""Proximal policy optimisation (Schulman et al., 2017), clipped objective.
+"""Proximal policy optimisation with the clipped objective (Schulman et al., 2017).
 
-Minimises this loss over minibatches, with ratio r = pi(a|s) / behaviour(a|s), advantage A, clip
-range c, value V, return R and entropy H:
+The loss of a minibatch, with ratio r = pi(a|s) / pi_old(a|s), advantage A, clip range c, value V,
+return R and mean entropy H, is
 
     L = mean(-min(r A, clip(r, 1 - c, 1 + c) A)) + value_weight mean((V - R)^2) - entropy_weight H
 """
@@ -228,7 +228,7 @@ class Ppo:
 
 
 def standardise(samples: Float32) -> Float32:
-    """Standardise each row; leave a single sample unchanged."""
+    """Standardise samples along the last axis; leave a single sample unchanged."""
     if samples.shape[-1] < 2:
         return samples
     result: Float32 = samples - samples.mean(-1, keepdims=True)
@@ -237,7 +237,7 @@ def standardise(samples: Float32) -> Float32:
 
 
 def standardise_parts(samples: Float32, size: int) -> Float32:
-    """Standardise consecutive parts of `size` samples, and the shorter last part."""
+    """Standardise each group of `size` samples, and any shorter last group."""
     end = len(samples) - len(samples) % size
     parts = standardise(samples[:end].reshape(-1, size)).reshape(-1)
     return np.concatenate([parts, standardise(samples[end:])])
@@ -276,7 +276,7 @@ class LossMeans:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def make_metrics(self, epochs_done: int) -> Metrics:
-        """Return the means over the samples; no means if all minibatches were skipped."""
+        """Return means over all samples; omit them if all minibatches were skipped."""
         metrics = {"epochs_done": float(epochs_done)}
         if self._samples:
             means = {name: total / self._samples for name, total in self._sums.items()}
@@ -292,7 +292,7 @@ class LossMeans:
 def compute_discount(settings: PpoSettings, progress: float) -> float:
     """Return the discount, which changes from `discount` to `final_discount`.
 
-    The change starts at `discount_moves_from`, and 1 / (1 - discount) changes linearly.
+    The change starts at the progress `discount_moves_from`; 1 / (1 - discount) changes linearly.
     """
     start = settings.discount_moves_from
     if settings.final_discount is None or progress <= start:

@@ -1,1 +1,1 @@
-"""REINFORCE on whole episodes."""
+"""REINFORCE, which learns from whole episodes."""

@@ -1,6 +1,6 @@
 """REINFORCE (Williams, 1992), which makes actions with high returns more likely.
 
-Takes one gradient step per batch of whole episodes, on the loss
+The algorithm takes one gradient step per batch of whole episodes, on the loss
 
     L = sum over samples of (-log pi(a|s) G - entropy_weight H) / n
 
@@ -41,7 +41,7 @@ class ReinforceMinibatch:
 
 
 class NumpyReinforce:
-    """Computes the loss defined above, and its gradient, in numpy."""
+    """Computes the REINFORCE loss and its gradient in numpy."""
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
@@ -60,7 +60,7 @@ class NumpyReinforce:
 
 
 class Reinforce:
-    """REINFORCE: one Adam step per iteration."""
+    """REINFORCE, which takes one Adam step per iteration."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Reinforce:
     def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the gradient of the whole batch; the order of addition is fixed."""
+        """Return the batch's gradient and metric sums, added in a fixed order."""
         valid = batch.valid
         observations, actions = batch.observations[valid], batch.actions[valid]
         shares = weights[valid].astype(np.float32)

@@ -1,1 +1,1 @@
-"""Soft actor-critic, with quantile and batch-normalised critics as options."""
+"""Soft actor-critic (SAC), with optional quantile or batch-normalised critics."""

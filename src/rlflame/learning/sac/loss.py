@@ -1,7 +1,8 @@
-"""Hand-derived gradients of SAC's losses in numpy.
+"""Computes SAC's losses and their hand-derived gradients in numpy.
 
-An update runs in two lanes. They first compute actions for the current and the next observations,
-then the values of the two critics. Arrays have the layout `[units, rows]`, as in `networks/mlp.py`.
+The work is divided into two halves, which can run in two threads (see `ThreadPair`): the actor on
+the current and on the next observations, and then the two critics. Arrays have the layout `[units,
+rows]`, as in `networks/mlp.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .networks import CRITICS, SacNetworks, make_critic_loss
 
 @dataclass(frozen=True, slots=True)
 class SacMinibatch:
-    """Transitions with normalised observations, and the noise of the sampled actions."""
+    """Transitions with normalised observations, and the noise for sampling actions."""
 
     observations: Float32
     actions: Float32
@@ -48,7 +49,7 @@ class SacGradientProvider(Protocol):
     """Computes the gradients of the losses in `sac.py`, in numpy or with torch.
 
     Call `sample_actions` first. A gradient is valid until the next call. `count` is the size of the
-    whole minibatch. `batch` may be one shard of it: the gradients and sums of the shards add up.
+    whole minibatch. `batch` may be one shard of it; the gradients and sums of all shards add up.
     """
 
     def sample_actions(self, batch: SacMinibatch) -> Float32:
@@ -57,7 +58,7 @@ class SacGradientProvider(Protocol):
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the critics' gradient; store the batch's moments in `moments.latest`."""
+        """Return the critics' gradient; store any batch moments in `moments.latest`."""
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
@@ -66,9 +67,9 @@ class SacGradientProvider(Protocol):
 
 
 class NumpySac:
-    """Computes the losses and their gradients in numpy.
+    """Computes the losses of SAC and their gradients in numpy.
 
-    If critics have moments, a critic evaluates current and next observations in one batch,
+    If critics have moments, each critic evaluates current and next observations in one batch,
     standardised together, so it needs no target network (CrossQ; Bhatt et al., 2024).
     """
 
@@ -149,7 +150,7 @@ class NumpySac:
         return self._critic_gradients.data, {"critic_loss": critic_loss}
 
     def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
-        """Write one critic's row of `_values` and of `_next_values`."""
+        """Write one critic's values to `_values` and `_next_values`."""
         critic = self._critics[number]
         if not isinstance(critic, BatchNormMLP):
             self._next_values[number] = self._compute_value(

@@ -1,6 +1,6 @@
 """Computes the gradients of SAC's losses with torch autograd.
 
-Imported only if a recipe uses torch, because importing torch takes seconds.
+This module is imported only if a recipe uses torch, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .networks import CRITICS, SacNetworks
 
 
 class _ClippedDoubleQ:
-    """The torch counterpart of `ClippedDoubleQ`, on `[critics, rows, outputs]`."""
+    """The torch counterpart of `ClippedDoubleQ`, with `[critics, rows, outputs]`."""
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         return values.min(dim=0).values
@@ -62,7 +62,7 @@ class _TruncatedQuantiles:
 
 
 def make_critic_objective(networks: SacNetworks) -> _ClippedDoubleQ | _TruncatedQuantiles:
-    """Return the loss of the critics."""
+    """Return the loss for the outputs of these critics."""
     if networks.quantiles == 1:
         return _ClippedDoubleQ()
     return _TruncatedQuantiles(networks.quantiles, networks.drop_count)
@@ -130,7 +130,7 @@ class TorchSac:
         return gradient, {"critic_loss": 0.5 * float(mean_error.square().sum())}
 
     def _compute_both_values(self, batch: SacMinibatch) -> tuple[Tensor, Tensor]:
-        """Return the values of recorded actions, and detached ones of next actions."""
+        """Return the values of recorded actions, and detached values of next actions."""
         actions, next_actions = self._critics.make_tensor(batch.actions), self._next_actions
         if self._moments is None:
             self._targets.refresh()
@@ -166,7 +166,11 @@ class TorchSac:
         *,
         uses_batch: bool = False,
     ) -> Tensor:
-        """Return `[critics, rows, outputs]`; with `uses_batch`, use these rows' moments."""
+        """Return the critics' values `[critics, rows, outputs]`.
+
+        If critics standardise their inputs, `uses_batch` selects the moments of these rows instead
+        of the running moments.
+        """
         inputs = torch.cat((critics.make_tensor(observations), actions), dim=1)
         return torch.stack(
             [self._forward(critics, name[:-1], inputs, uses_batch) for name in CRITICS]

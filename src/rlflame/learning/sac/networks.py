@@ -72,12 +72,12 @@ def build_sac_networks(
 
 
 class ClippedDoubleQ:
-    """The lower of two expected returns, with half the squared error as the loss.
+    """Uses the lower of two expected returns, and half the squared error as the loss.
 
     `compute_target_values` combines both critics' values into a new array and keeps NaN and
     infinity, so that the guard detects them. `compute_error` returns d(loss / count)/d(values) of
-    one critic and the sum of its squared errors. `compute_slopes` returns d(-value of the action /
-    count)/d(values) of each critic and the sum of the values.
+    one critic and the sum of its squared errors. `compute_slopes` returns the derivatives of the
+    actor's loss with respect to each critic's values, and the sum of the action values.
     """
 
     outputs = 1
@@ -102,7 +102,7 @@ class ClippedDoubleQ:
 
 
 class TruncatedQuantiles:
-    """Quantiles of the return from both critics; the target omits the highest ones.
+    """Uses quantiles of the return from both critics; the target omits the highest.
 
     The loss is the quantile Huber loss, and the value of an action is the mean of all quantiles
     (TQC; Kuznetsov et al., 2020). The reported error is the squared error of a critic's mean.
@@ -111,12 +111,12 @@ class TruncatedQuantiles:
     def __init__(self, outputs: int, drop_count: int) -> None:
         self.outputs = outputs
         self._drop_count = drop_count
-        #: Each output estimates the quantile in the middle of an equal share of the probability.
+        #: The probabilities of the quantiles: the midpoints of `outputs` equal intervals.
         self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
 
     def compute_target_values(self, values: Float32) -> Float32:
         target_count = len(values) * (self.outputs - self._drop_count)
-        # Sort with the values of a row contiguous, then restore the layout.
+        # Make the values of a row contiguous for sorting, then restore the layout.
         pool = np.concatenate([value.T for value in values], axis=1)
         pool.sort(axis=1)
         # NaN and infinity are sorted last and would be dropped unnoticed.
@@ -135,7 +135,7 @@ class TruncatedQuantiles:
             total = np.add.reduce(difference, axis=0)
             np.minimum(difference, zero, out=difference)
             shortfall = np.add.reduce(difference, axis=0)
-            # A value has weight 1 - fraction above the target, fraction below it, and 0 at it.
+            # The weight is 1 - fraction for a value above the target, and fraction for one below.
             total *= np.float32(fraction)
             shortfall *= np.float32(1.0 - 2.0 * fraction)
             np.add(total, shortfall, out=slope[place])

@@ -1,15 +1,16 @@
 """Soft actor-critic (Haarnoja et al., 2018) with a learned entropy coefficient.
 
-An update draws transitions (s, a, r, s') and, with a' ~ pi(s'), a~ ~ pi(s) and the entropy
-coefficient w, minimises
+An update draws transitions (s, a, r, s'), samples the actions b ~ pi(s) and b' ~ pi(s'), and
+minimises these losses:
 
-    critics  1/2 sum_j mean((Q_j(s, a) - y)^2),  y = r + bootstrap (min_j Q'_j(s', a') - w log pi)
-    actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
-    entropy  -log w mean(log pi(a~|s) + target)
+    critics  1/2 sum_j mean((Q_j(s, a) - y)^2),  y = r + d (min_j Q'_j(s', b') - w log pi(b'|s'))
+    actor    mean(w log pi(b|s) - min_j Q_j(s, b))
+    entropy  -log w mean(log pi(b|s) + target_entropy)
 
-and moves the target critics Q' towards the critics. `bootstrap` is the discount over the summed
-steps, or 0 after a termination. If critics standardise their inputs over the batch, Q' is Q. If
-critics estimate quantiles, `TruncatedQuantiles` defines the loss.
+Here, w is the entropy coefficient, and d (`bootstrap`) is the discount over the summed steps, or 0
+after a termination. The update then moves the target critics Q' towards the critics Q. If critics
+standardise their inputs over the batch, Q' is Q. If critics estimate quantiles,
+`TruncatedQuantiles` defines the loss.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Sac:
         self._settings = settings
         self._networks = networks
         self.shards = shards or Shards()
-        # One provider per shard: the actor's gradient reuses parts of the critics' pass.
+        # Each shard has a provider, because the actor's gradient reuses parts of the critics' pass.
         self._providers = providers
         self._thread_pair = thread_pair
         self._seed = seed
@@ -67,7 +68,7 @@ class Sac:
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = make_normaliser(networks.spec)
-        # Separate guards, because the critics must not reset the actor's count of skips in a row.
+        # The guards are separate, because the critics must not reset the actor's count of skips.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = Counter()
         moments = networks.moments
@@ -143,7 +144,7 @@ class Sac:
     def _compute_critic_gradient(
         self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Return the critics' gradient and sums, with the new actions' log-density."""
+        """Return the critics' gradient and sums, including the sum of log-densities."""
 
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             provider, shard_batch = self._providers[shard.number], batch.select_rows(shard.rows)
@@ -219,7 +220,6 @@ class Sac:
         return float(np.exp(self._log_weight[0])) if weight is None else weight
 
     def _compute_rates(self, progress: float) -> dict[str, float]:
-        """Return the current learning rates."""
         settings = self._settings
         rates = {
             "actor": settings.learning_rate,

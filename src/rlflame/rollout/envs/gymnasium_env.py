@@ -1,7 +1,7 @@
 """Steps, saves and restores a slot's environments through the Gymnasium API.
 
-The state of an environment is a value (`EnvState`), because different processes of a cluster may
-run the same slot.
+The state of an environment is stored in an `EnvState`, which any process can restore, because
+different processes of a cluster may run the same slot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fau
 #: Gymnasium's MuJoCo environments, whose physics state can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
 _EXACT_MUJOCO |= {"gymnasium.envs.mujoco.humanoidstandup_v5"}
-#: Modules whose environments were tested: a used instance resets exactly like a new one.
+#: Modules whose environments were tested to reset a used instance exactly like a new one.
 _REUSABLE = _EXACT_MUJOCO | {
     f"gymnasium.envs.classic_control.{name}"
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
@@ -42,7 +42,7 @@ KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
 class RestorableEnv:
-    """One row of a slot: an environment instance and the position in its episode."""
+    """One environment of a slot, and the position in its current episode."""
 
     def __init__(self, spec: EnvSpec, row: int, render_mode: str | None = None) -> None:
         self.spec = spec
@@ -73,7 +73,7 @@ class RestorableEnv:
         return EpisodePosition(self.row, self.episode, self.seed, self.episode_return, self.elapsed)
 
     def reset(self, episode: int, seed: int, out: Float32) -> None:
-        """Start an episode, on a new instance unless reuse is known to be exact."""
+        """Start an episode, in a new instance unless a used one resets exactly."""
         self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
         try:
             if self._env is None or not self._is_reusable:
@@ -123,7 +123,7 @@ class RestorableEnv:
         return reward, terminated, truncated
 
     def prepare_snapshot(self) -> None:
-        """Save the MuJoCo state before a fragment's last step, for the snapshot."""
+        """Save the MuJoCo state for the snapshot, before the last step of a fragment."""
         if self._exact_mujoco:
             self._saved_physics = self._read_physics()
 
@@ -134,7 +134,7 @@ class RestorableEnv:
         return read_state(base_env.model, base_env.data)
 
     def snapshot(self, observation: Float32) -> EnvState:
-        """Return the state of this row as a value."""
+        """Return the state of this environment, from which any process can restore it."""
         observation = observation.copy()
         history = self._action_history[: self.elapsed].copy()
         if self.elapsed == 0:
@@ -146,7 +146,7 @@ class RestorableEnv:
         return EnvState("replay", *place, history, NO_PHYSICS, observation)
 
     def restore(self, state: EnvState, out: Float32) -> None:
-        """Restore an episode that began in another or an earlier process."""
+        """Restore an episode that began in another process."""
         self.reset(state.episode, state.seed, out)
         if state.kind == "mujoco":
             if not self._exact_mujoco:
@@ -179,7 +179,7 @@ class RestorableEnv:
     def close(self) -> None:
         if self._env is not None:
             env, self._env = self._env, None
-            # The instance is no longer needed, so a failure to close it changes nothing.
+            # The instance is no longer needed, so a failure to close it does not matter.
             with contextlib.suppress(Exception):
                 env.close()
 

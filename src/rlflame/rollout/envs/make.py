@@ -1,4 +1,4 @@
-"""Makes environments with Gymnasium, reads spaces, and reports errors."""
+"""Makes environments with Gymnasium, and reads their spaces."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _LazyModule(ModuleType):
 
 @contextlib.contextmanager
 def _exclude_current_folder() -> Iterator[None]:
-    """Keep the current folder out of the `python -c` process that glfw starts."""
+    """Keep the current folder off the module path of the process that glfw starts."""
     previous = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -69,7 +69,7 @@ def defer_imports(*names: str) -> None:
     """Register modules that are loaded at their first attribute access.
 
     MuJoCo and Gymnasium's MuJoCo environments immediately import modules for windows and images.
-    These imports take as long as MuJoCo's own, and processes that only step do not need them.
+    These imports take as long as that of MuJoCo itself, and most processes do not need them.
     """
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
@@ -85,7 +85,7 @@ defer_imports("glfw", "imageio")
 
 
 def is_env_error(error: BaseException) -> bool:
-    """Return whether the environment raised the error, which may be SystemExit.
+    """Return whether an error, which may be SystemExit, came from the environment.
 
     KeyboardInterrupt comes from the user, except in processes that ignore Ctrl-C, such as workers.
     """
@@ -98,7 +98,7 @@ class UnsupportedSpace(ValueError):
 
 
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Make the environment of a spec, without Gymnasium's warnings."""
+    """Make the environment that a spec describes, without Gymnasium's warnings."""
     options: dict[str, Any] = {key: _to_lists(value) for key, value in spec.kwargs.items()}
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
@@ -128,15 +128,16 @@ def _check_model_file(kwargs: Mapping[str, Any]) -> None:
 
 
 def find_step_limit(id: str) -> int | None:
-    """Return the registered step limit of an environment, or None."""
+    """Return the registered step limit of an environment, or None if it has none."""
     registration = gymnasium.registry.get(id.partition(":")[2] or id)
     return None if registration is None else registration.max_episode_steps
 
 
 def import_env_code(id: str) -> None:
-    """Import an environment's module; `gymnasium.make` reports errors in the ID.
+    """Import the module that implements an environment, and ignore errors.
 
-    A module that the ID names is imported by `gymnasium.make`, after a check that it is allowed.
+    `gymnasium.make` raises the same errors. It also imports a module that the ID names, but only
+    after a check that the module is allowed.
     """
     module, _, name = id.rpartition(":")
     if module and module not in sys.modules:
@@ -148,7 +149,7 @@ def import_env_code(id: str) -> None:
 
 
 def _to_lists(value: Any) -> Any:
-    """Convert sequences to lists, because sending a spec makes them tuples."""
+    """Convert tuples to lists, because lists become tuples when a spec is sent."""
     if isinstance(value, tuple | list):
         return [_to_lists(item) for item in value]
     if isinstance(value, Mapping):
@@ -166,7 +167,10 @@ def _silence_mujoco() -> None:
 def read_env_spec(
     id: str, kwargs: dict[str, Any], max_episode_steps: int | None, modules: tuple[str, ...] = ()
 ) -> EnvSpec:
-    """Return an environment's spec; raise UnsupportedSpace or errors of its code."""
+    """Make an environment and return its spec.
+
+    Raises UnsupportedSpace, or the errors that the environment raises.
+    """
     blank_spec = EnvSpec(
         id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules
     )

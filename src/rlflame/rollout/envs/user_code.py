@@ -1,9 +1,9 @@
 """Imports the user's environment code: a file, or a module that an ID names.
 
 The file is loaded by its path, and its folder is searched last, so the folder's other files cannot
-shadow a module. `load_env_file` rejects file names that are in use. An ID such as `my_env:Mine-v0`
-names the module `my_env`, and importing a module runs its code. The driver therefore decides which
-modules may be imported, and lists them in the environment's spec.
+shadow a module. `load_env_file` rejects a file with the name of another module. An ID such as
+`my_env:Mine-v0` names the module `my_env`, and importing a module runs its code. The driver
+therefore decides which modules may be imported, and lists them in the environment's spec.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INNER_ID = "env_id"
 
 
 def load(path: str) -> None:
-    """Import the file unless this process has already done so; raise its errors."""
+    """Import the file unless this process has already imported it."""
     name = os.path.splitext(os.path.basename(path))[0]
     loaded_module = sys.modules.get(name)
     if loaded_module is not None and getattr(loaded_module, "__file__", None) == path:
@@ -61,18 +61,18 @@ def load_from_environment() -> None:
 
 
 class ModuleAccessError(ImportError):
-    """An environment names a module that its spec does not list."""
+    """Raised if an environment names a module that its spec does not list."""
 
 
 def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the modules that are imported to make this environment."""
+    """Return the modules that the ID and the arguments of an environment name."""
     inner = kwargs.get(_INNER_ID)
     ids = [id, inner] if isinstance(inner, str) else [id]
     return tuple(module for module in (text.rpartition(":")[0] for text in ids) if module)
 
 
 def check_allowed(id: str, kwargs: Mapping[str, Any], modules: Sequence[str]) -> None:
-    """Raise ModuleAccessError if the environment names a module not in `modules`."""
+    """Raise ModuleAccessError if the environment names a module outside `modules`."""
     for module in find_named_modules(id, kwargs):
         if module not in modules:
             raise ModuleAccessError(f"{id} asks for the module {module!r}, which is not allowed")

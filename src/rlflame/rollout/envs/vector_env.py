@@ -1,6 +1,7 @@
-"""The interface of a slot's environments, which are stepped together.
+"""The interface to the environments of a slot, which a worker steps together.
 
-Its two implementations, rlflame's MuJoCo loop and Gymnasium, return bit-identical results.
+The two implementations, rlflame's MuJoCo loop and a loop over Gymnasium's environments, return
+bit-identical results.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REPLAY_MISMATCH = (
 
 
 class EpisodePosition(NamedTuple):
-    """The position of a row's episode: the first fields of an `EpisodeStat`."""
+    """The current episode of a row, as in the first fields of an `EpisodeStat`."""
 
     row: int
     episode: int
@@ -33,19 +34,19 @@ class EpisodePosition(NamedTuple):
 
 
 class VectorEnv(Protocol):
-    """The environments of a slot. `out` receives the observations of one row or all."""
+    """The environments of a slot. Methods write observations to `out`."""
 
     spec: EnvSpec
 
     @property
     def current_row(self) -> int:
-        """The row that is being stepped, for messages about a hang."""
+        """The row that is being stepped, to be reported if it hangs."""
 
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
-        """Start an episode."""
+        """Start a new episode in one row."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        """Continue an episode that began in another or an earlier process."""
+        """Continue an episode that began in another process."""
 
     def step(
         self,
@@ -59,14 +60,14 @@ class VectorEnv(Protocol):
         """Step the active rows; return the rows whose episode has ended.
 
         Callers do not change `actions` later, so an environment may keep the array. `terminated`
-        and `truncated` are written only for the returned rows, and only one of them is true.
+        and `truncated` are written only for the returned rows, and exactly one of them is true.
         """
 
     def prepare_snapshot(self) -> None:
-        """Prepare a snapshot before a fragment's last step."""
+        """Prepare for snapshots. Callers call this before the last step of a fragment."""
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
-        """Return the state of the row as a value."""
+        """Return the state of a row, from which any process can restore it."""
 
     def get_position(self, row: int) -> EpisodePosition: ...
 
@@ -74,7 +75,7 @@ class VectorEnv(Protocol):
 
 
 def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> EnvironmentFault:
-    """Make a fault at this position; `message` follows the environment's name."""
+    """Make an EnvironmentFault; `message` follows the environment's ID in its text."""
     text = f"Environment {spec.id} {message}"
     return EnvironmentFault(text, position.row, position.seed, position.elapsed)
 
@@ -82,14 +83,14 @@ def make_fault(spec: EnvSpec, position: EpisodePosition, message: str) -> Enviro
 def report_fault(
     spec: EnvSpec, position: EpisodePosition, message: str, error: BaseException
 ) -> NoReturn:
-    """Raise an environment's error as a fault; raise other errors unchanged."""
+    """Raise an environment's error as an EnvironmentFault; raise others unchanged."""
     if isinstance(error, EnvironmentFault) or not is_env_error(error):
         raise error
     raise make_fault(spec, position, f"{message}: {format_error(error)}") from error
 
 
 def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
-    """Use the fastest implementation; all implementations are bit-identical."""
+    """Make `count` environments, using the fastest implementation that supports them."""
     from .gymnasium_env import GymnasiumVectorEnv
 
     return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)
@@ -110,7 +111,7 @@ def preload_env(id: str) -> None:
 
 
 def describe_stepping(spec: EnvSpec) -> str:
-    """Return a phrase that says which implementation steps an environment."""
+    """Return a phrase that names the implementation that steps an environment."""
     is_ours = _make_mujoco_vector_env(spec, 1) is not None
     return "stepped by rlflame's own MuJoCo loop" if is_ours else "stepped by Gymnasium"
 
@@ -121,7 +122,7 @@ def _is_gymnasium_mujoco(id: str) -> bool:
 
 
 def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
-    """Make rlflame's own MuJoCo environments; None if `spec` is not supported."""
+    """Make rlflame's own MuJoCo environments, or return None if unsupported."""
     if not _is_gymnasium_mujoco(spec.id):
         return None
     try:

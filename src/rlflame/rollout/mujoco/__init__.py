@@ -1,1 +1,1 @@
-"""rlflame's own step loop for MuJoCo v5, bit-for-bit identical to Gymnasium's."""
+"""rlflame's own step loop for Gymnasium's MuJoCo v5 environments."""

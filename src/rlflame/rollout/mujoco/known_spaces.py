@@ -1,7 +1,8 @@
 """The spaces of Gymnasium's MuJoCo v5 environments, known without importing them.
 
 Processes that do not step environments can therefore skip the import of Gymnasium and MuJoCo. The
-spaces of these environments never change, unless another one is registered under the same name.
+spaces of these environments do not change unless another environment is registered under the same
+name.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def is_known_id(id: str) -> bool:
 def find_known_spec(
     id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None
 ) -> EnvSpec | None:
-    """Return the spec, like `read_env_spec`; None if an environment must be made."""
+    """Return an environment's spec, or None if `read_env_spec` must determine it."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
@@ -89,7 +90,7 @@ def find_known_spec(
 
 
 def find_unverified_version(id: str) -> str | None:
-    """Return Gymnasium's version if the MuJoCo loop was not compared with it."""
+    """Return Gymnasium's version if its source files are unverified, otherwise None."""
     if id not in _SPACES or importlib.util.find_spec("gymnasium") is None:
         return None
     if not _is_gymnasium_env(id) or all(map(is_verified, SOURCE_HASHES)):
@@ -99,7 +100,7 @@ def find_unverified_version(id: str) -> str | None:
 
 @cache
 def is_verified(module: str) -> bool:
-    """Return whether a source file of Gymnasium equals the file that was compared."""
+    """Return whether a Gymnasium source file is identical to the tested one."""
     try:
         digest = hashlib.sha256(_find_file(module).read_bytes()).hexdigest()
     except OSError:
@@ -108,14 +109,14 @@ def is_verified(module: str) -> bool:
 
 
 def _find_file(module: str) -> Path:
-    """Return the source file of a module of Gymnasium without importing it."""
+    """Return the source file of a Gymnasium module, without importing the module."""
     package = importlib.util.find_spec("gymnasium")
     folder = Path(str(package and package.origin)).parents[1]
     return folder.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def find_episode_limit(id: str) -> int | None:
-    """Return the registered step limit of an environment."""
+    """Return the registered step limit of an environment, or None."""
     if id in _SPACES and _is_gymnasium_env(id):
         return _SPACES[id][3]
     from ..envs.make import find_step_limit  # imports Gymnasium

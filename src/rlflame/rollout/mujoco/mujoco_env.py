@@ -1,6 +1,6 @@
-"""Steps Gymnasium's v5 MuJoCo environments for all rows of a slot at once.
+"""Steps all rows of a slot at once, for Gymnasium's MuJoCo v5 environments.
 
-The work between two calls to MuJoCo is done for all rows at once (`mujoco_task.py`, based on
+The work between two calls to MuJoCo is done for all rows together (see `mujoco_task.py` and
 `simulation.py`). Resets make the same random draws as Gymnasium. Results must be bit-identical to
 Gymnasium's, so other environments and other versions of Gymnasium's source files are not accepted.
 """
@@ -39,9 +39,9 @@ _EXACT_INTEGER = 2**53
 
 
 def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | None:
-    """Make all rows of an environment; None if results might differ from Gymnasium's.
+    """Make `count` environments, or return None if results may differ from Gymnasium's.
 
-    Raises the errors that Gymnasium raises when the environment is made.
+    Raises the same errors as `make_env`.
     """
     env = make_env(spec)
     try:
@@ -74,7 +74,7 @@ class MujocoVectorEnv:
         #: All rows step together and share one clock. Each row stores the time of its reset.
         self._clock = 0
         self._start_clocks = [0] * count
-        #: The number of steps until a row may reach the time limit.
+        #: The number of steps until the first row may reach the time limit.
         self._steps_to_limit = 0
 
     @property
@@ -182,7 +182,7 @@ class MujocoVectorEnv:
     def _find_ended_rows(
         self, active: Sequence[int], ends: Array | None, terminated: Array, truncated: Array
     ) -> Sequence[int]:
-        """Mark and return the rows whose episode has ended; update `_steps_to_limit`."""
+        """Mark and return the rows whose episodes have ended; update `_steps_to_limit`."""
         ended_rows: list[int] = []
         self._steps_to_limit = self._limit
         for row in active:
@@ -238,7 +238,7 @@ def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def _is_plain(value: Any, default: Any) -> bool:
-    """Return whether a setting's type was tested for identical results."""
+    """Return whether results were tested for settings of this type."""
     if isinstance(default, tuple):
         is_range = type(value) in (list, tuple) and len(value) == 2
         return is_range and all(_is_plain(bound, 0.0) for bound in value)

@@ -19,7 +19,7 @@ from .simulation import POSITIONS, VELOCITIES, DataSlice, Simulation
 
 
 class MujocoTask:
-    """The part of an environment other than the physics, for all rows at once."""
+    """Everything in an environment except the physics, for all rows at once."""
 
     #: Whether contact forces are read; MuJoCo computes them only on request.
     reads_forces: bool = False
@@ -43,7 +43,7 @@ class MujocoTask:
         """Start an episode in a row whose new state is already in the tables."""
 
     def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
-        """Compute a step's rewards; return which rows terminated, or None if none did."""
+        """Write the rewards of a step; return a mask of terminated rows, or None."""
         raise NotImplementedError
 
     def observe(self, out: Array) -> None:
@@ -52,7 +52,7 @@ class MujocoTask:
 
 
 class _Locomotion(MujocoTask):
-    """Rewards forward speed and health, and penalises large controls."""
+    """A task that rewards forward speed and health, and penalises large controls."""
 
     _hidden_positions = 1
     #: The fields that settings can add to observations, with the first index that is used.
@@ -100,15 +100,15 @@ class _Locomotion(MujocoTask):
         return ends
 
     def _track_place(self, base_env: Any, simulation: Simulation) -> Float64:
-        """Return the column of positions whose increase is rewarded."""
+        """Return each row's coordinate in the rewarded direction."""
         return self._state[:, 0]
 
     def _find_healthy_range(self, base_env: Any) -> tuple[slice, Any, Any]:
-        """Return the columns of the state that have healthy bounds, and the bounds."""
+        """Return the state columns that have a healthy range, and the bounds."""
         return slice(0), 0.0, 0.0
 
     def _add_healthy_rewards(self, rewards: Float64) -> Array | None:
-        """Add the reward of healthy rows; return the unhealthy rows if they terminate."""
+        """Add the healthy reward; return a mask of the rows that terminate, or None."""
         np.less(self._low, self._limited_state, self._low_mask)
         np.less(self._limited_state, self._high, self._high_mask)
         if np.count_nonzero(self._range_masks) == self._range_masks.size:
@@ -307,7 +307,7 @@ class InvertedDoublePendulum(MujocoTask):
 
 
 def _compute_lengths(vectors: Float64) -> Float64:
-    """Compute row lengths as `numpy.linalg.norm` does: the root of the dot product."""
+    """Return the length of each vector, bit-identical to `numpy.linalg.norm`."""
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 
@@ -317,7 +317,7 @@ def _slice_body(base_env: Any, name: str) -> DataSlice:
 
 
 class _ReachTask(MujocoTask):
-    """Rewards small distances between bodies, and penalises large actions."""
+    """A task that rewards small distances, and penalises large actions."""
 
     def __init__(self, base_env: Any, simulation: Simulation) -> None:
         super().__init__(base_env, simulation)
@@ -338,7 +338,7 @@ class Reacher(_ReachTask):
         self._rest = simulation.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """Draw the positions of a nearly straight arm and of a goal within reach."""
+        """Draw a nearly straight arm, a goal within reach, and small velocities."""
         qpos = generator.uniform(-0.1, 0.1, self._start_qpos.size) + self._start_qpos
         while True:
             goal = generator.uniform(-0.2, 0.2, 2)
@@ -374,7 +374,7 @@ class Pusher(_ReachTask):
         _, self._tip, self._object, self._goal = np.split(self._observed_state, (14, 17, 20), 1)
 
     def draw_start(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        """Draw the position of an object away from its goal, and the arm's speeds."""
+        """Draw a position of the object away from its goal, and small arm velocities."""
         while True:
             x, y = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
             position = np.concatenate([x, y])

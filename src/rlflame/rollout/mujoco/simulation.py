@@ -1,7 +1,7 @@
 """Steps N simulations of one MuJoCo model, and copies their data to tables.
 
 If `mujoco.batch` exists and no contact forces are read, one call steps all simulations. Otherwise,
-each simulation is an `MjData`. Both ways return bit-identical results.
+each simulation has its own `MjData`. Both methods return bit-identical results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ VELOCITIES = DataSlice("qvel")
 
 
 class Simulation:
-    """Holds each simulation in an `MjData`, or all in a batch that one call steps."""
+    """N simulations of one model, each in an `MjData` or all in one batch."""
 
     #: The row that is being stepped or set, if known.
     current_row = 0
-    #: The controls `[N, controls]` of the next step, which callers write.
+    #: The controls `[N, controls]` for the next step, which callers write.
     controls: Float64
 
     def __init__(self, model: Any, skip: int, count: int, reads_forces: bool) -> None:
@@ -150,7 +150,7 @@ def write_state(model: Any, data: Any, state: Float64) -> None:
 
 
 def _make_batch(model: Any, count: int) -> Any:
-    """Make an object that steps all rows in one call; None before MuJoCo 4."""
+    """Return a batch that steps all rows in one call, or None if MuJoCo is too old."""
     try:
         batch = importlib.import_module("mujoco.batch")
     except ImportError:

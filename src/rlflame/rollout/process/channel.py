@@ -1,7 +1,7 @@
-"""Messages between a process and its child: one protocol over two pipes.
+"""Messages between a process and its child, which are sent through two pipes.
 
 A message consists of its kind (one byte), the length of the payload (eight bytes), and the payload
-in `wire`'s format. The parent's end is a `Channel`, whose sends never block. The child's is a
+in `wire`'s format. The parent uses a `Channel`, whose `send` never blocks, and the child uses a
 `ParentChannel`.
 """
 
@@ -33,7 +33,7 @@ class MessageKind(IntEnum):
 
     POLICY = 1  # {"id", "arrays"}: weights that tasks refer to
     FORGET = 2  # {"id"} of weights
-    TASK = 3  # work: a RolloutTask, or another kind of work
+    TASK = 3  # a RolloutTask, or other work
     HELLO = 4  # the child is ready; its description
     BEAT = 5  # the progress of the task
     RESULT = 6  # the answer to a task or an order
@@ -48,7 +48,7 @@ class MessageKind(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The received bytes are not a message, because other code wrote to the pipe."""
+    """Raised if bytes are not a message, because other code wrote to the pipe."""
 
 
 class Message(NamedTuple):
@@ -68,7 +68,7 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end of two pipes. One thread receives; any thread may send."""
+    """One end of a pair of pipes. Any thread may send, but only one may receive."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
@@ -97,7 +97,7 @@ class Channel:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether messages wait for room in the pipe."""
+        """Whether unsent messages are waiting for room in the pipe."""
         return bool(self._unsent)
 
     def send(self, kind: MessageKind, value: Any = None) -> int:
@@ -115,7 +115,7 @@ class Channel:
             self._write()
 
     def flush(self) -> None:
-        """Write as much as the pipe accepts."""
+        """Write as many unsent bytes as the pipe accepts."""
         with self._lock:
             self._write()
 
@@ -135,18 +135,21 @@ class Channel:
                 self._unsent[0] = self._unsent[0][count:]
 
     def _drop_unsent(self) -> None:
-        """Drop unsent messages because the other end is closed. `receive` then raises."""
+        """Discard unsent messages, because the other end of the pipe is closed."""
         self._unsent.clear()
 
     def poll(self, timeout_s: float | None = 0.0) -> bool:
-        """Wait for a message until the timeout; return whether `receive` would not block."""
+        """Wait until `receive` would not block; return False on a timeout."""
         while not self._messages and not self._has_ended:
             if not (self._read() or self._has_ended or wait((self,), timeout_s)):
                 return False
         return True
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """Return the next message; raise TimeoutError, or EOFError if no more can arrive."""
+        """Return the next message; raise TimeoutError if none arrives in time.
+
+        Raises EOFError if no more messages can arrive, and ProtocolError after invalid bytes.
+        """
         if not self.poll(timeout_s):
             raise TimeoutError
         if not self._messages:
@@ -154,7 +157,7 @@ class Channel:
         return self._messages.popleft()
 
     def receive_all(self) -> list[Message]:
-        """Return the messages that have arrived; raise EOFError if no more can arrive."""
+        """Return all messages that have arrived; raise EOFError if no more can arrive."""
         for _ in range(_MOST_READS):
             if not self._read():
                 break
@@ -165,7 +168,7 @@ class Channel:
         return messages
 
     def _take_error(self) -> Exception:
-        """Return why no more messages arrive: first any protocol error, then EOFError."""
+        """Return the error to raise: a protocol error the first time, then EOFError."""
         error, self._error = self._error, None
         return error or EOFError()
 
@@ -253,10 +256,10 @@ class WakePipe:
 def wait(
     channels: Iterable[Channel], timeout_s: float | None = None, wake_pipe: WakePipe | None = None
 ) -> list[Channel]:
-    """Wait until channels can be read or written; return them, possibly none.
+    """Wait until channels can be read or written, and return these channels.
 
-    Unsent messages are written to pipes that have room. `poll` is used because `select` rejects
-    descriptors of 1,024 and above.
+    The list is empty after a timeout or a call of `wake`. Unsent messages are written to pipes that
+    have room. `poll` is used because `select` rejects descriptors of 1,024 and above.
     """
     poll = select.poll()
     channel_by_fd: dict[int, Channel] = {}
@@ -279,7 +282,7 @@ def wait(
 
 
 def _enlarge_pipe(pipe: int) -> None:
-    """Enlarge a pipe to hold a whole fragment if possible, so that neither end waits."""
+    """If possible, enlarge a pipe so that it can hold a whole fragment."""
     import fcntl
 
     command = getattr(fcntl, "F_SETPIPE_SZ", None)

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ParentChannel(Channel):
-    """A channel whose sends wait for room in the pipe; any thread may send."""
+    """The child's channel, which blocks if the pipe is full; any thread may send."""
 
     @classmethod
     def open(cls) -> ParentChannel:
@@ -52,10 +52,10 @@ class ParentChannel(Channel):
             exit_with_group()
 
     def start_listening(self, handle: Callable[[Message], None] = lambda message: None) -> None:
-        """Receive messages in a thread from now on.
+        """Start a thread that receives messages and passes them to `handle`.
 
-        A STOP message sends SIGTERM to the main thread. This process ends when the parent closes
-        its pipe.
+        For a STOP message, it sends SIGTERM to the main thread instead. When the parent closes its
+        pipe, this process ends.
         """
         main_thread_id = threading.get_ident()
 
@@ -71,26 +71,26 @@ class ParentChannel(Channel):
 
 
 def exit_with_group() -> NoReturn:
-    """End this process and all programs that it started; its parent is gone."""
+    """End this process and all programs that it started, after its parent has ended."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def read_parent_pid() -> int:
-    """Return the parent's process ID from the command line, or the current parent's.
+    """Return the ID of the parent process, from the command line if possible.
 
-    The parent may die, and another process may replace it, before this process asks the system.
+    If the parent has already ended, `os.getppid` returns the ID of another process.
     """
     return int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()
 
 
 def die_with_parent(parent: int) -> None:
-    """When the parent ends, end this process, even if it is stopped or holds the GIL.
+    """Make the kernel end this process when the process `parent` ends.
 
-    A process in such a state does not notice a closed pipe, so the kernel must end it. The kernel
-    does so when the *thread* that started this process ends: see `worker_process`. Only Linux has a
-    signal for this. On other systems, a closed pipe is the only sign.
+    A process that is stopped or holds the GIL would not notice a closed pipe. The kernel sends the
+    signal when the *thread* that started this process ends (see `run_in_lasting_thread`). Only
+    Linux supports this; on other systems, a closed pipe is the only sign.
     """
     if sys.platform == "linux":
         import ctypes
@@ -100,17 +100,17 @@ def die_with_parent(parent: int) -> None:
             exit_with_group()
 
 
-#: The shell that waits is not a child of the worker, because an environment may wait for all
-#: children of the worker.
+#: The inner shell, which waits, is not a child of the worker, because an environment may wait for
+#: all children of the worker.
 _KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0) &"
 
 
 def kill_group_with_process() -> None:
-    """If this process is killed, end the programs that environments have started.
+    """Ensure that programs started by environments end if this process is killed.
 
-    A killed process cannot end them itself. After the first program has started, a shell in the
-    same process group waits for EOF on a pipe that only this process holds open. The first program
-    is not covered during its first half second.
+    When the first program has started, a thread starts a shell in the same process group. The shell
+    waits for EOF on a pipe that only this process holds open, and then kills the group. The first
+    program is not covered during its first half second.
     """
     if sys.platform == "linux" and os.getpgrp() == os.getpid():
         threading.Thread(target=_watch_for_programs, name="rlflame-programs", daemon=True).start()

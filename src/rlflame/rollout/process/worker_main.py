@@ -1,6 +1,6 @@
-"""A rollout worker process: receives tasks, sends fragments and heartbeats.
+"""A rollout worker process, which receives tasks and sends fragments and heartbeats.
 
-Environments print to the process's standard output, which the parent keeps apart from messages.
+Environments print to the standard output of the process, which is separate from the messages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkerServer:
             self._channel.send_bytes(MessageKind.RESULT, result)
 
     def _send_heartbeats(self) -> None:
-        """Send the progress of the task; end this process if the parent no longer reads."""
+        """Report the progress of the task; end this process if the parent is gone."""
         pause = threading.Event()
         while True:
             pause.wait(BEAT_S)

@@ -27,14 +27,14 @@ _TAIL_BYTES = 4000
 _OUTPUT_LIMIT_BYTES = 1 << 20
 #: How long to wait for the end of the output, which a process in another session may keep open.
 _RELAY_TIMEOUT_S = 1.0
-#: The time that a process has to end after its pipe is closed.
+#: How long a process may take to exit after its pipe is closed.
 _EXIT_GRACE_S = 5.0
 
 
 class WorkerProcess:
     """A child process that runs `module`, which opens a `ParentChannel`.
 
-    The child leads a new session, and inherits `inherited_fds` under the same numbers.
+    The child leads a new session, and inherits `inherited_fds` with the same descriptor numbers.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class WorkerProcess:
             return self._process.poll() is not None
 
     def trim_output(self) -> None:
-        """Keep only the end of the output."""
+        """If the output is too long, discard all but the end."""
         if os.fstat(self._output.fileno()).st_size > _OUTPUT_LIMIT_BYTES:
             self._output_tail = self._read_tail()
             os.ftruncate(self._output.fileno(), 0)
 
     def read_output(self) -> str:
-        """Return the end of the output. This also works after `terminate`."""
+        """Return the end of the output, even after `terminate`."""
         tail = self._output_tail if self._output.closed else self._read_tail()
         return tail.decode("utf-8", "replace")
 
@@ -128,7 +128,7 @@ class WorkerProcess:
         return self._exit_code
 
     def explain_loss(self, error: EOFError | ProtocolError) -> str:
-        """Return why the channel raised: the exit of the process, or invalid bytes."""
+        """End the process, and return a description of the error that its channel raised."""
         if isinstance(error, EOFError):
             return describe_exit(self.terminate(_EXIT_GRACE_S))
         self.terminate()
@@ -166,7 +166,7 @@ _executor: ThreadPoolExecutor | None = None
 
 
 def run_in_lasting_thread(call: Callable[[], T]) -> T:
-    """Call a function that starts a process, in a thread that does not end early.
+    """Call a function that starts a process, from a thread that outlives the process.
 
     Linux sends the parent-death signal when the *thread* that started the child ends. A worker that
     was started by a short-lived thread would be killed during its work.

@@ -1,1 +1,1 @@
-"""Sinks that write metrics in the formats of other tools, one module per tool."""
+"""Writes metrics in the formats of other tools, with one module per tool."""

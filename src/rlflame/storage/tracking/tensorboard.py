@@ -1,11 +1,11 @@
 """Writes a run's curves for TensorBoard to RUN/tensorboard.
 
 The curves are derived from the run's own logs. A resumed run rewrites them from the lines that its
-checkpoint counts, so curves have no gaps or duplicates. A run that started without TensorBoard also
-gets curves from its first step.
+checkpoint counts, so the curves have no gaps or duplicates. A run that started without TensorBoard
+also gets curves from its first step.
 
 Events are written with the record writer of the `tensorboard` package. Its EventFileWriter is not
-used because it imports TensorFlow if installed, writes in a thread and follows symbolic links.
+used because it imports TensorFlow (if installed), writes in a thread and follows symbolic links.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rlflame.storage.run_reader import Line, read_run
 Scalar = str | bool | int | float
 
 FOLDER = "tensorboard"
-#: A separate folder, because TensorBoard's hyperparameter table shows the scalars of the folder
-#: that has the hyperparameters. This one has only the final score, not all curves.
+#: A separate folder for the hyperparameters. TensorBoard's hyperparameter table shows all scalars
+#: of this folder, so the folder contains only the final score, not the curves.
 SESSION = f"{FOLDER}/hparams"
 _SUFFIX = ".rlflame"
 #: Tags for metrics that have conventional names in TensorBoard.
@@ -64,7 +64,7 @@ def check_available() -> None:
 
 
 class EventFile:
-    """One event file, complete after every write."""
+    """An event file that is flushed after every write."""
 
     def __init__(self, path: Path, wall_time: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -73,7 +73,7 @@ class EventFile:
         self._make_event = Event
         self._writer = RecordWriter(open(path, "wb", opener=open_unless_link))  # noqa: SIM115
         self._write(wall_time, file_version="brain.Event:2")
-        # This event makes readers drop the events of the same steps in older files of the folder.
+        # This event makes TensorBoard discard the events in older files of the folder.
         self._write(wall_time, session_log={"status": "START"})
 
     def write_scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:
@@ -146,7 +146,7 @@ class TensorBoard:
 
 
 def _prepare_folder(folder: Path) -> Path:
-    """Create the folder and remove the event files of earlier processes of this run."""
+    """Create the folder; remove event files of earlier processes of this run."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
         old.unlink()
@@ -154,7 +154,7 @@ def _prepare_folder(folder: Path) -> Path:
 
 
 def make_tag(name: str) -> str:
-    """Return the TensorBoard tag of a metric; the part before the slash is its group."""
+    """Return the TensorBoard tag of a metric, with its group before the slash."""
     if name in TAGS:
         return TAGS[name]
     if name.startswith("eval_"):

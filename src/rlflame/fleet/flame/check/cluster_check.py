@@ -44,11 +44,11 @@ class ClusterCheck:
     timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
     _findings: list[Finding] = field(default_factory=list, init=False)
     _snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
-    #: The snapshots from before the probe gave up and closed its session.
+    #: If the probe got no answer, the snapshots that were taken before it closed its session.
     _silent_snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
 
     def run(self) -> Diagnosis:
-        # Keeps flamepy's log out of the output.
+        # This keeps flamepy's log out of the output.
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         reachable = False
         client, finding = check_configuration()
@@ -146,7 +146,7 @@ class ClusterCheck:
         return last
 
     def _record_silence(self) -> None:
-        """Take two snapshots while the silent session is still open.
+        """Take two snapshots while the probe's session is still open.
 
         The scheduling check uses them to find out why no executor has started.
         """
@@ -156,7 +156,7 @@ class ClusterCheck:
         self._silent_snapshots = list(self._snapshots)
 
     def _check_executors(self) -> Finding:
-        """Check the executors over at least `still_s`, longer in unclear cases."""
+        """Check the executors for at least `still_s`, or longer in unclear cases."""
         started_s, timeouts = self._take_snapshot().at_s, self.timeouts
         while self._snapshots[-1].executors:
             _, is_undecided = cluster_snapshot.find_stuck(self._snapshots, timeouts)

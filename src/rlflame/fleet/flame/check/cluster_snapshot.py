@@ -93,7 +93,7 @@ class ClusterSnapshot:
 
 
 def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
-    """Query the cluster once; raise FleetError if its manager does not answer."""
+    """Query the cluster once; raise FleetError if it does not answer."""
     nodes = []
     for node in client.call("list_nodes"):
         size, state = node.status.capacity, NODE_STATES[node.status.state]
@@ -188,7 +188,7 @@ def find_stuck(
 def _diagnose(
     executor: Executor, first: ClusterSnapshot, last: ClusterSnapshot
 ) -> tuple[str, bool]:
-    """Return why an executor may be stuck, or "", and whether the reason is certain."""
+    """Return why an executor may be stuck ("" if not) and whether that is certain."""
     if executor.state in _TRANSIENT_STATES:
         return "a state that healthy executors leave immediately", True
     earlier_session, now = first.find_session(executor.session), last.find_session(executor.session)
@@ -230,7 +230,7 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
 
 
 def format_remedy(node: str) -> str:
-    """Return instructions to free a node; a quick restart would keep dead executors."""
+    """Return instructions for freeing a node (a quick restart keeps dead executors)."""
     text = f"stop the executor manager on {node}, wait 40 s (not less) and start it again"
     if re.fullmatch(r"executor-\d+", node):
         text += f"; here: docker compose -f compose/compose.yaml restart {node} (includes the wait)"
@@ -269,7 +269,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
 def _is_starved(
     session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
 ) -> bool:
-    """Return whether a session has waited at least `still_s` without executors."""
+    """Return whether a session has waited for `still_s` while no executor existed."""
     since_s = snapshots[-1].at_s
     for snapshot in reversed(snapshots):
         session = snapshot.find_session(session_id)

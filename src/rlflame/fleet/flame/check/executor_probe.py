@@ -101,7 +101,7 @@ def run_probe(
 def _ask_executors(
     client: FlameClient, session: Any, result: ProbeResult, timeout_s: float
 ) -> None:
-    """Query in rounds until every executor of the session has answered."""
+    """Query the session's executors in rounds until all have answered."""
     processes = {_get_process(greeting) for greeting in result.greetings}
     deadline = time.monotonic() + timeout_s
     while len(processes) < result.target and time.monotonic() < deadline:

@@ -40,7 +40,7 @@ class ClusterRun:
     sessions: list[ClusterSession]
     #: The content of the lease when it was first read.
     lease: dict[str, Any] | None = None
-    #: The time from which the run counts as dead, unless the lease changes earlier.
+    #: The time at which the run counts as dead, unless its lease has changed by then.
     due_s: float = 0.0
     #: None while undecided.
     state: RunState | None = None
@@ -66,7 +66,7 @@ def find_runs(snapshot: ClusterSnapshot) -> list[ClusterRun]:
 
 
 def check_process(lease: Mapping[str, Any]) -> ProcessState:
-    """Check whether a run's driver exists here. Its process ID may have been reused."""
+    """Look for a run's driver on this machine. Its process ID may have been reused."""
     pid = int(lease["pid"])
     if lease["host"] != socket.gethostname():
         return "doubtful"
@@ -103,7 +103,7 @@ class RunScan:
     def settle(
         self, take_snapshot: Callable[[], ClusterSnapshot], report_progress: Callable[[str], None]
     ) -> list[ClusterRun]:
-        """Wait until every run has renewed its lease or counts as dead; return all runs."""
+        """Decide the state of every run, waiting for lease updates; return the runs."""
         self._compare_leases()
         if unclear_runs := self._list_undecided():
             longest_s = max(run.due_s for run in unclear_runs) - time.monotonic()
@@ -192,7 +192,7 @@ def remove_dead_runs(client: FlameClient, runs: Sequence[ClusterRun], timeout_s:
                 kept_notes.append(f"left alone: {run.name}, its lease is being renewed again")
                 continue
             if lease is not None:
-                # Makes the run's workers give up. A changed beat would make the run look alive.
+                # Tell the run's workers to give up. A changed beat would make the run look alive.
                 object_cache.write_lease(key, {**lease, "closing": True})
             problem = remove_run(client, run.name, timeout_s)
         except FleetError as error:
