@@ -612,7 +612,6 @@ NAMED_IN = {
 NAME_EXCEPTIONS = {
     "bench.case": "the hint names the algorithm that collects episodes",
     "cli.bench": "the fleets to compare, and the settings of a large update",
-    "cli.options": "the help shows a setting",
     "config.validation": "the hint shows a setting",
     "learning.normalization": "the hint names the setting of one algorithm",
 }

@@ -34,7 +34,7 @@ Require = Annotated[
     str | None,
     typer.Option(
         metavar="CLAIM",
-        help="Exit with code 1 unless the data supports this: better, equivalent or not-worse.",
+        help="Exit with code 1 unless the data supports CLAIM: better, equivalent or not-worse.",
     ),
 ]
 Margin = Annotated[

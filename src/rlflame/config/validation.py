@@ -126,7 +126,7 @@ def _find_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _find_setting(location: Sequence[int | str]) -> str:
-    """Return the setting at an error's location, which may end in an item or a type."""
+    """Return the setting at an error's location, minus any item or type."""
     path = ".".join(map(str, location))
     return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
 

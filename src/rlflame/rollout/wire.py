@@ -63,7 +63,7 @@ class WireError(ValueError):
 # No warnings are needed, because values that are not finite raise WireError.
 @np.errstate(over="ignore", invalid="ignore")
 def encode(value: Any) -> bytes:
-    """Encode a dataclass of `task`, an array, or JSON values that contain them."""
+    """Encode dataclasses from `task`, arrays and JSON values, even nested."""
     arrays: list[np.ndarray[Any, Any]] = []
     body = _pack(value, arrays)
     offset = 0

@@ -1,4 +1,4 @@
-"""A learner process under torchrun that repeats the updates of rank 0."""
+"""A learner process under torchrun that takes part in rank 0's updates."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class ChunkBuffers:
             target.copy_(torch.from_numpy(array))
         self._count += 1
 
-    def clear(self) -> None:
-        """Forget the arrays that have not been sent."""
+    def discard_unsent(self) -> None:
+        """Discard the arrays that have not been sent."""
         self._count = 0
 
     def send(self) -> None:

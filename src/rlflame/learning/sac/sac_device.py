@@ -153,7 +153,7 @@ class DeviceSac(Sac):
             tensor.copy_(torch.from_numpy(array))
         self._totals.zero_()
         if self._chunks is not None:
-            self._chunks.clear()  # an earlier error may have left arrays
+            self._chunks.discard_unsent()  # an earlier error may have left arrays
         numbers: list[int] = []
         for number, transitions in batch:
             arrays = self._list_arrays(number, transitions)

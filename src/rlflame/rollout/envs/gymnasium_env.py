@@ -73,7 +73,7 @@ class RestorableEnv:
         return EpisodePosition(self.row, self.episode, self.seed, self.episode_return, self.elapsed)
 
     def reset(self, episode: int, seed: int, out: Float32) -> None:
-        """Start an episode, in a new instance unless a used one resets exactly."""
+        """Start an episode, in a new instance unless reusing one is safe."""
         self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
         try:
             if self._env is None or not self._is_reusable:
