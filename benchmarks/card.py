@@ -89,11 +89,11 @@ def main() -> int:
                 result, unit, base = "failed", "", None
             failed |= result in ("failed", "different")
             ratio = f"{result / base:.2f}" if base else ""
-            shown = result if isinstance(result, str) else f"{result:,.4g}"
+            text = result if isinstance(result, str) else f"{result:,.4g}"
             beside = "" if base is None else f"{base:,.4g}"
-            print(f"{what:24s}{case:34s}{shown:>12s} {unit:12s}{beside:>10s} {ratio:>8s}",
+            print(f"{what:24s}{case:34s}{text:>12s} {unit:12s}{beside:>10s} {ratio:>8s}",
                   flush=True)  # fmt: skip
-            rows.append([what, case, shown, unit, beside, ratio, *facts])
+            rows.append([what, case, text, unit, beside, ratio, *facts])
     if options.csv:
         with options.csv.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])

@@ -11,6 +11,18 @@ from rlflame.rollout.distributions import compute_noise_size
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.task import PolicySpec
 
+#: Settings of PPO that differ from the defaults as much as possible.
+PPO_OPTIONS = {
+    "normalise_advantages": "minibatch",
+    "recompute_advantages": False,
+    "clip_range_value": 0.1,
+    "entropy_weight": 0.05,
+    "anneal_clip_range": True,
+    "final_discount": 0.97,
+    "discount_moves_from": 0.2,
+    "minibatch_size": 19,
+}
+
 
 def policy_spec(
     kind: str = "continuous",

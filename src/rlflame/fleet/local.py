@@ -116,7 +116,7 @@ class LocalFleet(ContextManagerMixin):
         return name
 
     def release(self, policy_id: str) -> None:
-        """Release a policy. After its last release, workers are told to forget it."""
+        """Release a policy. After the last release, tell the workers to discard it."""
         with self._lock:
             self._puts[policy_id] -= 1
             if self._puts[policy_id] <= 0:

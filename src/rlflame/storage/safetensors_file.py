@@ -276,7 +276,7 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
 
 
 def _check_skeleton(head: bytes) -> None:
-    """Reject a header with so many values that parsing it would be slow."""
+    """Reject a header with too many values, which would take long to parse."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
     has_many_strings = plain.count(b'"') > 2 * _MAX_STRINGS
     if has_many_strings or sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import reference
-from batches import floats, policy_spec, random_batch, random_network
+from batches import PPO_OPTIONS, floats, policy_spec, random_batch, random_network
 from reference import ReferencePpo
 
 from rlflame.config.algorithms import PpoSettings
@@ -98,20 +98,7 @@ def whole_episodes(batch, garbage=0.0):
 
 VARIANTS = {
     "hopper": ("continuous", "tanh", {}),
-    "baselines": (
-        "discrete",
-        "relu",
-        {
-            "normalise_advantages": "minibatch",
-            "recompute_advantages": False,
-            "clip_range_value": 0.1,
-            "entropy_weight": 0.05,
-            "anneal_clip_range": True,
-            "final_discount": 0.97,
-            "discount_moves_from": 0.2,
-            "minibatch_size": 19,
-        },
-    ),
+    "baselines": ("discrete", "relu", PPO_OPTIONS),
     "bare": (
         "continuous",
         "relu",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from batches import policy_spec, random_batch, random_network
+from batches import PPO_OPTIONS, policy_spec, random_batch, random_network
 from device_graphs import run_after_warm_up
 from reference import ReferencePpo
 
@@ -25,20 +25,7 @@ from rlflame.learning.torch_gradients import TorchPpo
 COLUMNS = 8
 VARIANTS = {
     "hopper": ("continuous", "tanh", {}),
-    "options": (
-        "discrete",
-        "relu",
-        {
-            "normalise_advantages": "minibatch",
-            "recompute_advantages": False,
-            "clip_range_value": 0.1,
-            "entropy_weight": 0.05,
-            "anneal_clip_range": True,
-            "final_discount": 0.97,
-            "discount_moves_from": 0.2,
-            "minibatch_size": 19,
-        },
-    ),
+    "options": ("discrete", "relu", PPO_OPTIONS),
     "batch": (
         "continuous",
         "relu",
