@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.task import Float32
+from rlflame.rollout.task import Array, Float32
 
 from .base import Counter, Metrics, StateParts
+from .kernels.library import Kernels, get_address, load_kernels
 from .normalization import SCALE_HINT
 
 _PIECE = 65_536
@@ -60,9 +62,20 @@ class Adam:
         epsilon = np.array(self.epsilon * correction, np.float32)
         rate = np.array(learning_rate * correction / (1.0 - BETA_1**count), np.float32)
         start, end, _ = part.indices(len(parameters))
+        self._move(parameters, gradient, rate, epsilon, slice(start, end))
+        if count % _SWEEP == 0:
+            first, second = self.first[part], self.second[part]
+            is_still = np.abs(first) < _STILL_LIMITS[0]
+            first[is_still] = 0.0
+            second[is_still & (second < _STILL_LIMITS[1])] = 0.0
+
+    def _move(
+        self, parameters: Float32, gradient: Float32, rate: Array, epsilon: Array, part: slice
+    ) -> None:
+        """Update the moments and move the parameters; the scalars include the corrections."""
         # Each piece stays in the processor's cache through all operations.
-        for piece_start in range(start, end, _PIECE):
-            piece = slice(piece_start, min(piece_start + _PIECE, end))
+        for start in range(part.start, part.stop, _PIECE):
+            piece = slice(start, min(start + _PIECE, part.stop))
             g, first, second = gradient[piece], self.first[piece], self.second[piece]
             a, b = self._a[piece], self._b[piece]
             np.subtract(g, first, out=a)
@@ -72,16 +85,57 @@ class Adam:
             np.subtract(b, second, out=b)
             np.multiply(b, _TO_SECOND, out=b)
             np.add(second, b, out=second)
-            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon). The scalars include the corrections.
+            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon)
             np.sqrt(second, out=b)
             np.add(b, epsilon, out=b)
             np.divide(first, b, out=b)
             np.multiply(b, rate, out=b)
             np.subtract(parameters[piece], b, out=parameters[piece])
-            if count % _SWEEP == 0:
-                is_still = np.abs(first) < _STILL_LIMITS[0]
-                first[is_still] = 0.0
-                second[is_still & (second < _STILL_LIMITS[1])] = 0.0
+
+
+class CompiledAdam(Adam):
+    """Adam in one call of compiled code, with the same bits."""
+
+    def __init__(self, size: int, epsilon: float, kernels: Kernels) -> None:
+        super().__init__(size, epsilon)
+        self._kernels = kernels
+        self._addresses = get_address(self.first), get_address(self.second)
+
+    def _move(
+        self, parameters: Float32, gradient: Float32, rate: Array, epsilon: Array, part: slice
+    ) -> None:
+        addresses = get_address(parameters), get_address(gradient), *self._addresses
+        offset, rates = 4 * part.start, (_TO_FIRST, _TO_SECOND, rate, epsilon)
+        self._kernels.step_adam(
+            *(address + offset for address in addresses),
+            part.stop - part.start,
+            *map(float, rates),
+        )
+
+
+def make_adam(size: int, epsilon: float) -> Adam:
+    """Make an optimizer that uses the kernels if they compute the same bits as numpy."""
+    kernels = load_kernels()
+    if kernels is None or not _has_equal_steps(kernels):
+        return Adam(size, epsilon)
+    return CompiledAdam(size, epsilon, kernels)
+
+
+@functools.cache
+def _has_equal_steps(kernels: Kernels) -> bool:
+    """Return whether both optimizers compute the same bits for random numbers."""
+    generator = np.random.default_rng(0)
+    first: Float32 = generator.standard_normal(203, dtype=np.float32)
+    optimizers = Adam(len(first), 1e-5), CompiledAdam(len(first), 1e-5, kernels)
+    weights = [first, first.copy()]
+    for _ in range(3):
+        gradient: Float32 = generator.standard_normal(len(first), dtype=np.float32)
+        for vector, adam in zip(weights, optimizers, strict=True):
+            adam.step(vector, gradient, 1e-3)
+            adam.step(vector, gradient, 1e-3, slice(5, 100))
+    states = [vector.tobytes() for vector in weights]
+    states += [adam.first.tobytes() + adam.second.tobytes() for adam in optimizers]
+    return states[0] == states[1] and states[2] == states[3]
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:

@@ -24,7 +24,7 @@ from rlflame.rollout.task import Array, Float32
 from .flat_vector import FlatVector
 from .mlp import MLP
 
-_LOG_TWO_PI = math.log(2.0 * math.pi)
+LOG_TWO_PI = math.log(2.0 * math.pi)
 _HALF, _FLOAT_ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
 _MINUS_HALF = np.array(-0.5, np.float32)
 #: A sum over rows, or an array with a sum for each shard.
@@ -50,7 +50,7 @@ class GaussianHead:
 
     def log_prob(self, out: Float32, actions: Array) -> Float32:
         total = float(np.add.reduce(self._log_std))
-        self._log_volume = total + 0.5 * len(self._log_std) * _LOG_TWO_PI
+        self._log_volume = total + 0.5 * len(self._log_std) * LOG_TWO_PI
         self._inverse = np.exp(-self._log_std)[:, None]
         z = actions.mT - out
         z *= self._inverse
@@ -154,7 +154,7 @@ class SquashedGaussianHead:
         density -= log_std
         density -= log_slope_of_tanh(raw)
         log_probs: Float32 = np.add.reduce(density, axis=0)
-        log_probs -= np.float32(0.5 * size * _LOG_TWO_PI)
+        log_probs -= np.float32(0.5 * size * LOG_TWO_PI)
         self._actions = np.tanh(raw, out=raw)
         return self._actions, log_probs
 
@@ -231,12 +231,12 @@ class GsdeHead:
         density = self._z * self._z
         density += self._log_variance
         result: Float32 = np.add.reduce(density, axis=0)
-        result += np.float32(len(density) * _LOG_TWO_PI)
+        result += np.float32(len(density) * LOG_TWO_PI)
         result *= -_HALF
         return result
 
     def sum_entropy(self) -> float:
-        constant = self._log_variance.size * (1.0 + _LOG_TWO_PI)
+        constant = self._log_variance.size * (1.0 + LOG_TWO_PI)
         return 0.5 * (float(self._log_variance.sum()) + constant)
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:

@@ -37,7 +37,7 @@ BATCH_EPSILON = 1e-3
 MOMENT_RATE = 0.01
 
 
-class _Workspace:
+class Workspace:
     """Preallocated buffers and their views for a fixed number of rows."""
 
     def __init__(
@@ -78,11 +78,15 @@ class MLP:
         self._tanh = tanh
         self._leading = gradients.leading
         self._multiply = np.matmul if self._leading else np.dot
-        self._workspaces: dict[int, _Workspace] = {}
+        self._workspaces: dict[int, Workspace] = {}
         self._workspace = self._make_workspace(0)
 
     def prepare_inputs(self, rows: int) -> Float32:
         """Return the input buffer for the next pass, `[units, rows]`."""
+        return self.prepare_workspace(rows).units[0]
+
+    def prepare_workspace(self, rows: int) -> Workspace:
+        """Return the buffers for the next pass."""
         space = self._workspaces.get(rows)
         if space is None:
             # The last minibatch of a batch can have any size, so keep only a few workspaces.
@@ -90,10 +94,10 @@ class MLP:
                 del self._workspaces[next(iter(self._workspaces))]
             space = self._workspaces[rows] = self._make_workspace(rows)
         self._workspace = space
-        return space.units[0]
+        return space
 
-    def _make_workspace(self, rows: int) -> _Workspace:
-        return _Workspace(self._sizes, self._leading, rows, self._standardises)
+    def _make_workspace(self, rows: int) -> Workspace:
+        return Workspace(self._sizes, self._leading, rows, self._standardises)
 
     def forward(self, x: Float32) -> Float32:
         """Return the outputs `[units, rows]` for the rows of `x`; valid until the next pass."""

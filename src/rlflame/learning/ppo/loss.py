@@ -7,7 +7,7 @@ each compute one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -28,6 +28,8 @@ NETWORKS = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),
 }
+#: Makes a network from parameters, gradients, a prefix, a number of layers, and the use of tanh.
+MakeNetwork = Callable[[FlatVector, FlatVector, str, int, bool], MLP]
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -107,13 +109,17 @@ class _Networks:
     """The networks and their gradients, for one shard or several shards of equal size."""
 
     def __init__(
-        self, parameters: FlatVector, spec: PolicySpec, leading: tuple[int, ...] = ()
+        self,
+        parameters: FlatVector,
+        spec: PolicySpec,
+        make_network: MakeNetwork = MLP,
+        leading: tuple[int, ...] = (),
     ) -> None:
         self.gradients = FlatVector(parameters.shapes, leading)
         shape = len(spec.hidden) + 1, spec.activation == "tanh"
-        self._actor = MLP(parameters, self.gradients, "actor", *shape)
-        self.critic = MLP(parameters, self.gradients, "critic", *shape)
-        self._head = make_head(parameters, self.gradients, self._actor)
+        self.actor = make_network(parameters, self.gradients, "actor", *shape)
+        self.critic = make_network(parameters, self.gradients, "critic", *shape)
+        self._head = make_head(parameters, self.gradients, self.actor)
 
     def compute_sums(
         self, minibatch: PpoMinibatch, count: int, names: Sequence[str]
@@ -127,7 +133,7 @@ class _Networks:
         return sums
 
     def _compute_policy_gradient(self, batch: PpoMinibatch, count: int) -> dict[str, Sum]:
-        log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
+        log_probs = self._head.log_prob(self.actor.forward(batch.observations), batch.actions)
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
         clip_ratio = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
@@ -137,7 +143,7 @@ class _Networks:
         # Where the clipped term is smaller, the objective does not depend on the ratio.
         d_log_prob = np.where(surrogate <= clip_ratio, surrogate, _ZERO)
         d_log_prob *= np.float32(-1.0 / count)
-        self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
+        self.actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
         objective = np.minimum(surrogate, clip_ratio)
         ratio -= _FLOAT_ONE
         ratio -= log_ratio
@@ -175,9 +181,11 @@ class NumpyPpo(PpoProvider):
 
     chunk_rows = CHUNK_ROWS
 
-    def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
+    def __init__(
+        self, parameters: FlatVector, spec: PolicySpec, make_network: MakeNetwork = MLP
+    ) -> None:
         self._parameters, self._spec = parameters, spec
-        self._networks = _Networks(parameters, spec)
+        self._networks = _Networks(parameters, spec, make_network)
         #: The networks for several shards of equal size, by the number of shards.
         self._group_networks: dict[int, _Networks] = {}
 
@@ -220,7 +228,7 @@ class NumpyPpo(PpoProvider):
     ) -> ShardGradients:
         group = self._group_networks.get(shard_count)
         if group is None:
-            group = _Networks(self._parameters, self._spec, (shard_count,))
+            group = _Networks(self._parameters, self._spec, leading=(shard_count,))
             self._group_networks[shard_count] = group
         sums = group.compute_sums(rows.divide(shard_count), count, networks)
         columns = [np.asarray(values, np.float64).tolist() for values in sums.values()]

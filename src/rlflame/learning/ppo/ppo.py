@@ -21,7 +21,7 @@ from ..base import Batch, Counter, Int64, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_gae
 from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_batch
 from ..normalization import RewardScaler, make_normaliser, make_policy
-from ..optim import Adam, GradientGuard, apply_schedule, clip
+from ..optim import GradientGuard, apply_schedule, clip, make_adam
 from ..parallel.process_group import Shard, Shards
 from ..parallel.units import ShardGradients, Units
 from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
@@ -50,7 +50,7 @@ class Ppo:
         self._parameters = parameters
         self._provider = provider
         self._seed = seed
-        self._adam = Adam(len(parameters.data), settings.adam_epsilon)
+        self._adam = make_adam(len(parameters.data), settings.adam_epsilon)
         self._normaliser = make_normaliser(spec)
         self._scaler = RewardScaler(columns, settings.discount) if settings.scale_rewards else None
         self._updates, self._iterations = Counter(), Counter()

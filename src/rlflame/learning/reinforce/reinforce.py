@@ -20,11 +20,12 @@ from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySp
 
 from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_continued_returns, compute_discounted_returns
+from ..networks.compiled_mlp import make_mlp
 from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_batch
 from ..networks.heads import make_head
-from ..networks.mlp import CHUNK_ROWS, MLP
+from ..networks.mlp import CHUNK_ROWS
 from ..normalization import make_normaliser, make_policy
-from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
+from ..optim import GradientGuard, apply_schedule, clip_by_norm, make_adam
 from ..parallel.process_group import Shard, Shards
 
 _EPSILON = 1e-8
@@ -46,7 +47,7 @@ class NumpyReinforce:
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
         shape = len(spec.hidden) + 1, spec.activation == "tanh"
-        self._actor = MLP(parameters, self._gradients, "actor", *shape)
+        self._actor = make_mlp(parameters, self._gradients, "actor", *shape)
         self._head = make_head(parameters, self._gradients, self._actor)
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
@@ -75,7 +76,7 @@ class Reinforce:
         self._spec = spec
         self._parameters = parameters
         self._provider = provider
-        self._adam = Adam(len(parameters.data), settings.adam_epsilon)
+        self._adam = make_adam(len(parameters.data), settings.adam_epsilon)
         self._gradient = np.zeros_like(parameters.data)
         self._normaliser = make_normaliser(spec)
         self._updates = Counter()

@@ -15,6 +15,7 @@ import numpy as np
 from rlflame.rollout.task import Float32
 
 from ..base import Metrics
+from ..networks.compiled_mlp import make_mlp
 from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_sampling_head
 from ..networks.mlp import MLP, BatchNormMLP
@@ -85,7 +86,7 @@ class NumpySac:
         self._targets: list[MLP] = []
         if moments is None:
             self._critics, self._targets = (
-                [MLP(vector, gradients, prefix[:-1], *shape) for prefix in CRITICS]
+                [make_mlp(vector, gradients, prefix[:-1], *shape) for prefix in CRITICS]
                 for vector in (networks.critics, networks.targets)
             )
         else:
@@ -95,7 +96,7 @@ class NumpySac:
             ]
         self._actor_gradients = FlatVector(networks.actor.shapes)
         self._actors = [
-            MLP(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
+            make_mlp(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
         ]
         self._heads = [
             make_sampling_head(networks.actor, self._actor_gradients, actor, self._action_size)

@@ -27,7 +27,7 @@ from rlflame.rollout.task import Array, Float32, PolicyArrays
 from ..base import Counter, MetricMeans, Metrics, ReplayBatch, State, StateParts, Transitions
 from ..networks.flat_vector import normalise_observations
 from ..normalization import make_normaliser, make_policy
-from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
+from ..optim import GradientGuard, apply_schedule, clip_by_norm, make_adam
 from ..parallel.process_group import Shard, Shards
 from ..parallel.thread_pair import ThreadPair, slice_half
 from .loss import SacGradientProvider, SacMinibatch
@@ -63,9 +63,9 @@ class Sac:
         initial = math.log(settings.initial_entropy_coefficient)
         self._log_weight: Float32 = np.array([initial], np.float32)
         epsilon = settings.adam_epsilon
-        self._actor_adam = Adam(len(networks.actor.data), epsilon)
-        self._critic_adam = Adam(len(networks.critics.data), epsilon)
-        self._entropy_adam = Adam(1, epsilon)
+        self._actor_adam = make_adam(len(networks.actor.data), epsilon)
+        self._critic_adam = make_adam(len(networks.critics.data), epsilon)
+        self._entropy_adam = make_adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = make_normaliser(networks.spec)
         # The guards are separate, because the critics must not reset the actor's count of skips.

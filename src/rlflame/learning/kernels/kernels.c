@@ -1,0 +1,306 @@
+/* Passes of small multilayer perceptrons, the loss of PPO, and Adam.
+ *
+ * numpy computes the same results in several dozen calls. For small minibatches, most of the time
+ * of these calls is overhead. The kernels call numpy's own BLAS for matrix products and numpy's own
+ * loops for tanh, exp, maximum and sums. All other operations are single additions,
+ * multiplications, divisions and square roots, in numpy's order. The results are therefore
+ * bit-identical, provided that the compiler does not contract them into fused operations
+ * (-ffp-contract=off).
+ *
+ * Arrays have the layout [units, rows], as in networks/mlp.py. The structures are mirrored in
+ * library.py.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAX_LAYERS 16
+/* Constants of CBLAS. */
+#define ROW_MAJOR 101
+#define PLAIN 111
+#define TRANSPOSED 112
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORISED
+#endif
+
+typedef int64_t size;
+typedef void (*matrix_product)(int, int, int, size, size, size, float, const float *, size,
+                               const float *, size, float, float *, size);
+typedef void (*matrix_vector_product)(int, int, size, size, float, const float *, size,
+                                      const float *, size, float, float *, size);
+typedef void (*numpy_loop)(char **, const size *, const size *, void *);
+
+typedef struct {
+    numpy_loop loop;
+    void *data;
+} ufunc;
+
+typedef struct {
+    matrix_product multiply;
+    matrix_vector_product multiply_vector;
+    ufunc tanh, exp, add, maximum;
+} functions;
+
+typedef struct {
+    size layers, rows, tanh;
+    size sizes[MAX_LAYERS + 1];
+    const float *weights[MAX_LAYERS];
+    float *gradients[MAX_LAYERS];
+    /* The inputs of each layer, the last row of which contains ones. */
+    float *inputs[MAX_LAYERS];
+    /* d(loss)/d(units) of each hidden layer. */
+    float *deltas[MAX_LAYERS];
+    float *out;
+    const float *zeros;
+} network;
+
+typedef struct {
+    size actions;
+    const float *log_std;
+    float *log_std_gradient;
+    /* [actions, rows] */
+    float *z, *squares;
+    /* [actions] */
+    float *inverse;
+    /* [rows] */
+    float *log_probs, *log_ratio, *ratio, *slope, *objective;
+} gaussian;
+
+/* The samples of a minibatch, and the coefficients of PPO's loss. */
+typedef struct {
+    const float *observations, *actions, *log_probs, *advantages, *returns, *old_values;
+    float lowest_ratio, highest_ratio, policy_scale, entropy_slope;
+    float value_scale, value_limit;
+    size clips_values;
+} minibatch;
+
+static void apply_unary(const ufunc *function, const float *x, float *y, size count)
+{
+    char *arguments[2] = {(char *)x, (char *)y};
+    const size strides[2] = {sizeof(float), sizeof(float)};
+    function->loop(arguments, &count, strides, function->data);
+}
+
+static void apply_binary(const ufunc *function, const float *x, const float *y, float *out,
+                         size count)
+{
+    char *arguments[3] = {(char *)x, (char *)y, (char *)out};
+    const size strides[3] = {sizeof(float), sizeof(float), sizeof(float)};
+    function->loop(arguments, &count, strides, function->data);
+}
+
+static float add_up(const functions *f, const float *x, size count)
+{
+    float total = 0.0f;
+    char *arguments[3] = {(char *)&total, (char *)x, (char *)&total};
+    const size strides[3] = {0, sizeof(float), 0};
+    f->add.loop(arguments, &count, strides, f->add.data);
+    return total;
+}
+
+/* Multiply a matrix [m, k] by a matrix [k, n]; np.dot treats a result with one row as a vector. */
+static void multiply(const functions *f, int transpose_a, int transpose_b, size m, size n, size k,
+                     const float *a, size a_step, const float *b, size b_step, float *out)
+{
+    f->multiply(ROW_MAJOR, transpose_a, transpose_b, m, n, k, 1.0f, a, a_step, b, b_step, 0.0f,
+                out, n);
+}
+
+/* Write the outputs for the rows of x, or for the inputs in the buffer if x is null. */
+void rlflame_forward(const functions *f, const network *net, const float *x)
+{
+    const size rows = net->rows, inputs = net->sizes[0];
+    if (x)
+        for (size row = 0; row < rows; row++)
+            for (size unit = 0; unit < inputs; unit++)
+                net->inputs[0][unit * rows + row] = x[row * inputs + unit];
+    for (size layer = 0; layer < net->layers; layer++) {
+        const int is_last = layer == net->layers - 1;
+        const size units = net->sizes[layer + 1], fan_in = net->sizes[layer] + 1;
+        float *out = is_last ? net->out : net->inputs[layer + 1];
+        if (units == 1)
+            f->multiply_vector(ROW_MAJOR, TRANSPOSED, fan_in, rows, 1.0f, net->inputs[layer], rows,
+                               net->weights[layer], 1, 0.0f, out, 1);
+        else
+            multiply(f, TRANSPOSED, PLAIN, units, rows, fan_in, net->weights[layer], units,
+                     net->inputs[layer], rows, out);
+        if (is_last)
+            break;
+        if (net->tanh)
+            apply_unary(&f->tanh, out, out, units * rows);
+        else
+            for (size unit = 0; unit < units; unit++)
+                apply_binary(&f->maximum, out + unit * rows, net->zeros, out + unit * rows, rows);
+    }
+}
+
+VECTORISED static void apply_tanh_slope(const float *units, float *delta, size count)
+{
+    for (size i = 0; i < count; i++)
+        delta[i] = delta[i] * (1.0f - units[i] * units[i]);
+}
+
+VECTORISED static void apply_relu_slope(const float *units, float *delta, size count)
+{
+    for (size i = 0; i < count; i++)
+        delta[i] = delta[i] * (units[i] > 0.0f ? 1.0f : 0.0f);
+}
+
+/* Write d(loss)/d(input of the activation below the layer), given d(loss)/d(its outputs). */
+void rlflame_backward_layer(const functions *f, const network *net, size layer,
+                            const float *upstream)
+{
+    const size rows = net->rows, fan_in = net->sizes[layer], units = net->sizes[layer + 1];
+    float *delta = net->deltas[layer - 1];
+    multiply(f, PLAIN, PLAIN, fan_in, rows, units, net->weights[layer], units, upstream, rows,
+             delta);
+    if (net->tanh)
+        apply_tanh_slope(net->inputs[layer], delta, fan_in * rows);
+    else
+        apply_relu_slope(net->inputs[layer], delta, fan_in * rows);
+}
+
+/* Write the parameter gradients, given d(loss)/d(output). */
+void rlflame_backward(const functions *f, const network *net, const float *upstream)
+{
+    const size rows = net->rows;
+    for (size layer = net->layers - 1; layer >= 0; layer--) {
+        const size fan_in = net->sizes[layer] + 1, units = net->sizes[layer + 1];
+        if (units == 1)
+            f->multiply_vector(ROW_MAJOR, PLAIN, fan_in, rows, 1.0f, net->inputs[layer], rows,
+                               upstream, 1, 0.0f, net->gradients[layer], 1);
+        else
+            multiply(f, PLAIN, TRANSPOSED, fan_in, units, rows, net->inputs[layer], rows, upstream,
+                     rows, net->gradients[layer]);
+        if (layer == 0)
+            break;
+        rlflame_backward_layer(f, net, layer, upstream);
+        upstream = net->deltas[layer - 1];
+    }
+}
+
+/* numpy's minimum and maximum return NaN if either value is NaN. */
+static inline float least(float a, float b) { return a < b || a != a ? a : b; }
+static inline float greatest(float a, float b) { return a > b || a != a ? a : b; }
+
+VECTORISED static void standardise_actions(const gaussian *head, const float *actions,
+                                           const float *means, size rows)
+{
+    const size count = head->actions;
+    for (size action = 0; action < count; action++) {
+        const float inverse = head->inverse[action];
+        float *z = head->z + action * rows, *squares = head->squares + action * rows;
+        for (size row = 0; row < rows; row++) {
+            z[row] = (actions[row * count + action] - means[action * rows + row]) * inverse;
+            squares[row] = z[row] * z[row];
+        }
+    }
+}
+
+VECTORISED static void sum_log_probs(const gaussian *head, const float *old_log_probs,
+                                     float log_volume, size rows)
+{
+    float *total = head->log_probs;
+    memcpy(total, head->squares, (size_t)rows * sizeof(float));
+    for (size action = 1; action < head->actions; action++)
+        for (size row = 0; row < rows; row++)
+            total[row] += head->squares[action * rows + row];
+    for (size row = 0; row < rows; row++)
+        head->log_ratio[row] = (total[row] * -0.5f - log_volume) - old_log_probs[row];
+}
+
+VECTORISED static size compute_objective(const gaussian *head, const minibatch *batch, size rows)
+{
+    size changes = 0;
+    for (size row = 0; row < rows; row++) {
+        const float ratio = head->ratio[row], advantage = batch->advantages[row];
+        float clipped = least(greatest(ratio, batch->lowest_ratio), batch->highest_ratio);
+        changes += clipped != ratio;
+        const float surrogate = ratio * advantage;
+        clipped *= advantage;
+        head->slope[row] = (surrogate <= clipped ? surrogate : 0.0f) * batch->policy_scale;
+        head->objective[row] = least(surrogate, clipped);
+        head->ratio[row] = (ratio - 1.0f) - head->log_ratio[row];
+    }
+    return changes;
+}
+
+VECTORISED static void scale_z(const gaussian *head, size rows)
+{
+    for (size action = 0; action < head->actions; action++)
+        for (size row = 0; row < rows; row++)
+            head->z[action * rows + row] =
+                head->z[action * rows + row] * head->slope[row] * head->inverse[action];
+}
+
+/* Write the actor's gradient. Sums: objective, log volume, KL estimate, clipped ratios. */
+void rlflame_policy_gradient(const functions *f, const network *net, const gaussian *head,
+                             const minibatch *batch, double log_volume_constant, double *sums)
+{
+    const size rows = net->rows, actions = head->actions;
+    rlflame_forward(f, net, batch->observations);
+    const double log_volume = (double)add_up(f, head->log_std, actions) + log_volume_constant;
+    for (size action = 0; action < actions; action++)
+        head->inverse[action] = -head->log_std[action];
+    apply_unary(&f->exp, head->inverse, head->inverse, actions);
+    standardise_actions(head, batch->actions, net->out, rows);
+    sum_log_probs(head, batch->log_probs, (float)log_volume, rows);
+    apply_unary(&f->exp, head->log_ratio, head->ratio, rows);
+    const size changes = compute_objective(head, batch, rows);
+    f->multiply_vector(ROW_MAJOR, PLAIN, actions, rows, 1.0f, head->squares, rows, head->slope, 1,
+                       0.0f, head->log_std_gradient, 1);
+    const float common = batch->entropy_slope - add_up(f, head->slope, rows);
+    for (size action = 0; action < actions; action++)
+        head->log_std_gradient[action] += common;
+    scale_z(head, rows);
+    rlflame_backward(f, net, head->z);
+    sums[0] = add_up(f, head->objective, rows);
+    sums[1] = log_volume;
+    sums[2] = add_up(f, head->ratio, rows);
+    sums[3] = (double)changes;
+}
+
+VECTORISED static void compute_value_slopes(const minibatch *batch, float *values, float *losses,
+                                            size rows)
+{
+    const float limit = batch->value_limit;
+    for (size row = 0; row < rows; row++) {
+        const float error = values[row] - batch->returns[row];
+        float slope = error, loss = error * error;
+        if (batch->clips_values) {
+            const float change = values[row] - batch->old_values[row];
+            const float clipped = least(greatest(change, -limit), limit);
+            const float clipped_error = batch->old_values[row] + clipped - batch->returns[row];
+            const float clipped_loss = clipped_error * clipped_error;
+            slope = clipped_loss > loss && clipped != change ? 0.0f : error;
+            loss = greatest(loss, clipped_loss);
+        }
+        values[row] = slope * batch->value_scale;
+        losses[row] = loss;
+    }
+}
+
+/* Write the critic's gradient; return the sum of the losses. */
+double rlflame_value_gradient(const functions *f, const network *net, const minibatch *batch,
+                              float *losses)
+{
+    rlflame_forward(f, net, batch->observations);
+    compute_value_slopes(batch, net->out, losses, net->rows);
+    rlflame_backward(f, net, net->out);
+    return add_up(f, losses, net->rows);
+}
+
+/* Take a step of Adam; rate and epsilon include the corrections of the moments. */
+VECTORISED void rlflame_adam(float *parameters, const float *gradient, float *first, float *second,
+                             size count, float to_first, float to_second, float rate,
+                             float epsilon)
+{
+    for (size i = 0; i < count; i++) {
+        first[i] = first[i] + (gradient[i] - first[i]) * to_first;
+        second[i] = second[i] + (gradient[i] * gradient[i] - second[i]) * to_second;
+        parameters[i] = parameters[i] - first[i] / (sqrtf(second[i]) + epsilon) * rate;
+    }
+}

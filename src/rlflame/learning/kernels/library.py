@@ -1,0 +1,166 @@
+"""Loads the compiled kernels, and the functions of numpy that they call.
+
+The kernels are optional: without a C compiler, rlflame is installed without them, and numpy
+computes the same results. The environment variable RLFLAME_KERNELS=off disables them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import os
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import numpy as np
+
+from rlflame.rollout.task import Array
+
+#: Set to "off" to disable the kernels.
+VARIABLE = "RLFLAME_KERNELS"
+MAX_LAYERS = 16
+
+
+class _Ufunc(ctypes.Structure):
+    _fields_ = (("loop", c_void_p), ("data", c_void_p))
+
+
+class _Functions(ctypes.Structure):
+    _fields_ = (
+        ("multiply", c_void_p),
+        ("multiply_vector", c_void_p),
+        ("tanh", _Ufunc),
+        ("exp", _Ufunc),
+        ("add", _Ufunc),
+        ("maximum", _Ufunc),
+    )
+
+
+class Network(ctypes.Structure):
+    """The sizes and addresses of a multilayer perceptron and its buffers."""
+
+    _fields_ = (
+        ("layers", c_int64),
+        ("rows", c_int64),
+        ("tanh", c_int64),
+        ("sizes", c_int64 * (MAX_LAYERS + 1)),
+        ("weights", c_void_p * MAX_LAYERS),
+        ("gradients", c_void_p * MAX_LAYERS),
+        ("inputs", c_void_p * MAX_LAYERS),
+        ("deltas", c_void_p * MAX_LAYERS),
+        ("out", c_void_p),
+        ("zeros", c_void_p),
+    )
+
+
+class Gaussian(ctypes.Structure):
+    """The addresses of the parameters and buffers of a Gaussian head."""
+
+    _fields_ = (
+        ("actions", c_int64),
+        *((name, c_void_p) for name in ("log_std", "log_std_gradient", "z", "squares", "inverse")),
+        *((name, c_void_p) for name in ("log_probs", "log_ratio", "ratio", "slope", "objective")),
+    )
+
+
+class Minibatch(ctypes.Structure):
+    """The addresses of the samples of a minibatch, and the coefficients of PPO's loss."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("observations", "actions", "log_probs", "advantages")),
+        *((name, c_void_p) for name in ("returns", "old_values")),
+        *((name, c_float) for name in ("lowest_ratio", "highest_ratio", "policy_scale")),
+        *((name, c_float) for name in ("entropy_slope", "value_scale", "value_limit")),
+        ("clips_values", c_int64),
+    )
+
+
+class _PyUfunc(ctypes.Structure):
+    """The start of numpy's public structure PyUFuncObject."""
+
+    _fields_ = (
+        ("reference_count", ctypes.c_ssize_t),
+        ("type", c_void_p),
+        ("inputs", c_int),
+        ("outputs", c_int),
+        ("arguments", c_int),
+        ("identity", c_int),
+        ("loops", POINTER(c_void_p)),
+        ("data", POINTER(c_void_p)),
+        ("loop_count", c_int),
+        ("reserved", c_int),
+        ("name", c_char_p),
+        ("types", POINTER(c_char)),
+    )
+
+
+class Kernels:
+    """The compiled functions. Pass them addresses of contiguous float32 arrays."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        blas = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+        self._functions = _Functions(
+            _find_address(blas, "scipy_cblas_sgemm64_"),
+            _find_address(blas, "scipy_cblas_sgemv64_"),
+            *map(_find_loop, (np.tanh, np.exp, np.add, np.maximum)),
+        )
+        pointer = c_void_p
+        #: The functions of the library take numpy's functions as their first argument.
+        functions = ctypes.addressof(self._functions)
+        for function, types in (
+            (library.rlflame_forward, (pointer, pointer)),
+            (library.rlflame_backward, (pointer, pointer)),
+            (library.rlflame_backward_layer, (pointer, c_int64, pointer)),
+            (library.rlflame_policy_gradient, (pointer, pointer, pointer, c_double, pointer)),
+            (library.rlflame_value_gradient, (pointer, pointer, pointer)),
+        ):
+            function.argtypes, function.restype = [pointer, *types], None
+        library.rlflame_value_gradient.restype = c_double
+        self.forward = functools.partial(library.rlflame_forward, functions)
+        self.backward = functools.partial(library.rlflame_backward, functions)
+        self.backward_layer = functools.partial(library.rlflame_backward_layer, functions)
+        self.compute_policy_gradient = functools.partial(library.rlflame_policy_gradient, functions)
+        self.compute_value_gradient = functools.partial(library.rlflame_value_gradient, functions)
+        self.step_adam = library.rlflame_adam
+        self.step_adam.argtypes = [pointer] * 4 + [c_int64] + [c_float] * 4
+        self.step_adam.restype = None
+
+
+@functools.cache
+def load_kernels() -> Kernels | None:
+    """Return the kernels, or None if they are disabled or cannot be used."""
+    if os.environ.get(VARIABLE) == "off":
+        return None
+    folder = Path(__file__).parent
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = folder / f"_kernels{suffix}"
+        if path.exists():
+            try:
+                return Kernels(path)
+            except (OSError, AttributeError, LookupError):
+                return None
+    return None
+
+
+def get_address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _find_address(library: ctypes.CDLL, name: str) -> int | None:
+    return ctypes.cast(getattr(library, name), c_void_p).value
+
+
+def _find_loop(function: np.ufunc) -> _Ufunc:
+    """Return numpy's loop of this function for float32."""
+    table = _PyUfunc.from_address(id(function))
+    if table.name != function.__name__.encode() or table.arguments != function.nargs:
+        raise LookupError(f"numpy's {function.__name__} has another structure")
+    codes = [np.dtype(np.float32).num] * function.nargs
+    for number in range(table.loop_count):
+        start = number * function.nargs
+        if [ord(table.types[start + i]) for i in range(function.nargs)] == codes:
+            return _Ufunc(table.loops[number], table.data[number])
+    raise LookupError(f"numpy's {function.__name__} has no loop for float32")

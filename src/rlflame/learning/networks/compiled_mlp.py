@@ -1,0 +1,139 @@
+"""Multilayer perceptrons whose passes are single calls of compiled code.
+
+The results are bit-identical to those of `MLP`. This depends on how numpy's `np.dot` calls BLAS, so
+`make_mlp` compares the results for each size of network before it uses the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+
+import numpy as np
+
+from rlflame.rollout.task import Float32
+
+from ..kernels.library import MAX_LAYERS, Kernels, Network, get_address, load_kernels
+from .flat_vector import FlatVector
+from .mlp import MLP, Workspace
+
+#: The numbers of rows for which results are compared.
+_CHECK_ROWS = 2, 7, 64, 256
+
+
+class CompiledWorkspace(Workspace):
+    """Buffers, with their addresses in a structure that the kernels read."""
+
+    network: Network
+    address: int
+
+
+class CompiledMLP(MLP):
+    """A multilayer perceptron whose forward and backward passes are compiled."""
+
+    def __init__(
+        self,
+        parameters: FlatVector,
+        gradients: FlatVector,
+        prefix: str,
+        layers: int,
+        tanh: bool,
+        kernels: Kernels,
+    ) -> None:
+        self.kernels = kernels
+        super().__init__(parameters, gradients, prefix, layers, tanh)
+
+    def run(self) -> Float32:
+        space = self._workspace
+        if not isinstance(space, CompiledWorkspace):
+            return super().run()
+        self.kernels.forward(space.address, None)
+        return space.out
+
+    def backward(self, upstream: Float32) -> None:
+        space = self._workspace
+        if isinstance(space, CompiledWorkspace) and upstream.flags.c_contiguous:
+            self.kernels.backward(space.address, get_address(upstream))
+        else:
+            super().backward(upstream)
+
+    def _backward_layer(
+        self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
+    ) -> Float32:
+        space = self._workspace
+        if (
+            latent_gradient is not None
+            or not isinstance(space, CompiledWorkspace)
+            or not upstream.flags.c_contiguous
+        ):
+            return super()._backward_layer(layer, upstream, latent_gradient)
+        self.kernels.backward_layer(space.address, layer, get_address(upstream))
+        return space.deltas[layer - 1]
+
+    def _make_workspace(self, rows: int) -> Workspace:
+        # With a single row, np.dot calls other functions of BLAS.
+        if rows < min(_CHECK_ROWS):
+            return super()._make_workspace(rows)
+        space = CompiledWorkspace(self._sizes, (), rows, standardise=False)
+        space.network = network = Network(
+            layers=len(self._blocks),
+            rows=rows,
+            tanh=self._tanh,
+            out=get_address(space.out),
+            zeros=get_address(space.zeros),
+        )
+        network.sizes[: len(self._sizes)] = self._sizes
+        for target, arrays in (
+            (network.weights, self._blocks),
+            (network.gradients, self._gradients),
+            (network.inputs, space.inputs),
+            (network.deltas, space.deltas),
+        ):
+            target[: len(arrays)] = [get_address(array) for array in arrays]
+        space.address = ctypes.addressof(network)
+        return space
+
+
+def make_mlp(
+    parameters: FlatVector, gradients: FlatVector, prefix: str, layers: int, tanh: bool
+) -> MLP:
+    """Make a network that uses the kernels if they can compute its passes."""
+    kernels = load_kernels()
+    blocks = [parameters.get_block(f"{prefix}.{layer}") for layer in range(layers)]
+    sizes = (len(blocks[0]) - 1, *(block.shape[-1] for block in blocks))
+    if kernels is None or gradients.leading or not _has_equal_results(sizes, tanh):
+        return MLP(parameters, gradients, prefix, layers, tanh)
+    return CompiledMLP(parameters, gradients, prefix, layers, tanh, kernels)
+
+
+@functools.cache
+def _has_equal_results(sizes: tuple[int, ...], tanh: bool) -> bool:
+    """Return whether the kernels and numpy compute the same bits for random numbers."""
+    kernels, layers = load_kernels(), len(sizes) - 1
+    if kernels is None or layers > MAX_LAYERS:
+        return False
+    generator = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        shapes |= {f"n.{layer}.weight": (fan_in, fan_out), f"n.{layer}.bias": (fan_out,)}
+    parameters, gradients = FlatVector(shapes), FlatVector(shapes)
+    scale = 1.0 / math.sqrt(max(sizes))
+    parameters.data[:] = scale * generator.standard_normal(len(parameters.data))
+    passes = (
+        MLP(parameters, gradients, "n", layers, tanh),
+        CompiledMLP(parameters, gradients, "n", layers, tanh, kernels),
+    )
+    for rows in _CHECK_ROWS:
+        x = generator.standard_normal((rows, sizes[0]), dtype=np.float32)
+        upstream = generator.standard_normal((sizes[-1], rows), dtype=np.float32)
+        results = []
+        for network in passes:
+            gradients.data[:] = 0.0
+            out = network.forward(x).tobytes()
+            network.backward(upstream)
+            results.append((out, gradients.data.tobytes()))
+        if results[0] != results[1]:
+            return False
+    return True
