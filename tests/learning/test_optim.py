@@ -11,8 +11,10 @@ from pydantic import ValidationError
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.errors import LearningError
+from rlflame.learning import optim
 from rlflame.learning.base import StateParts
-from rlflame.learning.optim import Adam, clip_by_norm
+from rlflame.learning.kernels.library import load_kernels
+from rlflame.learning.optim import Adam, CompiledAdam, clip_by_norm, make_adam
 
 
 @pytest.mark.parametrize("epsilon", [1e-8, 0.1])
@@ -137,3 +139,33 @@ def test_a_norm_that_is_not_finite_is_returned_and_nothing_scaled(bad):
     with np.errstate(over="ignore"):
         assert not math.isfinite(clip_by_norm(gradient, 0.5))
     assert gradient[0] == 1.0
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="the kernels were not compiled")
+def test_compiled_steps_have_the_same_bits():
+    rng = np.random.default_rng(4)
+    weights = [np.ones(501, np.float32), np.ones(501, np.float32)]
+    optimizers = Adam(501, 1e-5), make_adam(501, 1e-5)
+    assert isinstance(optimizers[1], CompiledAdam)
+    for step in range(200):  # longer than the interval at which small moments are set to zero
+        gradient = (rng.standard_normal(501) * 10.0 ** rng.integers(-38, 10)).astype(np.float32)
+        gradient[::7] = 0.0
+        part = slice(3, 490) if step % 3 else slice(None)
+        for vector, adam in zip(weights, optimizers, strict=True):
+            adam.step(vector, gradient, 1e-2, part)
+    states = [
+        [vector.tobytes(), adam.first.tobytes(), adam.second.tobytes()]
+        for vector, adam in zip(weights, optimizers, strict=True)
+    ]
+    assert states[0] == states[1]
+
+
+def test_kernels_with_other_steps_are_not_used(monkeypatch):
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("the kernels were not compiled")
+    compute = kernels.step_adam
+    monkeypatch.setattr(kernels, "step_adam", lambda *given: compute(*given[:-1], given[-1] * 1.01))
+    optim._has_equal_steps.cache_clear()
+    assert type(make_adam(5, 1e-5)) is Adam
+    optim._has_equal_steps.cache_clear()

@@ -31,6 +31,7 @@ typedef void (*matrix_product)(int, int, int, size, size, size, float, const flo
                                const float *, size, float, float *, size);
 typedef void (*matrix_vector_product)(int, int, size, size, float, const float *, size,
                                       const float *, size, float, float *, size);
+typedef float (*dot_product)(size, const float *, size, const float *, size);
 typedef void (*numpy_loop)(char **, const size *, const size *, void *);
 
 typedef struct {
@@ -41,6 +42,7 @@ typedef struct {
 typedef struct {
     matrix_product multiply;
     matrix_vector_product multiply_vector;
+    dot_product dot;
     ufunc tanh, exp, add, maximum;
 } functions;
 
@@ -101,7 +103,8 @@ static float add_up(const functions *f, const float *x, size count)
     return total;
 }
 
-/* Multiply a matrix [m, k] by a matrix [k, n]; np.dot treats a result with one row as a vector. */
+/* Multiply a matrix [m, k] by a matrix [k, n]. If an operand or the result is a vector, np.dot calls
+ * other functions of BLAS, and so do the callers. */
 static void multiply(const functions *f, int transpose_a, int transpose_b, size m, size n, size k,
                      const float *a, size a_step, const float *b, size b_step, float *out)
 {
@@ -250,8 +253,11 @@ void rlflame_policy_gradient(const functions *f, const network *net, const gauss
     sum_log_probs(head, batch->log_probs, (float)log_volume, rows);
     apply_unary(&f->exp, head->log_ratio, head->ratio, rows);
     const size changes = compute_objective(head, batch, rows);
-    f->multiply_vector(ROW_MAJOR, PLAIN, actions, rows, 1.0f, head->squares, rows, head->slope, 1,
-                       0.0f, head->log_std_gradient, 1);
+    if (actions == 1)
+        head->log_std_gradient[0] = f->dot(rows, head->squares, 1, head->slope, 1);
+    else
+        f->multiply_vector(ROW_MAJOR, PLAIN, actions, rows, 1.0f, head->squares, rows, head->slope,
+                           1, 0.0f, head->log_std_gradient, 1);
     const float common = batch->entropy_slope - add_up(f, head->slope, rows);
     for (size action = 0; action < actions; action++)
         head->log_std_gradient[action] += common;

@@ -20,6 +20,9 @@ from rlflame.rollout.task import Array
 #: Set to "off" to disable the kernels.
 VARIABLE = "RLFLAME_KERNELS"
 MAX_LAYERS = 16
+#: The address of the elements is the first field of numpy's public structure PyArrayObject.
+_DATA_OFFSET = object.__basicsize__
+_read_pointer = c_void_p.from_address
 
 
 class _Ufunc(ctypes.Structure):
@@ -30,6 +33,7 @@ class _Functions(ctypes.Structure):
     _fields_ = (
         ("multiply", c_void_p),
         ("multiply_vector", c_void_p),
+        ("dot", c_void_p),
         ("tanh", _Ufunc),
         ("exp", _Ufunc),
         ("add", _Ufunc),
@@ -100,10 +104,14 @@ class Kernels:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        array = np.zeros(3)[1:]
+        if get_address(array) != array.ctypes.data:
+            raise LookupError("numpy's arrays have another structure")
         blas = ctypes.CDLL(np.linalg._umath_linalg.__file__)
         self._functions = _Functions(
             _find_address(blas, "scipy_cblas_sgemm64_"),
             _find_address(blas, "scipy_cblas_sgemv64_"),
+            _find_address(blas, "scipy_cblas_sdot64_"),
             *map(_find_loop, (np.tanh, np.exp, np.add, np.maximum)),
         )
         pointer = c_void_p
@@ -145,7 +153,9 @@ def load_kernels() -> Kernels | None:
 
 
 def get_address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
+    """Return the address of an array's first element."""
+    # This is five times as fast as array.ctypes.data; `load_kernels` checks that it works.
+    address: int = _read_pointer(id(array) + _DATA_OFFSET).value  # type: ignore[assignment]
     return address
 
 

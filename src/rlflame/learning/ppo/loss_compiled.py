@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlflame.rollout.task import Float32, PolicySpec
+from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import Metrics
 from ..kernels.library import Gaussian, Kernels, Minibatch, get_address, load_kernels
@@ -113,14 +113,14 @@ class CompiledPpo(NumpyPpo):
 
     def _set_minibatch(self, batch: PpoMinibatch, count: int, networks: Sequence[str]) -> None:
         target = self._minibatch
-        target.observations = get_address(batch.observations)
+        target.observations = _find_address(batch.observations)
         if "actor" in networks:
-            target.actions = get_address(batch.actions)
-            target.log_probs = get_address(batch.log_probs)
-            target.advantages = get_address(batch.advantages)
+            target.actions = _find_address(batch.actions)
+            target.log_probs = _find_address(batch.log_probs)
+            target.advantages = _find_address(batch.advantages)
         if "critic" in networks:
-            target.returns = get_address(batch.returns)
-            target.old_values = get_address(batch.old_values)
+            target.returns = _find_address(batch.returns)
+            target.old_values = _find_address(batch.old_values)
         target.lowest_ratio = 1.0 - batch.clip_range
         target.highest_ratio = 1.0 + batch.clip_range
         target.policy_scale = -1.0 / count
@@ -128,6 +128,12 @@ class CompiledPpo(NumpyPpo):
         target.value_scale = 2.0 * batch.value_weight / count
         target.clips_values = batch.clip_range_value is not None
         target.value_limit = batch.clip_range_value or 0.0
+
+
+def _find_address(array: Array) -> int:
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise TypeError(f"{array.dtype} {array.strides} is not a contiguous float32 array")
+    return get_address(array)
 
 
 def make_ppo(parameters: FlatVector, spec: PolicySpec) -> NumpyPpo:

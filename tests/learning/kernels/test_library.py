@@ -1,0 +1,96 @@
+"""The compiled kernels are optional: without them, runs have the same bits."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
+
+from rlflame.learning.kernels import library
+from rlflame.learning.kernels.library import get_address, load_kernels
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache():
+    load_kernels.cache_clear()
+    yield
+    load_kernels.cache_clear()
+
+
+def has_compiler() -> bool:
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    return shutil.which(compiler) is not None
+
+
+def find_built_library() -> Path | None:
+    folder = Path(library.__file__).parent
+    found = [folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((path for path in found if path.exists()), None)
+
+
+def test_the_kernels_are_used_where_they_were_compiled():
+    if find_built_library() is None and not has_compiler():
+        pytest.skip("no C compiler")
+    assert load_kernels() is not None
+
+
+def test_the_variable_disables_the_kernels(monkeypatch):
+    monkeypatch.setenv(library.VARIABLE, "off")
+    assert load_kernels() is None
+
+
+def test_a_damaged_library_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert load_kernels() is None
+    load_kernels.cache_clear()
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_kernels{suffix}").write_bytes(b"\x7fELF damaged")
+    assert load_kernels() is None
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+def test_a_library_without_the_functions_is_not_used(tmp_path, monkeypatch):
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    source = tmp_path / "other.c"
+    source.write_text("int rlflame_other(void) { return 1; }\n")
+    target = str(tmp_path / f"_kernels{suffix}")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", target, source], check=True)
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert load_kernels() is None
+
+
+def test_an_address_is_that_of_the_first_element():
+    array = np.zeros((4, 5), np.float32)
+    for view in (array, array[1:], array[:, 2:], array.T, np.zeros(0, np.float32)):
+        assert get_address(view) == view.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (("--algo", "ppo", "--env", "Pendulum-v1", "--steps", "256"), TINY),
+        (("--algo", "ppo", "--env", "CartPole-v1", "--steps", "256"), TINY),
+        (("--algo", "reinforce", "--env", "CartPole-v1", "--steps", "200"), TINY_REINFORCE),
+        (("--algo", "sac", "--env", "Pendulum-v1", "--steps", "240"), TINY_SAC),
+    ],
+)
+def test_runs_without_the_kernels_have_the_same_bits(options, settings, tmp_path, monkeypatch):
+    policies = []
+    for value in ("on", "off"):
+        folder = tmp_path / value
+        command = ("train", *options, *settings, "--seed", "3", "--out", str(folder))
+        monkeypatch.setenv(library.VARIABLE, value)
+        load_kernels.cache_clear()
+        assert rlflame(*command).code == 0
+        policies.append(safetensors.numpy.load_file(folder / "latest.safetensors"))
+    with_kernels, without = policies
+    assert with_kernels.keys() == without.keys()
+    for name, array in with_kernels.items():
+        assert array.tobytes() == without[name].tobytes(), name
