@@ -110,10 +110,16 @@ def check_sweep(runtime: RuntimeSettings) -> None:
 
 def list_warnings(recipe: Recipe) -> Iterator[str]:
     """Yield warnings about the recipe. They do not prevent the run."""
+    from rlflame.learning.kernels.library import is_missing
     from rlflame.rollout.mujoco.known_spaces import find_unverified_version
 
     if recipe.budget_warning:
         yield recipe.budget_warning
+    if recipe.learning.provider == "numpy" and is_missing():
+        yield (
+            "The compiled kernels are not installed, so updates are slower. The results are the "
+            "same. To install them, install a C compiler, then reinstall rlflame."
+        )
     version = find_unverified_version(recipe.learning.environment.id)
     if version is not None:
         yield f"Gymnasium {version} steps MuJoCo: rlflame's loop is not verified for this version."

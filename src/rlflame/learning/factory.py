@@ -21,8 +21,8 @@ from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_vector import FlatVector, build_network
 from rlflame.learning.parallel.process_group import ShardedAlgorithm, Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
+from rlflame.learning.ppo.compiled_loss import make_ppo
 from rlflame.learning.ppo.loss import PpoProvider
-from rlflame.learning.ppo.loss_compiled import make_ppo
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
 from rlflame.learning.sac.loss import NumpySac, SacGradientProvider

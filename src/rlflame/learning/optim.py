@@ -11,7 +11,7 @@ from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float32
 
 from .base import Counter, Metrics, StateParts
-from .kernels.library import Kernels, get_address, load_kernels
+from .kernels.library import Kernels, get_address, load_kernels, make_check_numbers
 from .normalization import SCALE_HINT
 
 _PIECE = 65_536
@@ -123,13 +123,12 @@ def make_adam(size: int, epsilon: float) -> Adam:
 
 @functools.cache
 def _has_equal_steps(kernels: Kernels) -> bool:
-    """Return whether both optimizers compute the same bits for random numbers."""
-    generator = np.random.default_rng(0)
-    first: Float32 = generator.standard_normal(203, dtype=np.float32)
+    """Return whether both optimizers compute the same bits for varied numbers."""
+    first = make_check_numbers(0, 203)
     optimizers = Adam(len(first), 1e-5), CompiledAdam(len(first), 1e-5, kernels)
     weights = [first, first.copy()]
-    for _ in range(3):
-        gradient: Float32 = generator.standard_normal(len(first), dtype=np.float32)
+    for key in range(1, 4):
+        gradient = make_check_numbers(key, len(first))
         for vector, adam in zip(weights, optimizers, strict=True):
             adam.step(vector, gradient, 1e-3)
             adam.step(vector, gradient, 1e-3, slice(5, 100))

@@ -6,7 +6,6 @@ import importlib.machinery
 import shutil
 import subprocess
 import sysconfig
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,14 +28,8 @@ def has_compiler() -> bool:
     return shutil.which(compiler) is not None
 
 
-def find_built_library() -> Path | None:
-    folder = Path(library.__file__).parent
-    found = [folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((path for path in found if path.exists()), None)
-
-
 def test_the_kernels_are_used_where_they_were_compiled():
-    if find_built_library() is None and not has_compiler():
+    if library.is_missing() and not has_compiler():
         pytest.skip("no C compiler")
     assert load_kernels() is not None
 
@@ -49,6 +42,7 @@ def test_the_variable_disables_the_kernels(monkeypatch):
 def test_a_damaged_library_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert load_kernels() is None
+    assert library.is_missing()
     load_kernels.cache_clear()
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / f"_kernels{suffix}").write_bytes(b"\x7fELF damaged")
@@ -70,6 +64,17 @@ def test_an_address_is_that_of_the_first_element():
     array = np.zeros((4, 5), np.float32)
     for view in (array, array[1:], array[:, 2:], array.T, np.zeros(0, np.float32)):
         assert get_address(view) == view.ctypes.data
+
+
+def test_a_run_without_the_kernels_says_so(tmp_path, monkeypatch):
+    def train(name: str) -> str:
+        return rlflame("train", "--steps", "64", *TINY, "--out", str(tmp_path / name)).err
+
+    text = "The compiled kernels are not installed, so updates are slower."
+    if not library.is_missing():
+        assert text not in train("with")
+    monkeypatch.setattr(library, "_find_library", lambda: None)
+    assert train("without").count(text) == 1
 
 
 @pytest.mark.parametrize(

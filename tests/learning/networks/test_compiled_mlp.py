@@ -105,7 +105,7 @@ def test_kernels_with_other_results_are_not_used(function, monkeypatch):
 
     def compute_otherwise(network: int, *rest: int) -> None:
         compute(network, *rest)
-        gradient = compiled_mlp.Network.from_address(network)
+        gradient = compiled_mlp.NetworkBuffers.from_address(network)
         address = gradient.out if function == "forward" else gradient.gradients[0]
         numbers = np.ctypeslib.as_array(compiled_mlp.ctypes.c_float.from_address(address))
         numbers[...] = np.nextafter(numbers, np.float32(9))

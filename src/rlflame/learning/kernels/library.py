@@ -11,11 +11,10 @@ import functools
 import importlib.machinery
 import os
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
-from pathlib import Path
 
 import numpy as np
 
-from rlflame.rollout.task import Array
+from rlflame.rollout.task import Array, Float32
 
 #: Set to "off" to disable the kernels.
 VARIABLE = "RLFLAME_KERNELS"
@@ -41,7 +40,7 @@ class _Functions(ctypes.Structure):
     )
 
 
-class Network(ctypes.Structure):
+class NetworkBuffers(ctypes.Structure):
     """The sizes and addresses of a multilayer perceptron and its buffers."""
 
     _fields_ = (
@@ -58,7 +57,7 @@ class Network(ctypes.Structure):
     )
 
 
-class Gaussian(ctypes.Structure):
+class GaussianBuffers(ctypes.Structure):
     """The addresses of the parameters and buffers of a Gaussian head."""
 
     _fields_ = (
@@ -68,7 +67,7 @@ class Gaussian(ctypes.Structure):
     )
 
 
-class Minibatch(ctypes.Structure):
+class MinibatchFields(ctypes.Structure):
     """The addresses of the samples of a minibatch, and the coefficients of PPO's loss."""
 
     _fields_ = (
@@ -102,8 +101,8 @@ class _PyUfunc(ctypes.Structure):
 class Kernels:
     """The compiled functions. Pass them addresses of contiguous float32 arrays."""
 
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
         array = np.zeros(3)[1:]
         if get_address(array) != array.ctypes.data:
             raise LookupError("numpy's arrays have another structure")
@@ -139,17 +138,24 @@ class Kernels:
 @functools.cache
 def load_kernels() -> Kernels | None:
     """Return the kernels, or None if they are disabled or cannot be used."""
-    if os.environ.get(VARIABLE) == "off":
+    path = _find_library()
+    if path is None or os.environ.get(VARIABLE) == "off":
         return None
-    folder = Path(__file__).parent
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = folder / f"_kernels{suffix}"
-        if path.exists():
-            try:
-                return Kernels(path)
-            except (OSError, AttributeError, LookupError):
-                return None
-    return None
+    try:
+        return Kernels(path)
+    except (OSError, AttributeError, LookupError):
+        return None
+
+
+def is_missing() -> bool:
+    """Return whether rlflame was installed without the kernels."""
+    return _find_library() is None
+
+
+def _find_library() -> str | None:
+    stem = os.path.join(os.path.dirname(__file__), "_kernels")
+    paths = (stem + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return next((path for path in paths if os.path.exists(path)), None)
 
 
 def get_address(array: Array) -> int:
@@ -157,6 +163,13 @@ def get_address(array: Array) -> int:
     # This is five times as fast as array.ctypes.data; `load_kernels` checks that it works.
     address: int = _read_pointer(id(array) + _DATA_OFFSET).value  # type: ignore[assignment]
     return address
+
+
+def make_check_numbers(key: float, *shape: int) -> Float32:
+    """Return varied numbers between -2 and 2, to compare results of the kernels and of numpy."""
+    numbers = np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape)
+    result: Float32 = (2.0 * np.cos(key + 1.7 * numbers**1.3)).astype(np.float32)
+    return result
 
 
 def _find_address(library: ctypes.CDLL, name: str) -> int | None:

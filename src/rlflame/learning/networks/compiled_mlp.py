@@ -15,7 +15,14 @@ import numpy as np
 
 from rlflame.rollout.task import Float32
 
-from ..kernels.library import MAX_LAYERS, Kernels, Network, get_address, load_kernels
+from ..kernels.library import (
+    MAX_LAYERS,
+    Kernels,
+    NetworkBuffers,
+    get_address,
+    load_kernels,
+    make_check_numbers,
+)
 from .flat_vector import FlatVector
 from .mlp import MLP, Workspace
 
@@ -26,7 +33,7 @@ _CHECK_ROWS = 2, 7, 64, 256
 class CompiledWorkspace(Workspace):
     """Buffers, with their addresses in a structure that the kernels read."""
 
-    network: Network
+    network: NetworkBuffers
     address: int
 
 
@@ -77,7 +84,7 @@ class CompiledMLP(MLP):
         if rows < min(_CHECK_ROWS):
             return super()._make_workspace(rows)
         space = CompiledWorkspace(self._sizes, (), rows, standardise=False)
-        space.network = network = Network(
+        space.network = network = NetworkBuffers(
             layers=len(self._blocks),
             rows=rows,
             tanh=self._tanh,
@@ -110,24 +117,23 @@ def make_mlp(
 
 @functools.cache
 def _has_equal_results(sizes: tuple[int, ...], tanh: bool) -> bool:
-    """Return whether the kernels and numpy compute the same bits for random numbers."""
+    """Return whether the kernels and numpy compute the same bits for varied numbers."""
     kernels, layers = load_kernels(), len(sizes) - 1
     if kernels is None or layers > MAX_LAYERS:
         return False
-    generator = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         shapes |= {f"n.{layer}.weight": (fan_in, fan_out), f"n.{layer}.bias": (fan_out,)}
     parameters, gradients = FlatVector(shapes), FlatVector(shapes)
-    scale = 1.0 / math.sqrt(max(sizes))
-    parameters.data[:] = scale * generator.standard_normal(len(parameters.data))
+    scale = np.float32(1.0 / math.sqrt(max(sizes)))
+    parameters.data[:] = scale * make_check_numbers(0, len(parameters.data))
     passes = (
         MLP(parameters, gradients, "n", layers, tanh),
         CompiledMLP(parameters, gradients, "n", layers, tanh, kernels),
     )
     for rows in _CHECK_ROWS:
-        x = generator.standard_normal((rows, sizes[0]), dtype=np.float32)
-        upstream = generator.standard_normal((sizes[-1], rows), dtype=np.float32)
+        x = make_check_numbers(1, rows, sizes[0])
+        upstream = make_check_numbers(2, sizes[-1], rows)
         results = []
         for network in passes:
             gradients.data[:] = 0.0

@@ -11,7 +11,14 @@ import numpy as np
 from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import Metrics
-from ..kernels.library import Gaussian, Kernels, Minibatch, get_address, load_kernels
+from ..kernels.library import (
+    GaussianBuffers,
+    Kernels,
+    MinibatchFields,
+    get_address,
+    load_kernels,
+    make_check_numbers,
+)
 from ..networks.compiled_mlp import CompiledWorkspace, make_mlp
 from ..networks.flat_vector import FlatVector
 from ..networks.heads import LOG_TWO_PI
@@ -28,7 +35,11 @@ class _Space:
     """The buffers for a number of rows."""
 
     def __init__(
-        self, actor: CompiledWorkspace, critic: CompiledWorkspace, gaussian: Gaussian, rows: int
+        self,
+        actor: CompiledWorkspace,
+        critic: CompiledWorkspace,
+        gaussian: GaussianBuffers,
+        rows: int,
     ) -> None:
         actions = gaussian.actions
         self.actor, self.critic = actor.address, critic.address
@@ -36,7 +47,7 @@ class _Space:
         self.vectors: Float32 = np.empty((len(_BUFFERS), rows), np.float32)
         self.inverse: Float32 = np.empty(actions, np.float32)
         self._arrays = actor, critic, matrices
-        self.gaussian = Gaussian(
+        self.gaussian = GaussianBuffers(
             actions=actions,
             log_std=gaussian.log_std,
             log_std_gradient=gaussian.log_std_gradient,
@@ -56,7 +67,7 @@ class CompiledPpo(NumpyPpo):
         super().__init__(parameters, spec, make_mlp)
         networks, log_std = self._networks, parameters["actor.log_std"]
         self._kernels = kernels
-        self._gaussian = Gaussian(
+        self._gaussian = GaussianBuffers(
             actions=len(log_std),
             log_std=get_address(log_std),
             log_std_gradient=get_address(networks.gradients["actor.log_std"]),
@@ -64,7 +75,7 @@ class CompiledPpo(NumpyPpo):
         self._constant = 0.5 * len(log_std) * LOG_TWO_PI
         self._space: _Space | None = None
         self._rows = 0
-        self._minibatch = Minibatch()
+        self._minibatch = MinibatchFields()
         self._address = ctypes.addressof(self._minibatch)
         self._sums = np.zeros(4)
         self._sums_address = get_address(self._sums)
@@ -149,18 +160,14 @@ def make_ppo(parameters: FlatVector, spec: PolicySpec) -> NumpyPpo:
 def _has_equal_results(
     spec: PolicySpec, kernels: Kernels, shapes: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> bool:
-    """Return whether the kernels and numpy compute the same bits for random numbers."""
-    generator = np.random.default_rng(0)
+    """Return whether the kernels and numpy compute the same bits for varied numbers."""
     parameters = FlatVector(dict(shapes))
-    parameters.data[:] = 0.1 * generator.standard_normal(len(parameters.data))
+    parameters.data[:] = np.float32(0.1) * make_check_numbers(0, len(parameters.data))
     providers = NumpyPpo(parameters, spec), CompiledPpo(parameters, spec, kernels)
-
-    def draw(*shape: int) -> Float32:
-        return generator.standard_normal(shape, dtype=np.float32)
-
     for rows in _CHECK_ROWS:
-        observations, actions = draw(rows, spec.observation_size), draw(rows, spec.action_size)
-        log_probs, advantages, returns, old_values = (draw(rows) for _ in range(4))
+        observations = make_check_numbers(1, rows, spec.observation_size)
+        actions = make_check_numbers(2, rows, spec.action_size)
+        log_probs, advantages, returns, old_values = make_check_numbers(3, 4, rows)
         for value_limit in (None, 0.2):
             batch = PpoMinibatch(
                 observations, actions, log_probs - spec.action_size, advantages, returns,

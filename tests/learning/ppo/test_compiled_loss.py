@@ -10,9 +10,9 @@ from batches import floats, policy_spec, random_network
 
 from rlflame.learning.kernels.library import load_kernels
 from rlflame.learning.parallel.process_group import Shards
-from rlflame.learning.ppo import loss_compiled
+from rlflame.learning.ppo import compiled_loss
+from rlflame.learning.ppo.compiled_loss import CompiledPpo, make_ppo
 from rlflame.learning.ppo.loss import NumpyPpo, PpoMinibatch
-from rlflame.learning.ppo.loss_compiled import CompiledPpo, make_ppo
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="the kernels were not compiled")
 
@@ -131,6 +131,6 @@ def test_kernels_with_other_results_are_not_used(monkeypatch):
     monkeypatch.setattr(
         kernels, "compute_value_gradient", lambda *given: compute(*given) * (1 + 1e-15)
     )
-    loss_compiled._has_equal_results.cache_clear()
+    compiled_loss._has_equal_results.cache_clear()
     assert type(make_ppo(vector, spec)) is NumpyPpo
-    loss_compiled._has_equal_results.cache_clear()
+    compiled_loss._has_equal_results.cache_clear()
