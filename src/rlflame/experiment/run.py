@@ -216,8 +216,9 @@ class Run:
             factory.list_candidates(fleet),
         )
         with host.view.open(run_start), self._open_learners(fleet) as (learner, group):
+            name, show_note = self.folder.path.name, host.view.show_note
             trainer = components.make_trainer(
-                source, fleet, clip_recorder, host.stop, self.folder.path.name, learner
+                source, fleet, clip_recorder, host.stop, name, learner, show_note
             )
             complete = trainer.run()
             # A run that was stopped while it waited for workers has no work to record.

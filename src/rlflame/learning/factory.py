@@ -15,7 +15,7 @@ import numpy as np
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
-from rlflame.learning.base import Buffer, GradientProvider
+from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_vector import FlatVector, build_network
@@ -65,6 +65,17 @@ def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
         updates_per_step=replay.updates_per_step,
         learning_starts=replay.learning_starts,
     )
+
+
+def keep_replay(
+    learning: LearningSettings, algorithm: Algorithm[Any], buffer: Buffer[Any]
+) -> str | None:
+    """Let a GPU sample from its own copy of the replay; return a note if it does not fit there."""
+    if not learning.stays_on_device or not isinstance(buffer, ReplayBuffer):
+        return None
+    from rlflame.learning.sac.sac_device import DeviceSac
+
+    return algorithm.keep_replay(buffer) if isinstance(algorithm, DeviceSac) else None
 
 
 def count_blas_threads(learning: LearningSettings) -> int:
