@@ -21,9 +21,9 @@ from rlflame.learning.base import Algorithm
 from rlflame.learning.factory import (
     compute_environment_fingerprint,
     count_blas_threads,
+    keep_replay,
     make_algorithm,
     make_buffer,
-    keep_replay,
 )
 from rlflame.learning.parallel.process_group import ProcessGroup, ReplicatedAlgorithm
 from rlflame.rollout import blas

@@ -83,6 +83,15 @@ def count_blas_threads(learning: LearningSettings) -> int:
     return learning.threads if learning.traits.uses_blas_threads else 1
 
 
+def has_device(learning: LearningSettings) -> bool:
+    """Return whether this machine has the device of a recipe."""
+    if learning.device == "cpu":
+        return True
+    from rlflame.learning.torch_gradients import is_cuda_available
+
+    return is_cuda_available()
+
+
 def resolve_device(learning: LearningSettings, rank: int) -> str:
     """Return a learner's device; for CUDA, also set environment variables."""
     if learning.device == "cpu":

@@ -46,7 +46,7 @@ def select_device(kind: str, rank: int) -> str:
     torch.use_deterministic_algorithms(True)
     # All memory is written before it is read, and filling it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")  # neither TF32 nor bf16
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
