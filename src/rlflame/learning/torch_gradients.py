@@ -156,7 +156,9 @@ class _TorchProvider:
 
 def _evaluate_categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_softmax = torch.log_softmax(logits, dim=1)
-    log_probs = log_softmax.gather(1, actions[:, None])[:, 0]
+    # The gradient of `gather` would copy numbers from the CPU, which no CUDA graph can capture.
+    is_action = actions[:, None] == torch.arange(logits.shape[1], device=logits.device)
+    log_probs = torch.where(is_action, log_softmax, 0.0).sum(dim=1)
     return log_probs, -(log_softmax.exp() * log_softmax).sum(dim=1)
 
 

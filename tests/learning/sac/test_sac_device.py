@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from device_graphs import run_after_warm_up
+from device_graphs import refuse_uncaptured, run_after_warm_up
 from replays import World, buffer_for
 from sac_cases import ACTIONS, OBSERVATIONS, Plain, learner, networks, owed, transitions
 
@@ -170,6 +170,13 @@ def test_a_graph_changes_nothing_before_its_first_run(kind, given, monkeypatch):
     state = other.get_state()
     for name, array in plain.get_state().items():
         np.testing.assert_array_equal(state[name], array)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_can_capture_all_operations(kind, monkeypatch):
+    monkeypatch.setattr(UpdateGraph, "run", refuse_uncaptured)
+    world, made, buffers = make_replays(kind, "everything else", n_step=3, updates_per_step=0.25)
+    learn(world, made, buffers, [6])
 
 
 def test_an_error_of_the_replay_leaves_no_arrays_for_the_next_update():

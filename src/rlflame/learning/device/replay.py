@@ -120,12 +120,13 @@ class DeviceReplay:
 
         A CUDA graph can capture this.
         """
+        row_numbers = row_numbers.to(torch.int64)
         rows = self._table.index_select(0, row_numbers)
         first: list[Tensor] = self._layout.split(rows)
         if len(self._discounts) == 2:
             return first
         # Count from the oldest transition, so that no later step has a lower number.
-        places = (row_numbers.to(torch.int64) - self._first_row) % self._count
+        places = (row_numbers - self._first_row) % self._count
         counts = torch.zeros_like(places)
         is_running = torch.ones_like(places, dtype=torch.bool)
         rewards = first[2]
