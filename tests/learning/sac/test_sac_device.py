@@ -78,7 +78,9 @@ def test_float32_updates_are_close_to_numpys(case, kind):
     settings = make_settings(case, kind)
     for updates, limit in ((1, 1e-5), (20, 1e-3)):
         ours, theirs = networks(**KINDS[kind]), networks(**KINDS[kind])
-        metrics = DeviceSac(settings, ours, seed=7).update(owed(0, updates), 0.1)
+        device = DeviceSac(settings, ours, seed=7)
+        metrics = device.update(owed(0, updates), 0.1)
+        device.get_state()  # copies all weights to `ours`
         wanted = learner(settings, theirs).update(owed(0, updates), 0.1)
         assert metrics == pytest.approx(wanted, rel=1e-3, abs=1e-4)
         for name in ("actor", "critics", "targets"):
@@ -106,6 +108,7 @@ def test_normalised_observations_are_those_of_numpy():
                                    "valid": np.ones((3, 2), bool)})  # fmt: skip
         batch = ReplayBatch(fresh, 0, 5, transitions)
         pairs.append((made.update(batch, 0.0), nets))
+        made.get_state()  # copies all weights to `nets`
     (metrics, ours), (wanted, theirs) = pairs
     assert metrics == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(ours.critics.data, theirs.critics.data, atol=1e-5)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rlflame.rollout.task import Float32
 
-#: The arrays of at most this many updates, and of at most this many bytes, are sent together.
-CHUNK_UPDATES, CHUNK_BYTES = 64, 2**26
+#: The arrays of at most this many updates, and of at most this many bytes, are sent together. With
+#: more updates, the device would wait longer for the first ones.
+CHUNK_UPDATES, CHUNK_BYTES = 8, 2**26
 
 
 class ChunkBuffers:

@@ -21,7 +21,7 @@ from ..base import Metrics, ReplayBatch, State
 from ..buffers.replay_buffer import ReplayBuffer
 from ..device.chunks import ChunkBuffers
 from ..device.graph import Mirror, UpdateGraph
-from ..device.optim import DeviceAdam, DeviceGuard, clip
+from ..device.optim import DeviceAdam, DeviceGuard, clip, replace_if
 from ..device.replay import DeviceReplay, TransitionLayout, count_replay_bytes, measure_free_bytes
 from ..networks.flat_vector import FlatVector
 from ..networks.mlp import BATCH_EPSILON, MOMENT_RATE
@@ -89,8 +89,7 @@ class PairMoments:
         return torch.cat(self._latest, dim=1)
 
     def update(self, latest: Tensor, mask: Tensor) -> None:
-        step = MOMENT_RATE * (latest - self._running)
-        self._running += torch.where(mask, step, 0.0)
+        replace_if(mask, self._running, torch.lerp(self._running, latest, MOMENT_RATE))
 
 
 class DeviceSac(Sac):
@@ -186,7 +185,9 @@ class DeviceSac(Sac):
             if chunks.is_full:
                 self._run_chunk(numbers)
         self._run_chunk(numbers)
-        self._mirror.copy_to_host()
+        # The policy and the metrics need only these; `get_state` copies everything.
+        counts = self._updates, self._guard.counts, self._actor_guard.counts
+        self._mirror.copy_to_host(self._networks.actor.data, self._log_weight, *counts)
         for guard in self._guards:
             guard.check()
         totals = zip(_METRICS, self._totals.tolist(), strict=True)
@@ -290,8 +291,8 @@ class DeviceSac(Sac):
         if self._moments is not None and latest is not None:
             self._moments.update(latest, mask)
         elif self._targets is not None and updates_targets:
-            step = self._settings.target_update_rate * (self._critics.values - self._targets.values)
-            self._targets.values += torch.where(mask, step, 0.0)
+            targets, rate = self._targets.values, self._settings.target_update_rate
+            replace_if(mask, targets, torch.lerp(targets, self._critics.values, rate))
         self._report("critic_loss", critic_loss / len(log_probs), mask)
         return mask
 
@@ -338,9 +339,9 @@ class DeviceSac(Sac):
 
     def _report(self, name: str, value: Tensor, mask: Tensor) -> None:
         """Add a value to the sum of a metric if `mask` is true."""
-        total = self._totals[_METRICS.index(name)]
-        total[0] += torch.where(mask, value.to(torch.float64), 0.0)
-        total[1] += mask
+        total, count = self._totals[_METRICS.index(name)]
+        replace_if(mask, total, total + value)
+        count.add_(mask)
 
     def _list_state(self) -> list[Tensor]:
         assert self._chunks is not None
