@@ -5,10 +5,11 @@
     python benchmarks/card.py --device cpu --small  # every step of the script, without a GPU
 
 The script first checks that a learner has the same bits twice, that a restored learner continues
-in the same bits, and that its weights are close to numpy's. Then it times single updates with numpy
-on one thread and on the device. At the end it trains whole runs through `rlflame train` and reports
-updates and steps per second without start-up. A failed check does not end the script, but makes the
-exit code 1. Nothing is downloaded.
+in the same bits, that SAC has the same bits with the replay on the device and in CPU memory, and
+that weights are close to numpy's. Then it times single updates with numpy on one thread and on the
+device. At the end it trains whole runs through `rlflame train` and reports updates and steps per
+second without start-up. A failed check does not end the script, but makes the exit code 1. Nothing
+is downloaded.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from rlflame.config import resolve
 from rlflame.config.flags import TrainFlags
 from rlflame.experiment import components
 from rlflame.learning import torch_gradients
-from rlflame.learning.base import ReplayBatch, Transitions
-from rlflame.learning.factory import make_algorithm
+from rlflame.learning.factory import keep_replay, make_algorithm, make_buffer
 from rlflame.rollout import blas
+from rlflame.rollout.task import Fragment
 
 COLUMNS = ["what", "case", "result", "unit", "compared_with", "ratio", "processor", "card",
            "others_before"]  # fmt: skip
@@ -49,6 +50,8 @@ ROUNDS = 5
 #: Weights may differ this much from numpy's after the updates of a check.
 TOLERANCE = 1e-3
 GSDE = "network.exploration=gsde"
+#: Twenty updates in each iteration, and a replay that the second iteration exceeds.
+REPLAY = ("sac.learning_starts=0", "sac.updates_per_step=0.3125", "sac.buffer_size=100")
 #: By name: the environment, the algorithm and the settings. The last minibatch may be shorter.
 CHECKS: dict[str, tuple[str, ...]] = {
     "PPO": ("halfcheetah", "ppo"),
@@ -60,6 +63,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "SAC": ("halfcheetah", "sac"),
     "SAC, delays": ("halfcheetah", "sac", "sac.policy_delay=2", "sac.target_update_interval=64",
                     "sac.max_gradient_norm=1.0", "network.normalise_observations=true"),
+    "SAC, n-step returns": ("halfcheetah", "sac", "sac.n_step=3"),
     "SAC, gSDE": ("halfcheetah", "sac", GSDE),
     "SAC, quantiles": ("halfcheetah", "sac", "sac.quantiles=25", "sac.dropped_quantiles=2"),
     "SAC, normalised critics": ("halfcheetah", "sac", "sac.critic_norm=batch"),
@@ -109,6 +113,10 @@ def list_checks(options: argparse.Namespace) -> Iterator[Measurement]:
         yield "same bits twice", name, lambda case=case: (compare_twice(*case), "", None)
         yield "same bits after resume", name, lambda case=case: (compare_resumed(*case), "", None)
         yield "beside numpy", name, lambda case=case: (compare_with_numpy(*case), "max diff", None)
+        if case[1] == "sac":
+            yield "same bits from CPU memory", name, lambda case=case: (
+                compare_replays(*case), "", None,
+            )  # fmt: skip
 
 
 def list_updates(options: argparse.Namespace) -> Iterator[Measurement]:
@@ -118,10 +126,11 @@ def list_updates(options: argparse.Namespace) -> Iterator[Measurement]:
             time_ppo("numpy", w, s, options.small) / time_ppo("torch", w, s, options.small),
             "x numpy", None,
         )  # fmt: skip
-    yield "SAC updates", "HalfCheetah, mujoco-sac", lambda: (
-        count_sac_updates("torch", options.small), "updates/s",
-        count_sac_updates("numpy", options.small),
-    )  # fmt: skip
+    for case, on_device in (("HalfCheetah, mujoco-sac", True), ("replay in CPU memory", False)):
+        yield "SAC updates", case, lambda on_device=on_device: (
+            count_sac_updates("torch", options.small, on_device), "updates/s",
+            count_sac_updates("numpy", options.small),
+        )  # fmt: skip
 
 
 def list_runs(options: argparse.Namespace) -> Iterator[Measurement]:
@@ -145,67 +154,116 @@ def list_runs(options: argparse.Namespace) -> Iterator[Measurement]:
             )  # fmt: skip
 
 
-def make(env: str, name: str, provider: str, *sets: str) -> tuple[Any, Any, Any]:
-    """Make a learner, its policy spec and its settings."""
-    flags = TrainFlags(
-        env=env,
-        algo=name,
-        sets=[
-            f"learning.provider={provider}",
-            f"learning.device={'cuda' if provider == 'torch' else 'cpu'}",
-            *sets,
-        ],
-    )
-    config, _ = resolve.resolve(flags, components.has_continuous_actions)
-    spec = components.make_policy_spec(
-        config.learning, components.make_env_spec(config.learning.environment)
-    )
-    return make_algorithm(config.learning, spec), spec, config.learning
+class Learner:
+    """A learner of a recipe and its replay buffer, which gets random transitions."""
 
-
-def make_batch(learner: Any, spec: Any, learning: Any, number: int = 0) -> Any:
-    """Return random numbers for one update of PPO, or for 20 updates of SAC."""
-    fresh = drawn(learning.rollout.steps, learning.rollout.columns, spec, learner.get_policy())
-    if spec.action_kind == "discrete":
-        actions = np.abs(fresh.actions[..., 0] * 100.0).astype(np.int64) % spec.action_size
-        fresh = replace(fresh, actions=actions, log_probs=0.2 * fresh.log_probs)
-    if learning.algorithm == "ppo":
-        return fresh
-
-    def draw(update: int) -> Transitions:
-        rng, size = np.random.default_rng(update), learning.replay.batch_size
-        normal = rng.standard_normal((2, size, spec.observation_size), dtype=np.float32)
-        return Transitions(
-            normal[0],
-            np.tanh(rng.standard_normal((size, spec.action_size), dtype=np.float32)),
-            rng.standard_normal(size, dtype=np.float32),
-            normal[1],
-            np.full(size, 0.99, np.float32),
+    def __init__(
+        self, env: str, name: str, provider: str, *sets: str, on_device: bool = True
+    ) -> None:
+        flags = TrainFlags(
+            env=env,
+            algo=name,
+            sets=[
+                f"learning.provider={provider}",
+                f"learning.device={'cuda' if provider == 'torch' else 'cpu'}",
+                *sets,
+            ],
         )
+        config, _ = resolve.resolve(flags, components.has_continuous_actions)
+        self.learning = config.learning
+        env_spec = components.make_env_spec(self.learning.environment)
+        self.spec = components.make_policy_spec(self.learning, env_spec)
+        self.algorithm = make_algorithm(self.learning, self.spec)
+        self.buffer: Any = make_buffer(self.learning, env_spec)
+        if on_device and (note := keep_replay(self.learning, self.algorithm, self.buffer)):
+            raise RuntimeError(note)
 
-    return ReplayBatch(fresh, 20 * number, 20, draw)
+    def learn(self, number: int, progress: float = 0.0) -> None:
+        """Learn from random numbers, which depend only on the number of the iteration."""
+        rollout = self.learning.rollout
+        if self.learning.replay is None:
+            self.algorithm.update(self.draw_batch(), progress)
+            return
+        self.buffer.add([draw_fragment(number, rollout.steps, rollout.columns, self.spec)], {})
+        for batch in self.buffer.take_batches():
+            self.algorithm.update(batch, progress)
+
+    def draw_batch(self) -> Any:
+        """Return a batch for PPO."""
+        rollout, spec = self.learning.rollout, self.spec
+        batch = drawn(rollout.steps, rollout.columns, spec, self.algorithm.get_policy())
+        if spec.action_kind == "continuous":
+            return batch
+        actions = np.abs(batch.actions[..., 0] * 100.0).astype(np.int64) % spec.action_size
+        return replace(batch, actions=actions, log_probs=0.2 * batch.log_probs)
+
+    def resume(self, other: Learner) -> None:
+        self.algorithm.load_state(other.algorithm.get_state())
+        self.buffer.load_state(other.buffer.get_state(), other.buffer.list_segments())
+
+
+def draw_fragment(seed: int, steps: int, columns: int, spec: Any) -> Fragment:
+    rng, size = np.random.default_rng(seed), spec.observation_size
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    chance = rng.random((steps, columns))
+    index = np.argwhere(chance > 0.95)
+    return Fragment(
+        iteration=0,
+        slot=0,
+        observations=normal(steps, columns, size),
+        actions=np.tanh(normal(steps, columns, spec.action_size)),
+        log_probs=normal(steps, columns),
+        rewards=rng.standard_normal((steps, columns)),
+        terminated=chance < 0.05,
+        truncated=chance > 0.95,
+        lengths=np.full(columns, steps),
+        last_observations=normal(columns, size),
+        boundary_index=index,
+        boundary_observations=normal(len(index), size),
+        episodes=(),
+        states=(),
+    )
+
+
+def make(env: str, name: str, provider: str, *sets: str, on_device: bool = True) -> Learner:
+    """Make the learner of a check."""
+    sets = (*sets, *(REPLAY if name == "sac" else ()))
+    return Learner(env, name, provider, *sets, on_device=on_device)
 
 
 def compare_twice(env: str, name: str, *sets: str) -> str:
-    states = []
-    for _ in range(2):
-        learner, spec, learning = make(env, name, "torch", *sets)
-        for number in range(2):
-            learner.update(make_batch(learner, spec, learning, number), 0.0)
-        states.append(learner.get_state())
-    return "equal" if is_equal(*states) else "different"
+    first, second = (make(env, name, "torch", *sets) for _ in range(2))
+    for learner in (first, second):
+        learner.learn(0)
+        learner.learn(1)
+    return compare_states(first, second)
 
 
 def compare_resumed(env: str, name: str, *sets: str) -> str:
-    whole, spec, learning = make(env, name, "torch", *sets)
-    resumed, *_ = make(env, name, "torch", *sets)
-    batches = [make_batch(whole, spec, learning, number) for number in range(3)]
-    whole.update(batches[0], 0.0)
-    whole.update(batches[1], 0.1)
-    resumed.load_state(whole.get_state())
+    whole, resumed = (make(env, name, "torch", *sets) for _ in range(2))
+    whole.learn(0)
+    whole.learn(1, 0.1)
+    resumed.resume(whole)
     for learner in (whole, resumed):
-        learner.update(batches[2], 0.2)
-    return "equal" if is_equal(whole.get_state(), resumed.get_state()) else "different"
+        learner.learn(2, 0.2)
+    return compare_states(whole, resumed)
+
+
+def compare_replays(env: str, name: str, *sets: str) -> str:
+    """Compare a learner that samples on the device with one that samples in CPU memory."""
+    first, second = (make(env, name, "torch", *sets, on_device=here) for here in (True, False))
+    for learner in (first, second):
+        for number in range(3):
+            learner.learn(number)
+    return compare_states(first, second)
+
+
+def compare_states(first: Learner, second: Learner) -> str:
+    states = first.algorithm.get_state(), second.algorithm.get_state()
+    return "equal" if is_equal(*states) else "different"
 
 
 def is_equal(first: Any, second: Any) -> bool:
@@ -219,9 +277,9 @@ def compare_with_numpy(env: str, name: str, *sets: str) -> float | str:
     sets = (*sets, *(("ppo.epochs=2", "rollout.num_slots=1") if name == "ppo" else ()))
     weights = []
     for provider in ("torch", "numpy"):
-        learner, spec, learning = make(env, name, provider, *sets)
-        learner.update(make_batch(learner, spec, learning), 0.0)
-        state = learner.get_state()
+        learner = make(env, name, provider, *sets)
+        learner.learn(0)
+        state = learner.algorithm.get_state()
         networks = [state[key] for key in ("parameters", "actor", "critics") if key in state]
         weights.append(np.concatenate(networks))
     difference = float(np.abs(weights[0] - weights[1]).max())
@@ -232,23 +290,26 @@ def compare_with_numpy(env: str, name: str, *sets: str) -> float | str:
 def time_ppo(provider: str, width: int, size: int, small: bool) -> float:
     """Return the milliseconds of one minibatch of PPO."""
     minibatches = 4 if small else 16
-    learner, spec, learning = make(
+    learner = make(
         "halfcheetah", "ppo", provider, f"ppo.minibatch_size={size}", "ppo.epochs=2",
         f"network.hidden=[{width},{width}]", "rollout.num_slots=1",
         f"rollout.envs_per_slot={minibatches}", f"rollout.steps={size}",
     )  # fmt: skip
-    batch = make_batch(learner, spec, learning)
+    batch = learner.draw_batch()
     blas.set_threads(1)
-    return 1e3 * time_best(lambda: learner.update(batch, 0.0), small) / (2 * minibatches)
+    return 1e3 * time_best(lambda: learner.algorithm.update(batch, 0.0), small) / (2 * minibatches)
 
 
-def count_sac_updates(provider: str, small: bool) -> float:
+def count_sac_updates(provider: str, small: bool, on_device: bool = True) -> float:
     """Return the updates per second of SAC with random transitions."""
-    learner, spec, learning = make("halfcheetah", "sac", provider)
-    batch = make_batch(learner, spec, learning)
-    drawn_batches = {n: batch.draw(n) for n in range(20)}
-    fast = ReplayBatch(batch.fresh, 0, 20 if small else 200, lambda n: drawn_batches[n % 20])
-    return fast.updates / time_best(lambda: learner.update(fast, 0.0), small)
+    learner = Learner("halfcheetah", "sac", provider, on_device=on_device)
+    columns = learner.learning.rollout.columns
+    for number in range(1 if small else 20):
+        fragment = draw_fragment(number, 100 if small else 1000, columns, learner.spec)
+        learner.buffer.add([fragment], {})
+    (batch,) = learner.buffer.take_batches()
+    batch = replace(batch, first_update=0, updates=20 if small else 200)
+    return batch.updates / time_best(lambda: learner.algorithm.update(batch, 0.0), small)
 
 
 def time_best(work: Callable[[], object], small: bool) -> float:

@@ -46,6 +46,7 @@ GUESTS = {
         "learning.device.chunks",
         "learning.device.graph",
         "learning.device.optim",
+        "learning.device.replay",
         "learning.parallel.torch_process_group",
         "experiment.learners.liveness",
     },

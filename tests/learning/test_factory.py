@@ -70,6 +70,13 @@ def test_a_run_learns_nearly_what_numpy_learns_and_is_resumed_exactly(case, made
     assert resumed.recorded.metrics == whole.recorded.metrics[2:]
 
 
+def test_a_replay_that_does_not_fit_the_gpu_gives_the_same_run(made, monkeypatch, tmp_path):
+    on_device = run(recipe("sac", **GPU))
+    monkeypatch.setattr(sac_device, "measure_free_bytes", lambda device: 0)
+    on_cpu = run(recipe("sac", **GPU), saved=on_device.recorded.snapshots[2])
+    assert on_cpu.state_digest(tmp_path) == on_device.state_digest(tmp_path)
+
+
 def test_shards_are_divided_between_gpus_and_whole_updates_are_not(made):
     run(recipe("ppo", iterations=1, gradient_shards=2, **GPU))
     assert not made

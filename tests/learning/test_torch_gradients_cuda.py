@@ -99,7 +99,8 @@ def test_a_run_of_a_card_says_which_and_is_evaluated_without_one(tmp_path):
     assert evaluated.code == 0, evaluated.err
     resumed = finished(process("resume", tmp_path / "run", "--steps", "512", environment=hidden))
     assert resumed.code == 2
-    assert "This recipe uses CUDA" in resumed.err
+    assert "This run learns on a GPU" in resumed.err
+    assert "--device cpu" in resumed.err
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from rlflame.learning.base import Algorithm
 from rlflame.learning.factory import (
     compute_environment_fingerprint,
     count_blas_threads,
+    keep_replay,
     make_algorithm,
     make_buffer,
 )
@@ -162,6 +163,7 @@ def make_trainer(
     stop: StopRequest,
     run: str,
     algorithm: Algorithm[Any] | None = None,
+    show_note: Callable[[str], None] = lambda note: None,
 ) -> Trainer[Any]:
     """Make a trainer that starts from a checkpoint.
 
@@ -169,10 +171,13 @@ def make_trainer(
     """
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
+    algorithm, buffer = algorithm or make_learner(checkpoint), make_buffer(learning, checkpoint.env)
+    if note := keep_replay(learning, algorithm, buffer):
+        show_note(note)
     trainer: Trainer[Any] = Trainer(
         Plan(run, checkpoint.recipe, checkpoint.env, checkpoint.policy_spec),
-        algorithm or make_learner(checkpoint),
-        make_buffer(learning, checkpoint.env),
+        algorithm,
+        buffer,
         fleet,
         recorder,
         stop,

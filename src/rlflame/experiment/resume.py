@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rlflame.config import module_trust
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
 from rlflame.experiment.components import make_env_spec
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
-from rlflame.learning.factory import make_algorithm, make_buffer
+from rlflame.learning.factory import has_device, make_algorithm, make_buffer
 from rlflame.learning.policy_average import PolicyAverage
 from rlflame.rollout.machine import find_fingerprint_differences, read_versions
 from rlflame.rollout.task import EnvSpec
@@ -116,12 +116,19 @@ def find_best_policy(run: Path, fallback: Path) -> Path:
 
     If it is missing or damaged, return `fallback` or the latest readable checkpoint.
     """
-    for path in (run / "best.safetensors", fallback, *reversed(list_step_files(run))):
+    latest = run / "latest.safetensors"
+    paths = run / "best.safetensors", fallback, *reversed(list_step_files(run))
+    return _find_readable(paths, latest)
+
+
+def _find_readable(paths: Iterable[Path], default: Path) -> Path:
+    """Return the first checkpoint file that can be read, or `default`."""
+    for path in paths:
         if path.is_file():
             with contextlib.suppress(CheckpointError):
                 checkpoint.load(path)
                 return path
-    return run / "latest.safetensors"
+    return default
 
 
 def format_train_command(source: Checkpoint, policy: Path, steps: int | None = None) -> str:
@@ -158,6 +165,21 @@ def find_machine_differences(
     if expected is not None and digest is not None and expected != digest:
         differences.append(f"environment file: {expected:.12} -> {digest:.12}")
     return differences
+
+
+def check_device(source: Checkpoint, target: Path) -> None:
+    """Raise ConfigError if the run learns on a GPU and this machine has none."""
+    if has_device(source.recipe.learning):
+        return
+    run = find_run(target)
+    newest = target if target.is_file() else run / "latest.safetensors"
+    policy = _find_readable([newest, *reversed(list_step_files(run))], newest)
+    steps = (source.recipe.stop_at_steps or 0) - source.progress.steps
+    command = format_train_command(source, policy, steps if steps > 0 else None)
+    raise ConfigError(
+        "This run learns on a GPU, but torch finds none here. On a CPU, its results would differ.",
+        f"start a new run from its weights: {command} --device cpu",
+    )
 
 
 def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Checkpoint:

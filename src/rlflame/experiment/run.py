@@ -20,6 +20,7 @@ from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
+from rlflame.experiment.gpu import find_device_hint
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.learners.learner_group import LearnerGroup, open_learner_group
 from rlflame.experiment.preflight import run_preflight
@@ -59,7 +60,7 @@ class RunHost:
     is_shared: bool = False
 
     def show_warning(self, text: str) -> None:
-        """Show a warning about the recipe, unless the sweep has already shown it."""
+        """Show a warning about the recipe, unless this is one of the seeds of a sweep."""
         if not self.is_shared:
             self.view.show_note(text)
 
@@ -70,6 +71,8 @@ def train_run(config: RunConfig, host: RunHost, preset: str, init_from: Path | N
     recipe, env, start = run_preflight(
         recipe, runtime, init_from=init_from, stop=host.stop, show_note=host.show_warning
     )
+    if hint := find_device_hint(recipe.learning):
+        host.show_warning(hint)
     source = components.make_initial_checkpoint(recipe, env, start)
     with _open_fleet(runtime, recipe, host) as rollouts:
         name = str(recipe.learning.seed)
@@ -110,6 +113,7 @@ def resume_run(
                     ),
                 )
             return _make_result(folder, runtime, source, complete=True, has_trained=False)
+        resume.check_device(source, target)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
         for difference in resume.find_machine_differences(source, fingerprint):
             host.view.show_note(
@@ -216,8 +220,9 @@ class Run:
             factory.list_candidates(fleet),
         )
         with host.view.open(run_start), self._open_learners(fleet) as (learner, group):
+            name, show_note = self.folder.path.name, host.view.show_note
             trainer = components.make_trainer(
-                source, fleet, clip_recorder, host.stop, self.folder.path.name, learner
+                source, fleet, clip_recorder, host.stop, name, learner, show_note
             )
             complete = trainer.run()
             # A run that was stopped while it waited for workers has no work to record.

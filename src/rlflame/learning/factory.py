@@ -15,7 +15,7 @@ import numpy as np
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
-from rlflame.learning.base import Buffer, GradientProvider
+from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_vector import FlatVector, build_network
@@ -68,9 +68,29 @@ def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
     )
 
 
+def keep_replay(
+    learning: LearningSettings, algorithm: Algorithm[Any], buffer: Buffer[Any]
+) -> str | None:
+    """Let a GPU sample from its own copy of the replay; return a note if it does not fit there."""
+    if not learning.stays_on_device or not isinstance(buffer, ReplayBuffer):
+        return None
+    from rlflame.learning.sac.sac_device import DeviceSac
+
+    return algorithm.keep_replay(buffer) if isinstance(algorithm, DeviceSac) else None
+
+
 def count_blas_threads(learning: LearningSettings) -> int:
     """Return the number of threads that BLAS uses for a matrix product."""
     return learning.threads if learning.traits.uses_blas_threads else 1
+
+
+def has_device(learning: LearningSettings) -> bool:
+    """Return whether this machine has the device of a recipe."""
+    if learning.device == "cpu":
+        return True
+    from rlflame.learning.torch_gradients import is_cuda_available
+
+    return is_cuda_available()
 
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:

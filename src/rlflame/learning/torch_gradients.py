@@ -46,7 +46,7 @@ def select_device(kind: str, rank: int) -> str:
     torch.use_deterministic_algorithms(True)
     # All memory is written before it is read, and filling it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")  # neither TF32 nor bf16
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
@@ -156,7 +156,9 @@ class _TorchProvider:
 
 def _evaluate_categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_softmax = torch.log_softmax(logits, dim=1)
-    log_probs = log_softmax.gather(1, actions[:, None])[:, 0]
+    # The gradient of `gather` would copy numbers from the CPU, which no CUDA graph can capture.
+    is_action = actions[:, None] == torch.arange(logits.shape[1], device=logits.device)
+    log_probs = torch.where(is_action, log_softmax, 0.0).sum(dim=1)
     return log_probs, -(log_softmax.exp() * log_softmax).sum(dim=1)
 
 

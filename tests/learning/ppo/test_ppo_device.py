@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from batches import PPO_OPTIONS, policy_spec, random_batch, random_network
-from device_graphs import run_after_warm_up
+from device_graphs import refuse_uncaptured, run_after_warm_up
 from reference import ReferencePpo
 
 from rlflame.config.algorithms import PpoSettings
@@ -164,3 +164,11 @@ def test_a_graph_changes_nothing_before_its_first_run(size, monkeypatch):
     state = other.get_state()
     for name, array in plain.get_state().items():
         np.testing.assert_array_equal(state[name], array)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_graph_can_capture_all_operations(variant, monkeypatch):
+    monkeypatch.setattr(UpdateGraph, "run", refuse_uncaptured)
+    learner, _, spec = make(variant)
+    batch = random_batch(np.random.default_rng(0), spec, learner.get_policy(), columns=COLUMNS)
+    learner.update(batch, 0.0)

@@ -17,10 +17,11 @@ import numpy as np
 
 from rlflame.errors import LearningError
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.task import Array, Fragment, PolicyArrays
+from rlflame.rollout.task import Array, Float32, Fragment, PolicyArrays
 
 from ..base import (
     Batch,
+    Int64,
     ReplayBatch,
     Segment,
     State,
@@ -121,10 +122,21 @@ class ReplayBuffer:
         self._updates = 0
         self._waived_updates = 0
         self._lineage = 0
+        #: How often `load_state` has replaced the content.
+        self.load_count = 0
         #: For each complete segment in use: its number, the previous segment's digest and its own.
         self._sealed_segments: deque[tuple[int, str, str]] = deque()
         #: The digest of the latest complete segment, which covers all segments before it.
         self._chain_digest = ""
+
+    @property
+    def shape(self) -> ReplayShape:
+        return self._shape
+
+    @property
+    def powers(self) -> Float32:
+        """The discounts over 0 to `n_step` steps."""
+        return self._powers
 
     @property
     def size(self) -> int:
@@ -163,12 +175,23 @@ class ReplayBuffer:
 
     def draw(self, update: int) -> Transitions:
         """Draw the transitions for one update, using the update's own random stream."""
-        size = self.size
-        positions = make_stream(self._seed, Role.REPLAY, update).integers(
-            self.total_added - size, self.total_added, len(self._transitions.rewards)
-        )
-        self._ring.gather(positions, self._powers, self._transitions)
+        self._ring.gather(self.draw_positions(update), self._powers, self._transitions)
         return self._transitions
+
+    def draw_positions(self, update: int) -> Int64:
+        """Draw the positions of one update's transitions, counted from the first one ever added."""
+        first, stop = self.total_added - self.size, self.total_added
+        stream = make_stream(self._seed, Role.REPLAY, update)
+        return stream.integers(first, stop, len(self._transitions.rewards))
+
+    def copy_steps(self, first: int, stop: int, out: Transitions, ends: Array) -> None:
+        """Write the transitions over one step at these positions to `out`.
+
+        In addition, write to `ends` whether an episode ends there.
+        """
+        positions = np.arange(first, stop)
+        self._ring.gather(positions, self._powers[:2], out)
+        ends[:] = self._ring.find_ends(positions)
 
     def _count_owed_updates(self) -> int:
         excess = max(0, self.total_added - self._learning_starts)
@@ -237,6 +260,7 @@ class ReplayBuffer:
         restore(last, "last_observations", state)
         ring.set_next_observations(last)
         self._ring, self._chain_digest, self._fresh = ring, _as_digest(chain), None
+        self.load_count += 1
         self._sealed_segments = deque(
             (segment.number, previous_digest, segment.digest)
             for segment, previous_digest in zip(segments, previous_digests, strict=True)

@@ -151,6 +151,10 @@ class TransitionRing:
         out.bootstrap[:] = powers[reward_counts]
         out.bootstrap[(ends & _TERMINATED) != 0] = 0.0
 
+    def find_ends(self, positions: Int64) -> NDArray[np.bool_]:
+        """Return whether an episode ends at each of these positions."""
+        return np.not_equal(self._end_flags[positions % self._cells], 0)
+
     def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:

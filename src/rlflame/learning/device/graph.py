@@ -61,9 +61,11 @@ class Mirror:
             else:
                 tensor.copy_(torch.from_numpy(host))
 
-    def copy_to_host(self) -> None:
-        """Copy the device's tensors to the host."""
+    def copy_to_host(self, *hosts: Array | Counter) -> None:
+        """Copy the device's tensors to these arrays and counters, or to all if none is given."""
         for host, tensor in self._pairs:
+            if hosts and not any(host is item for item in hosts):
+                continue
             if isinstance(host, Counter):
                 host.value = int(tensor)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,20 +19,22 @@ class DeviceAdam:
         self._epsilon = adam.epsilon
         self._first, self._second = mirror.add(adam.first), mirror.add(adam.second)
         self._count = mirror.add(adam.count)
+        betas = torch.tensor([BETA_1, BETA_2], dtype=torch.float64)
+        self._betas = betas.to(mirror.device)
 
     @torch.no_grad()
     def step(self, values: Tensor, gradient: Tensor, rate: Tensor, mask: Tensor) -> None:
         """Take a step if `mask` is true; `rate` is a float64 tensor."""
         self._count += mask
-        count = self._count.to(torch.float64)
-        correction = (1.0 - BETA_2**count).sqrt()
-        epsilon = (self._epsilon * correction).to(values.dtype)
-        scale = (rate * correction / (1.0 - BETA_1**count)).to(values.dtype)
-        first = self._first + (gradient - self._first) * (1.0 - BETA_1)
-        second = self._second + (gradient.square() - self._second) * (1.0 - BETA_2)
-        values -= torch.where(mask, first / (second.sqrt() + epsilon) * scale, 0.0)
-        self._first.copy_(torch.where(mask, first, self._first))
-        self._second.copy_(torch.where(mask, second, self._second))
+        correction_1, correction_2 = 1.0 - self._betas**self._count
+        root = correction_2.sqrt()
+        epsilon = (self._epsilon * root).to(values.dtype)
+        scale = (rate * root / correction_1).to(values.dtype)
+        first = torch.lerp(self._first, gradient, 1.0 - BETA_1)
+        second = torch.lerp(self._second, gradient.square(), 1.0 - BETA_2)
+        replace_if(mask, values, values - first / (second.sqrt() + epsilon) * scale)
+        replace_if(mask, self._first, first)
+        replace_if(mask, self._second, second)
 
 
 class DeviceGuard:
@@ -50,14 +53,13 @@ class DeviceGuard:
 
     def compute_mask(self, norm: Tensor, sums: Sequence[Tensor], is_active: Tensor) -> Tensor:
         """Return `is_active`, or false if a number is not finite; count refusals."""
-        values = torch.stack([norm, *sums])
-        is_finite = torch.isfinite(values).all()
-        is_refused = is_active & ~is_finite
-        count = torch.where(is_finite, 0, self._counts[1] + 1)
-        self._counts[0] += is_refused
-        self._counts[1] = torch.where(is_active, count, self._counts[1])
-        self._norm.copy_(torch.where(is_refused, norm.to(torch.float64), self._norm))
-        self._longest_streak.copy_(torch.maximum(self._longest_streak, self._counts[1]))
+        is_finite = (torch.stack([norm, *sums]).abs() < math.inf).all()
+        is_faulty = ~is_finite
+        is_refused = is_active & is_faulty
+        self._counts[0].add_(is_refused)
+        replace_if(is_active, self._counts[1], (self._counts[1] + 1) * is_faulty)
+        replace_if(is_refused, self._norm, norm)
+        torch.maximum(self._longest_streak, self._counts[1], out=self._longest_streak)
         return is_active & is_finite
 
     def check(self) -> None:
@@ -66,6 +68,11 @@ class DeviceGuard:
         self._longest_streak.zero_()
         if count >= self._guard.limit:
             raise self._guard.make_error(count, float(self._norm))
+
+
+def replace_if(mask: Tensor, target: Tensor, values: Tensor) -> None:
+    """Copy the values to the target where `mask` is true."""
+    torch.where(mask, values, target, out=target)
 
 
 def clip(gradient: Tensor, norm: Tensor, max_norm: float | None) -> Tensor:

@@ -15,7 +15,7 @@ from rlflame.rollout.task import Float64, PolicySpec
 
 from ..base import Batch, Metrics, State
 from ..device.graph import Mirror, UpdateGraph
-from ..device.optim import DeviceAdam, DeviceGuard, clip
+from ..device.optim import DeviceAdam, DeviceGuard, clip, replace_if
 from ..networks.flat_vector import FlatVector
 from ..torch_gradients import TorchPpo
 from .loss import NETWORKS, PpoMinibatch
@@ -211,13 +211,13 @@ class DevicePpo(Ppo):
             norm = gradient.square().sum().sqrt()
             is_counted = self._device_guard.compute_mask(norm, list(sums.values()), self._is_active)
             totals = torch.stack([sums[name].to(torch.float64) for name in _SUMS])
-            self._totals += torch.where(is_counted, totals, 0.0)
+            replace_if(is_counted, self._totals, self._totals + totals)
             self._count += is_counted * count
-            self._norm.copy_(torch.where(is_counted, norm.to(torch.float64), self._norm))
+            replace_if(is_counted, self._norm, norm)
             if settings.target_kl is not None:
                 limit = count * KL_STOP_FACTOR * settings.target_kl
                 is_at_limit = is_counted & (sums["approx_kl"] > limit)
-                self._stop_epoch.copy_(torch.where(is_at_limit, self._epoch, self._stop_epoch))
+                replace_if(is_at_limit, self._stop_epoch, self._epoch)
                 self._is_active &= ~is_at_limit
             mask = is_counted & self._is_active
             gradient = clip(gradient, norm, settings.max_gradient_norm)

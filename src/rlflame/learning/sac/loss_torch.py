@@ -31,7 +31,9 @@ class _ClippedDoubleQ:
         return 0.5 * (values - target).square().sum()
 
     def compute_value(self, values: Tensor) -> Tensor:
-        return values.min(dim=0).values[:, 0]
+        # The gradient of `min` would copy numbers from the CPU, which no CUDA graph can capture.
+        first, second = values[..., 0].unbind()
+        return torch.where((second < first) | second.isnan(), second, first)
 
 
 class _TruncatedQuantiles:

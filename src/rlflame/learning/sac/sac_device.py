@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,14 @@ from torch import Tensor
 from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import PolicyArrays
+from rlflame.terminal_text import format_size
 
 from ..base import Metrics, ReplayBatch, State
+from ..buffers.replay_buffer import ReplayBuffer
 from ..device.chunks import ChunkBuffers
 from ..device.graph import Mirror, UpdateGraph
-from ..device.optim import DeviceAdam, DeviceGuard, clip
+from ..device.optim import DeviceAdam, DeviceGuard, clip, replace_if
+from ..device.replay import DeviceReplay, TransitionLayout, count_replay_bytes, measure_free_bytes
 from ..networks.flat_vector import FlatVector
 from ..networks.mlp import BATCH_EPSILON, MOMENT_RATE
 from ..parallel.thread_pair import ThreadPair
@@ -85,8 +89,7 @@ class PairMoments:
         return torch.cat(self._latest, dim=1)
 
     def update(self, latest: Tensor, mask: Tensor) -> None:
-        step = MOMENT_RATE * (latest - self._running)
-        self._running += torch.where(mask, step, 0.0)
+        replace_if(mask, self._running, torch.lerp(self._running, latest, MOMENT_RATE))
 
 
 class DeviceSac(Sac):
@@ -132,6 +135,8 @@ class DeviceSac(Sac):
         self._totals = mirror.make_zeros(len(_METRICS), 2, dtype=torch.float64)
         self._statistics = [mirror.make_zeros(spec.observation_size) for _ in range(2)]
         self._true = mirror.make_zeros(dtype=torch.bool).fill_(True)
+        self._layout = TransitionLayout(spec.observation_size, spec.action_size)
+        self._replay: DeviceReplay | None = None
         self._chunks: ChunkBuffers | None = None
         self._graphs: dict[tuple[bool, bool], UpdateGraph] = {}
         mirror.copy_to_device()
@@ -144,6 +149,22 @@ class DeviceSac(Sac):
         super().load_state(state)
         self._mirror.copy_to_device()
 
+    def keep_replay(self, buffer: ReplayBuffer) -> str | None:
+        """From now on, sample on the device; return a note if the replay does not fit there.
+
+        All later batches must draw from this buffer.
+        """
+        device, replay_bytes = self._mirror.device, count_replay_bytes(buffer.shape)
+        if replay_bytes <= measure_free_bytes(device):
+            with suppress(torch.OutOfMemoryError):
+                self._replay, self._chunks = DeviceReplay(buffer, device), None
+                self._graphs.clear()
+                return None
+        return (
+            f"The replay buffer stays in CPU memory: it takes {format_size(replay_bytes)}, but the "
+            f"GPU has only {format_size(measure_free_bytes(device))} free. Only the speed changes."
+        )
+
     def _run_updates(
         self, batch: ReplayBatch, statistics: PolicyArrays, rates: Mapping[str, float]
     ) -> Metrics:
@@ -154,36 +175,47 @@ class DeviceSac(Sac):
         self._totals.zero_()
         if self._chunks is not None:
             self._chunks.discard_unsent()  # an earlier error may have left arrays
+        if self._replay is not None:
+            assert self._replay.is_source(batch.draw)
+            self._replay.send_new()
         numbers: list[int] = []
-        for number, transitions in batch:
-            arrays = self._list_arrays(number, transitions)
-            if self._chunks is None:
-                shapes = [array.shape for array in arrays]
-                self._chunks = ChunkBuffers(shapes, self._mirror.device)
-            self._chunks.add(arrays)
+        for number in range(batch.first_update, batch.first_update + batch.updates):
+            chunks = self._add_samples(number, batch)
             numbers.append(number)
-            if self._chunks.is_full:
+            if chunks.is_full:
                 self._run_chunk(numbers)
         self._run_chunk(numbers)
-        self._mirror.copy_to_host()
+        # The policy and the metrics need only these; `get_state` copies everything.
+        counts = self._updates, self._guard.counts, self._actor_guard.counts
+        self._mirror.copy_to_host(self._networks.actor.data, self._log_weight, *counts)
         for guard in self._guards:
             guard.check()
         totals = zip(_METRICS, self._totals.tolist(), strict=True)
         return {name: total / count for name, (total, count) in totals if count}
 
-    def _list_arrays(self, number: int, transitions: Any) -> list[Any]:
-        """Return the transitions and the noise of one update."""
-        rows, size = transitions.actions.shape
+    def _add_samples(self, number: int, batch: ReplayBatch) -> ChunkBuffers:
+        """Add the samples and the noise of one update to the next chunk."""
+        if self._replay is not None:
+            # The bits of int32 numbers are sent as float32.
+            row_numbers = self._replay.draw_rows(number).view(np.float32)
+            chunks = self._open_chunks(row_numbers.shape)
+            samples, noise = chunks.add()
+            samples[:] = row_numbers
+        else:
+            transitions = batch.draw(number)
+            chunks = self._open_chunks((len(transitions.rewards), self._layout.width))
+            samples, noise = chunks.add()
+            self._layout.write(transitions, samples)
         stream = make_stream(self._seed, Role.LEARN, number)
-        noise = stream.standard_normal((2, size, rows), dtype=np.float32)
-        return [
-            transitions.observations,
-            transitions.actions,
-            transitions.rewards,
-            transitions.next_observations,
-            transitions.bootstrap,
-            noise,
-        ]
+        stream.standard_normal(dtype=np.float32, out=noise)
+        return chunks
+
+    def _open_chunks(self, shape: tuple[int, ...]) -> ChunkBuffers:
+        """Return the chunk buffers for samples of this shape."""
+        if self._chunks is None:
+            noise = 2, self._networks.spec.action_size, shape[0]
+            self._chunks = ChunkBuffers([shape, noise], self._mirror.device)
+        return self._chunks
 
     def _run_chunk(self, numbers: list[int]) -> None:
         """Run the updates whose arrays have been added, and forget their numbers."""
@@ -200,8 +232,14 @@ class DeviceSac(Sac):
 
     def _learn(self, updates_actor: bool, updates_targets: bool) -> None:
         assert self._chunks is not None
-        fields = [field.to(self._mirror.dtype) for field in self._chunks.read()]
-        observations, actions, rewards, next_observations, bootstrap, noise = fields
+        samples, noise = self._chunks.read()
+        if self._replay is None:
+            fields = self._layout.split(samples)
+        else:
+            fields = self._replay.gather(samples.view(torch.int32))
+        observations, actions, rewards, next_observations, bootstrap, noise = (
+            field.to(self._mirror.dtype) for field in (*fields, noise)
+        )
         observations = self._normalise(observations)
         next_observations = self._normalise(next_observations)
         sample, log_probs = sample_actions(self._actor, observations, noise[0].T)
@@ -253,8 +291,8 @@ class DeviceSac(Sac):
         if self._moments is not None and latest is not None:
             self._moments.update(latest, mask)
         elif self._targets is not None and updates_targets:
-            step = self._settings.target_update_rate * (self._critics.values - self._targets.values)
-            self._targets.values += torch.where(mask, step, 0.0)
+            targets, rate = self._targets.values, self._settings.target_update_rate
+            replace_if(mask, targets, torch.lerp(targets, self._critics.values, rate))
         self._report("critic_loss", critic_loss / len(log_probs), mask)
         return mask
 
@@ -301,9 +339,9 @@ class DeviceSac(Sac):
 
     def _report(self, name: str, value: Tensor, mask: Tensor) -> None:
         """Add a value to the sum of a metric if `mask` is true."""
-        total = self._totals[_METRICS.index(name)]
-        total[0] += torch.where(mask, value.to(torch.float64), 0.0)
-        total[1] += mask
+        total, count = self._totals[_METRICS.index(name)]
+        replace_if(mask, total, total + value)
+        count.add_(mask)
 
     def _list_state(self) -> list[Tensor]:
         assert self._chunks is not None
