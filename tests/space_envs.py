@@ -75,7 +75,7 @@ class SpaceEnv(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action), f"{action!r} is not an action"
-        if self._mask != "none":
+        if self._mask != "none" and self._fault != "lenient":
             mask = self._make_mask()
             chosen = find_choices(self.action_space, action)
             assert all(mask[index] for index in chosen), f"{action!r} is masked by {mask}"
@@ -140,6 +140,10 @@ for _kind in SPACES:
     gymnasium.register(f"{_kind}-v0", SpaceEnv, kwargs={"kind": _kind})
 for _kind, _place in MASKED.items():
     gymnasium.register(f"Masked-{_kind}-v0", SpaceEnv, kwargs={"kind": _kind, "mask": _place})
+# This one allows actions that its mask forbids.
+gymnasium.register(
+    "Half-Masked-v0", SpaceEnv, kwargs={"kind": "Discrete", "mask": "info", "fault": "lenient"}
+)
 
 #: The IDs of all environments, as options of the command line.
 IDS = [f"space_envs:{kind}-v0" for kind in SPACES]
