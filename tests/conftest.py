@@ -49,7 +49,7 @@ os.environ.pop("XDG_CONFIG_HOME", None)
 trusted = Path(os.environ["HOME"], ".config", "rlflame", "trusted_modules")
 trusted.parent.mkdir(parents=True, mode=0o700)
 trusted.touch(mode=0o600)
-trusted.write_text("easels\nfakes\n")
+trusted.write_text("easels\nfakes\nspace_envs\n")
 
 # Without a folder for bytecode, every worker would compile its libraries again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):

@@ -264,14 +264,14 @@ class Unstable(gymnasium.Wrapper):
 
 
 _SPACES = {
-    "dict": spaces.Dict({"a": spaces.Discrete(2)}),
-    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "text": spaces.Text(5),
+    "graph": spaces.Dict({"a": spaces.Discrete(2), "net": spaces.Graph(spaces.Box(0, 1), None)}),
+    "sequence": spaces.Sequence(spaces.Box(0.0, 1.0)),
+    "image": spaces.Box(0, 255, (84, 84, 3), np.uint8),
     "matrix": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
     "scalar": spaces.Box(-1.0, 1.0, (), np.float32),
     "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
-    "several": spaces.MultiDiscrete([2, 3]),
     "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32),
-    "integers": spaces.Box(0, 5, (2,), np.int64),
     "shifted": spaces.Discrete(3, start=5),
 }
 

@@ -45,12 +45,12 @@ def settle(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
-def fleet(observer: Any, workers: int = 2, **flame: Any) -> FlameFleet:
+def fleet(observer: Any, workers: int = 2, *, env_file: str = FAKES, **flame: Any) -> FlameFleet:
     """A fleet with these settings on the selected Flame."""
     common = {"max_retries", "step_deadline_s"} & flame.keys()
     runtime: dict[str, Any] = {name: flame.pop(name) for name in common}
     flame = {"delay_release_s": 5, **flame}
     if REAL:  # without processors, a small cluster has room for all fleets of a test run
         flame = {"cpu": 0, "memory": "1m", **flame}
-    settings = RuntimeSettings(workers=workers, env_file=FAKES, flame=flame, **runtime)
+    settings = RuntimeSettings(workers=workers, env_file=env_file, flame=flame, **runtime)
     return FlameFleet(workers, settings, observer=observer)

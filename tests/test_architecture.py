@@ -75,6 +75,7 @@ GUESTS = {
     "gymnasium": {
         "rollout.envs.make",
         "rollout.envs.gymnasium_env",
+        "rollout.envs.spaces",
         "rollout.envs.vector_env",
         "rollout.mujoco.mujoco_env",
         "experiment.components",

@@ -32,7 +32,14 @@ from rlflame.fleet.base import Fleet
 from rlflame.rendering import policy_render
 from rlflame.rendering.job import RenderOptions, RenderResult
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.task import Array
+from rlflame.rollout.space_codec import (
+    MASK_NAME,
+    ActionDecoder,
+    MaskEncoder,
+    ObservationEncoder,
+    SpaceError,
+)
+from rlflame.rollout.task import Float32
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
@@ -59,26 +66,51 @@ class LoadedPolicy:
     def __init__(self, source: Checkpoint) -> None:
         self.checkpoint = source
         self._policy = Policy(source.policy_spec, source.policy)
-        width, size = source.policy_spec.width, source.policy_spec.observation_size
-        self._rows = np.zeros((width, size), np.float32)
+        spec = source.policy_spec
+        self._rows = np.zeros((spec.width, spec.row_size), np.float32)
+        leaves = source.env.observation_leaves
+        self._encoder = ObservationEncoder(leaves)
+        #: Whether an observation is one array of numbers, which may have any shape.
+        self._is_array = not leaves or (leaves[0].kind == "box" and leaves[0].path == ())
+        self._decoder = ActionDecoder(source.env)
+        self._mask_encoder = MaskEncoder(source.env) if spec.mask_size else None
 
-    def __call__(self, observation: Any) -> Any:
-        """Return the deterministic action in the form that the environment expects."""
+    def __call__(self, observation: Any, action_mask: Any = None) -> Any:
+        """Return the deterministic action in the form that the environment expects.
+
+        `observation` has the form of the environment's observation space. If the policy was trained
+        with action masks, pass the mask too, unless the observation contains it.
+        """
+        size = self.checkpoint.policy_spec.observation_size
+        self._write_observation(observation, self._rows[0, :size])
+        if self._mask_encoder is not None:
+            if self.checkpoint.env.mask_source == "observation" and action_mask is None:
+                action_mask = observation.get(MASK_NAME)
+            if action_mask is None:
+                raise ValueError(
+                    "The policy needs an action mask: policy(observation, action_mask)."
+                )
+            self._mask_encoder.write(action_mask, self._rows[0, size:])
+        actions = self._policy.to_environment(self._policy.mode(self._rows))
+        action = self._decoder.decode(actions[0])
+        return action.copy() if isinstance(action, np.ndarray) else action
+
+    def _write_observation(self, observation: Any, out: Float32) -> None:
         with np.errstate(over="ignore"):
-            flat = np.asarray(observation, np.float32).ravel()
-        if flat.shape != self._rows.shape[1:]:
-            raise ValueError(
-                f"The observation has {flat.size} values; the policy needs {self._rows.shape[1]}."
-            )
-        if not np.isfinite(flat).all():
+            if not self._is_array:
+                try:
+                    self._encoder.write(observation, out)
+                except SpaceError as error:
+                    raise ValueError(f"The policy cannot use an observation {error}.") from None
+            else:
+                flat = np.asarray(observation, np.float32).ravel()
+                if flat.shape != out.shape:
+                    raise ValueError(
+                        f"The observation has {flat.size} values; the policy needs {out.size}."
+                    )
+                out[:] = flat
+        if not np.isfinite(out).all():
             raise ValueError("The observation has NaN, infinity or a value too large for float32.")
-        self._rows[0] = flat
-        action: Array = self._policy.to_environment(self._policy.mode(self._rows))[0]
-        env = self.checkpoint.env
-        if env.action_kind == "discrete":
-            return int(action) + env.action_start
-        shape = action.shape if env.action_shape is None else env.action_shape
-        return action.copy().reshape(shape)
 
 
 def load_policy(path: str | Path) -> LoadedPolicy:

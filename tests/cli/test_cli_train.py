@@ -63,6 +63,22 @@ FLAGS = {
     "preset": (["--preset", "lunarlander-ppo"], {"stop_at_steps": SHIPPED["stop_at_steps"]}),
     "config": (["--config", "mine.toml"], {"learning.ppo.clip_range": 0.123}),
     "sets": (["--set", "ppo.clip_range=0.3"], {"learning.ppo.clip_range": 0.3}),
+    "wrap": (
+        (
+            "--env",
+            "pendulum",
+            "--wrap",
+            "gymnasium.wrappers:RescaleAction,min_action=-1,max_action=1",
+        ),
+        {
+            "learning.environment.wrappers": [
+                {
+                    "name": "gymnasium.wrappers:RescaleAction",
+                    "kwargs": {"min_action": -1, "max_action": 1},
+                }
+            ]
+        },
+    ),
     "env_kwargs": (
         ["--env", "fakes:Fake-v0", "--env-kwargs", "length=4", "--env-kwargs", "fault=raise"],
         {"learning.environment.kwargs": {"length": 4, "fault": "raise"}},
@@ -99,7 +115,7 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     config = validation.validate_config(toml_io.parse(dry_run.out)).model_dump(mode="json")
     for path, value in expected.items():
         assert nested_dict.get_nested(config, path) == value
-    if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
+    if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs", "wrap"):
         return  # these change the preset, the algorithm or the environment
     before = validation.validate_config(toml_io.parse(rlflame("train", "--dry-run").out))
     changed = {
@@ -296,29 +312,56 @@ def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "named"),
+    ("kwarg", "words"),
     [
-        (["observes=dict"], "Dict"),
-        (["observes=image"], "image"),
-        (["observes=several"], "MultiDiscrete"),
-        (["observes=shifted"], "Discrete"),
-        (["acts=dict"], "Dict"),
-        (["acts=several"], "MultiDiscrete"),
-        (["acts=integers"], "Box"),
+        ("observes=text", ["observations of type Text", "gymnasium.ObservationWrapper"]),
+        ("observes=sequence", ["observations of type Sequence", "gymnasium.ObservationWrapper"]),
+        ("observes=graph", ["Graph in 'net'", "--set 'environment.ignore=[\"net\"]'"]),
+        ("observes=image", ["images of 84 x 84 x 3", "gymnasium.wrappers:ResizeObservation"]),
+        ("acts=text", ["actions of type Text", "gymnasium.ActionWrapper"]),
+        ("acts=sequence", ["actions of type Sequence", "gymnasium.ActionWrapper"]),
     ],
 )
-def test_a_space_that_cannot_be_learned_in_is_refused_by_name(kwargs, named, tmp_path):
-    words = [word for kwarg in kwargs for word in ("--env-kwargs", kwarg)]
-    spoken = rlflame("train", "--env", "fakes:Odd-v0", "--fleet", "inline", *words)
+def test_a_space_that_cannot_be_learned_in_is_refused_by_name(kwarg, words, tmp_path):
+    spoken = rlflame("train", "--env", "fakes:Odd-v0", "--fleet", "inline", "--env-kwargs", kwarg)
     assert spoken.code == 2
-    assert named in spoken.err
-    assert "fakes:Odd-v0" in spoken.err
+    for text in ("fakes:Odd-v0", *words):
+        assert text in spoken.err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tuple_space_is_refused_by_name():
-    spoken = rlflame("train", "--env", "Blackjack-v1", "--dry-run")
-    assert (spoken.code, "Tuple" in spoken.err) == (2, True)
+@pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete", "Tuple"])
+def test_sac_says_which_actions_it_takes(kind):
+    spoken = rlflame("train", "--env", f"space_envs:{kind}-v0", "--algo", "sac", "--dry-run")
+    assert spoken.code == 2
+    assert "SAC needs continuous actions (Box spaces with finite bounds)" in spoken.err
+    assert "--algo ppo" in spoken.err
+
+
+def test_a_part_that_is_left_out_is_a_setting_of_the_recipe():
+    spoken = rlflame("train", "--env", "space_envs:Dict-v0", "--dry-run", "--json")
+    environment = spoken.json()["config"]["learning"]["environment"]
+    assert environment["ignore"] == ["mission"]
+    assert "mission (environment.ignore)" in spoken.err
+    words = ("--set", 'environment.ignore=["view"]', "--dry-run", "--json")
+    more = rlflame("train", "--env", "space_envs:Dict-v0", *words).json()
+    assert more["config"]["learning"]["environment"]["ignore"] == ["mission", "view"]
+    assert more["obs_dim"] == spoken.json()["obs_dim"] - 3
+    wrong = rlflame("train", "--env", "space_envs:Dict-v0", "--set", 'environment.ignore=["x"]')
+    assert wrong.code == 2
+    assert "'x'" in wrong.err
+    assert "inner/door" in wrong.err
+
+
+def test_settings_that_a_recipe_does_not_use_are_not_in_it():
+    environment = rlflame("train", "--dry-run", "--json").json()["config"]["learning"]
+    assert not {"ignore", "wrappers", "action_mask"} & environment["environment"].keys()
+
+
+def test_masks_are_on_the_first_screen():
+    words = ("train", "--env", "space_envs:Masked-Discrete-v0", "--dry-run")
+    assert "3 discrete actions (masked by info)" in rlflame(*words).out
+    assert "masked" not in rlflame(*words, "--set", "environment.action_mask=off").out
 
 
 def test_json_says_an_error_on_both_sides():

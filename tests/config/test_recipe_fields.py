@@ -74,6 +74,11 @@ CHANGES: dict[str, Change] = {
     "environment.id": Change("Acrobot-v1"),
     "environment.kwargs": Change({"g": 5.0}, "pendulum"),
     "environment.max_episode_steps": Change(7),
+    "environment.wrappers": Change(
+        [{"name": "gymnasium.wrappers:StickyAction", "kwargs": {"repeat_action_probability": 0.5}}]
+    ),
+    "environment.ignore": Change(["view"], given={"environment.id": "space_envs:Dict-v0"}),
+    "environment.action_mask": Change("off", given={"environment.id": "space_envs:Half-Masked-v0"}),
     "rollout.unit": Change("episodes"),
     "rollout.num_slots": Change(3),
     "rollout.envs_per_slot": Change(4),

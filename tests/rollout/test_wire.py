@@ -37,7 +37,7 @@ plain = st.recursive(
     max_leaves=6,
 )
 kwargs = st.dictionaries(words.filter(lambda key: not key.startswith("$")), plain, max_size=3)
-kinds = st.sampled_from(["discrete", "continuous"])
+kinds = st.sampled_from(["discrete", "continuous", "composite"])
 
 
 def array(dtype: Any, dims: int | None = None) -> st.SearchStrategy:
@@ -51,6 +51,17 @@ def array(dtype: Any, dims: int | None = None) -> st.SearchStrategy:
     return hnp.arrays(dtype, shapes, elements=finite or None)
 
 
+counts = st.lists(whole, max_size=3).map(tuple)
+leaves = st.builds(
+    messages.SpaceLeaf,
+    st.lists(words | whole, max_size=3).map(tuple),
+    st.sampled_from(["box", "discrete", "multi_discrete", "multi_binary"]),
+    words,
+    counts,
+    counts,
+    counts,
+)
+wrappers = st.builds(messages.WrapperSpec, words, kwargs)
 env_specs = st.builds(
     messages.EnvSpec,
     words,
@@ -62,6 +73,12 @@ env_specs = st.builds(
     whole,
     bounds,
     bounds,
+    observation_leaves=st.lists(leaves, max_size=2).map(tuple),
+    action_leaves=st.lists(leaves, max_size=2).map(tuple),
+    action_counts=counts,
+    mask_source=st.sampled_from(["none", "info", "observation", "method"]),
+    ignore=st.lists(words, max_size=2).map(tuple),
+    wrappers=st.lists(wrappers, max_size=2).map(tuple),
 )
 policy_specs = st.builds(
     messages.PolicySpec,
@@ -76,6 +93,9 @@ policy_specs = st.builds(
     real,
     whole,
     st.booleans(),
+    action_counts=counts,
+    mask_size=whole,
+    choice_spans=st.lists(st.tuples(whole, whole), max_size=2).map(tuple),
 )
 env_states = st.builds(
     messages.EnvState,
@@ -130,6 +150,8 @@ failures = st.builds(
 )
 policies = st.dictionaries(words.filter(lambda key: not key.startswith("$")), array(np.float32))
 VALUES = {
+    "SpaceLeaf": leaves,
+    "WrapperSpec": wrappers,
     "EnvSpec": env_specs,
     "PolicySpec": policy_specs,
     "EnvState": env_states,

@@ -115,6 +115,14 @@ _PANELS: dict[str, dict[str, Any]] = {
             list[str] | None,
             typer.Option(help="Environment constructor argument. Repeatable.", metavar="KEY=VALUE"),
         ],
+        "wrap": Annotated[
+            list[str] | None,
+            typer.Option(
+                help="Wrapper of the environment and its arguments. Repeatable; the last one is "
+                "the outermost.",
+                metavar="MODULE:CLASS,KEY=VALUE,...",
+            ),
+        ],
         "env_file": EnvFile,
         "allow_modules": AllowModules,
     },

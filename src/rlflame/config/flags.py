@@ -55,6 +55,7 @@ class TrainFlags(RuntimeFlags):
     preset: str | None = None
     config: Path | None = None
     env_kwargs: Sequence[str] | None = None
+    wrap: Sequence[str] | None = None
     until_return: float | None = None
     out: Path | None = None
     #: cpu or cuda; the command line resolves auto to one of them.

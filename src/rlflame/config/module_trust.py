@@ -11,7 +11,7 @@ import importlib.util
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,12 +50,14 @@ def list_allowed_modules() -> list[str]:
     return sorted(_command_modules)
 
 
-def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that an environment names.
+def check_modules(
+    id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the modules that an environment and its wrappers name.
 
     Raise ConfigError if one of them is not allowed.
     """
-    modules = find_named_modules(id, kwargs)
+    modules = find_named_modules(id, kwargs, wrappers)
     for module in modules:
         _check_name(module)
         if not _is_allowed(module):
@@ -69,9 +71,12 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     return modules
 
 
-def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
+def format_module_options(
+    id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str] = ()
+) -> list[str]:
     """Return the options that allow a later command to use this environment."""
-    modules = (m for m in find_named_modules(id, kwargs) if m not in read_trusted_modules())
+    names = dict.fromkeys(find_named_modules(id, kwargs, wrappers))
+    modules = (module for module in names if module not in read_trusted_modules())
     return [word for module in modules for word in ("--allow-module", module)]
 
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from rlflame.config.algorithms import (
     TRAITS,
@@ -22,6 +27,20 @@ from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
 #: The number of rows in a forward pass is rounded up to a multiple of this.
 WIDTH_UNIT = 8
+
+
+class WrapperSettings(SettingsModel):
+    """A wrapper that is applied to the environment."""
+
+    name: str = Field(
+        min_length=3,
+        max_length=200,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="Class of the wrapper, as `module:Class`.",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments for the constructor of the wrapper."
+    )
 
 
 class EnvironmentSettings(SettingsModel):
@@ -40,6 +59,23 @@ class EnvironmentSettings(SettingsModel):
     file_digest: str | None = Field(
         None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file. Set automatically."
     )
+    wrappers: tuple[WrapperSettings, ...] = Field(
+        (),
+        max_length=16,
+        description="Wrappers of the environment, from the innermost to the outermost. Each is a "
+        "table with the name `module:Class` and kwargs.",
+    )
+    ignore: tuple[str, ...] = Field(
+        (),
+        max_length=1000,
+        description="Parts of a Dict observation to leave out, such as `mission` or `robot/name`. "
+        "Parts with text are added automatically.",
+    )
+    action_mask: Literal["auto", "off"] = Field(
+        "auto",
+        description="Action masks. auto uses the masks that the environment reports: action_mask "
+        "in its info or Dict observation, or its method action_masks.",
+    )
 
     @model_validator(mode="after")
     def _check_kwargs(self) -> EnvironmentSettings:
@@ -49,9 +85,23 @@ class EnvironmentSettings(SettingsModel):
                 "render_mode would make every copy of the environment render images or open a "
                 "window: remove it, and watch the policy with rlflame render --human"
             )
-        if len(str(self.kwargs)) > 65_536:  # kwargs in an untrusted file could fill the memory
+        arguments = [self.kwargs, *(wrapper.kwargs for wrapper in self.wrappers)]
+        if len(str(arguments)) > 65_536:  # kwargs in an untrusted file could fill the memory
             raise ValueError("kwargs have more than 65,536 characters")
         return self
+
+    @model_serializer(mode="wrap")
+    def _dump_settings(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out settings that few environments need, so that digests do not contain them."""
+        data: dict[str, Any] = serialise(self)
+        for name in ("wrappers", "ignore", "action_mask"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                data.pop(name, None)
+        return data
+
+    @property
+    def wrapper_names(self) -> list[str]:
+        return [wrapper.name for wrapper in self.wrappers]
 
 
 class RolloutSettings(SettingsModel):

@@ -19,6 +19,7 @@ from rlflame.config.nested_dict import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import format_seen_value, parse_set, validate_config
+from rlflame.config.wrapper_option import list_wrapper_names, parse_wrapper
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
@@ -115,7 +116,8 @@ def resolve(
     base_layer = read_preset(name)
     overlay = base_layer.pop("continuous", None)
     config = _validate_layers(base_layer, user_layer)
-    module_trust.check_modules(config.learning.environment.id, config.learning.environment.kwargs)
+    settings = config.learning.environment
+    module_trust.check_modules(settings.id, settings.kwargs, settings.wrapper_names)
     if overlay is not None and has_continuous_actions(config):
         config = _validate_layers(base_layer, overlay, user_layer)
     _check_until_return(config.evaluation)
@@ -197,11 +199,12 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
             "learning.algorithm": flags.algo or None,
             "learning.provider": "torch" if flags.device == "cuda" else None,
             "learning.environment.kwargs": dict(map(_parse_env_argument, flags.env_kwargs or ())),
+            "learning.environment.wrappers": [parse_wrapper(text) for text in flags.wrap or ()],
             "runtime.out": _format_out(flags.out),
         }
     layer: dict[str, Any] = {}
     for setting, value in settings.items():
-        if value is not None and value is not False and value != {}:
+        if value is not None and value is not False and value not in ({}, []):
             set_nested(layer, setting, value)
     return layer
 
@@ -265,7 +268,9 @@ def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
     id = get_nested(typed_layer, "learning.environment.id")
     kwargs = get_nested(typed_layer, "learning.environment.kwargs")
     modules = find_named_modules(
-        id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
+        id if isinstance(id, str) else "",
+        kwargs if isinstance(kwargs, Mapping) else {},
+        list_wrapper_names(get_nested(typed_layer, "learning.environment.wrappers")),
     )
     module_trust.allow_modules([*(flags.allow_modules or ()), *modules])
 

@@ -23,7 +23,9 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
         raise make_error(error) from error
-    for name, value in config.learning.environment.kwargs.items():
+    environment = config.learning.environment
+    arguments = [environment.kwargs, *(wrapper.kwargs for wrapper in environment.wrappers)]
+    for name, value in (item for kwargs in arguments for item in kwargs.items()):
         if not _is_json_value(value):
             raise ConfigError(
                 f"The environment argument {name} = {value!r:.200} cannot be stored in a recipe.",

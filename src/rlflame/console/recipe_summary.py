@@ -10,7 +10,7 @@ from rlflame.terminal_text import format_count, format_size
 if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe
     from rlflame.learning.buffers.replay_buffer import ReplayShape
-    from rlflame.rollout.task import EnvSpec
+    from rlflame.rollout.task import EnvSpec, PolicySpec
     from rlflame.training.evaluation import EvaluationRecord
 
 
@@ -25,13 +25,14 @@ class RecipeSummary:
     @property
     def layers(self) -> tuple[int, ...]:
         """The sizes of the policy's layers, from the observation to the output."""
-        from rlflame.rollout.task import compute_output_size
+        spec = self.policy_spec
+        return (spec.observation_size, *spec.hidden, spec.output_size)
 
-        learning, env, network = self.recipe.learning, self.env, self.recipe.learning.network
-        units = compute_output_size(
-            env.action_size, learning.traits.squashed_actions, network.exploration
-        )
-        return (env.observation_size, *network.hidden, units)
+    @property
+    def policy_spec(self) -> PolicySpec:
+        from rlflame.storage.checkpoint import build_policy_spec
+
+        return build_policy_spec(self.recipe.learning, self.env)
 
     @property
     def episodes_per_iteration(self) -> int | None:
@@ -85,8 +86,9 @@ class RecipeSummary:
         """Return the recipe as pairs of a name and a text; `seeds` lists the seeds."""
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
-        actions = format_count(env.action_size, f"{env.action_kind} action")
+        actions = self._format_actions()
         kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
+        kwargs += "".join(f", {wrapper.name.partition(':')[2]}" for wrapper in env.wrappers)
         seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
         preset = f", preset {self.preset}" if self.preset else ""
         slots = format_count(rollout.num_slots, "slot")
@@ -95,7 +97,7 @@ class RecipeSummary:
             f"x {length}" if rollout.unit == "steps" else f"x 1 whole episode of at most {length}"
         )
         policy = f"{'-'.join(map(str, self.layers))} {network.activation}"
-        policy += ", observations normalised" if network.normalise_observations else ""
+        policy += ", observations normalised" if self.policy_spec.normalise else ""
         policy += f", averaged over {format_count(window, 'iteration')} at most" if window else ""
         learner = f"{learning.provider}, {format_count(learning.threads, 'thread')}"
         learner += f", on {learning.device}" if learning.device != "cpu" else ""
@@ -113,6 +115,18 @@ class RecipeSummary:
             ("learner", learner),
         ]
         return [*lines, *self._format_replay()]
+
+    def _format_actions(self) -> str:
+        env = self.env
+        if env.action_kind == "composite":
+            numbers = env.action_counts.count(0)
+            actions = format_count(env.action_size - numbers, "choice")
+            actions += f" and {format_count(numbers, 'continuous action')}" if numbers else ""
+        else:
+            actions = format_count(env.action_size, f"{env.action_kind} action")
+        places = {"info": "info", "observation": "the observation", "method": "action_masks()"}
+        place = places.get(env.mask_source)
+        return f"{actions} (masked by {place})" if place else actions
 
     def _format_replay(self) -> list[tuple[str, str]]:
         """Return lines about updates and replay memory; empty without a replay buffer."""
@@ -153,6 +167,7 @@ class RecipeSummary:
             "obs_dim": self.env.observation_size,
             "act_dim": self.env.action_size,
             "continuous": self.env.action_kind == "continuous",
+            "action_mask": self.env.mask_source != "none",
             "algorithm": learning.algorithm,
             "preset": self.preset or None,
             "seed": learning.seed,

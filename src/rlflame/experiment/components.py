@@ -29,7 +29,7 @@ from rlflame.learning.parallel.process_group import ProcessGroup, ReplicatedAlgo
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
-from rlflame.storage.checkpoint import Checkpoint, build_policy_spec
+from rlflame.storage.checkpoint import Checkpoint, build_policy_spec, make_wrapper_specs
 from rlflame.storage.run_folder import RunFolder
 from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trainer
 
@@ -42,7 +42,9 @@ def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
-    return inspect_env(settings) if known_spec is None else known_spec
+    if known_spec is None or settings.wrappers or settings.ignore:
+        return inspect_env(settings)
+    return known_spec
 
 
 def has_continuous_actions(config: RunConfig) -> bool:
@@ -54,10 +56,16 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
     """Return the spec of an environment, read from a new instance."""
     from rlflame.rollout.envs.make import read_env_spec  # Gymnasium is slow to import
 
-    modules = check_modules(settings.id, settings.kwargs)
+    modules = check_modules(settings.id, settings.kwargs, settings.wrapper_names)
     try:
         return read_env_spec(
-            settings.id, dict(settings.kwargs), settings.max_episode_steps, modules
+            settings.id,
+            dict(settings.kwargs),
+            settings.max_episode_steps,
+            modules,
+            wrappers=make_wrapper_specs(settings),
+            ignore=settings.ignore,
+            masks=settings.action_mask == "auto",
         )
     except (Exception, SystemExit) as error:
         raise _explain_env_failure(settings, error) from error
@@ -67,14 +75,11 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
     """Return the error for an environment that cannot be created or used."""
     import gymnasium
 
-    from rlflame.rollout.envs.make import UnsupportedSpace
+    from rlflame.rollout.envs.spaces import UnsupportedSpace
 
     name, cause = settings.id, _get_first_line(error)
     if isinstance(error, UnsupportedSpace):
-        return ConfigError(
-            f"{name} has {error}, which rlflame does not support.",
-            "supported: Box observations (no images) and Discrete or Box actions",
-        )
+        return ConfigError(f"{name} has {error}. rlflame cannot use them.", error.hint)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         return ConfigError(
             f"There is no environment {name!r}. {str(error).partition('. ')[2]}".rstrip(),
@@ -90,6 +95,9 @@ def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) ->
         )
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
     hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists the available environments"
+    if settings.wrappers:
+        kwargs_text += f" with the wrappers {', '.join(settings.wrapper_names)}"
+        hint = "check --wrap"
     return ConfigError(f"{name} cannot be created{kwargs_text}: {cause}.", hint)
 
 
@@ -107,10 +115,12 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     learning.settings.check_action_size(env.action_size)
     algorithm, is_squashed = learning.algorithm.upper(), learning.traits.squashed_actions
     other = f"--algo {DEFAULT_ALGORITHM}"
-    if env.action_kind == "discrete" and (is_squashed or network.exploration == "gsde"):
+    if env.action_kind != "continuous" and (is_squashed or network.exploration == "gsde"):
+        discrete = env.action_kind == "discrete"
+        actions = f"{env.action_size} discrete actions" if discrete else "choices among its actions"
         raise ConfigError(
-            f"{algorithm if is_squashed else 'gsde'} needs continuous actions, but {env.id} "
-            f"has {env.action_size} discrete actions.",
+            f"{algorithm if is_squashed else 'gsde'} needs continuous actions (Box spaces with "
+            f"finite bounds), but {env.id} has {actions}.",
             other if is_squashed else "--set network.exploration=independent",
         )
     if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():

@@ -67,6 +67,7 @@ def run_preflight(
     with abort_on_stop(stop or NullStop()):
         read_env = components.inspect_env if dry_run else components.make_env_spec
         env = read_env(recipe.learning.environment)
+    recipe = copy_with_ignore(recipe, env.ignore)
     components.make_policy_spec(recipe.learning, env)
     try:
         check_memory(recipe, env)
@@ -78,7 +79,7 @@ def run_preflight(
     if init_from is not None:
         learning, start = _load_start_policy(recipe.learning, env, init_from)
         recipe = recipe.model_copy(update={"learning": learning})
-    for warning in list_warnings(recipe):
+    for warning in list_warnings(recipe, env):
         show_note(warning)
     return Preflight(recipe, env, start)
 
@@ -108,10 +109,20 @@ def check_sweep(runtime: RuntimeSettings) -> None:
         )
 
 
-def list_warnings(recipe: Recipe) -> Iterator[str]:
+def copy_with_ignore(recipe: Recipe, ignore: tuple[str, ...]) -> Recipe:
+    """Return a copy that names the parts of the observation that are left out."""
+    if ignore == recipe.learning.environment.ignore:
+        return recipe
+    environment = recipe.learning.environment.model_copy(update={"ignore": ignore})
+    learning = recipe.learning.model_copy(update={"environment": environment})
+    return recipe.model_copy(update={"learning": learning})
+
+
+def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
     """Yield warnings about the recipe. They do not prevent the run."""
     from rlflame.learning.kernels.library import is_missing
     from rlflame.rollout.mujoco.known_spaces import find_unverified_version
+    from rlflame.rollout.space_codec import format_path, is_image
 
     if recipe.budget_warning:
         yield recipe.budget_warning
@@ -123,6 +134,15 @@ def list_warnings(recipe: Recipe) -> Iterator[str]:
     version = find_unverified_version(recipe.learning.environment.id)
     if version is not None:
         yield f"Gymnasium {version} steps MuJoCo: rlflame's loop is not verified for this version."
+    if env.ignore:
+        yield f"The policy does not see {', '.join(env.ignore)} (environment.ignore)."
+    for leaf in filter(is_image, env.observation_leaves):
+        place = f" {format_path(leaf.path)}" if leaf.path else ""
+        shape = " x ".join(map(str, leaf.shape))
+        yield (
+            f"The image{place} ({shape}) is flattened, because rlflame has no network for images "
+            "yet."
+        )
 
 
 def _load_start_policy(
@@ -170,9 +190,9 @@ def check_memory(recipe: Recipe, env: EnvSpec) -> None:
         setting = f"{learning.algorithm}.buffer_size"
         needs.append((f"A replay buffer of {transitions}", setting, replay.nbytes))
     elif rollout.unit == "steps":  # for "episodes", the size of a batch is not known
-        action = env.action_size if env.action_kind == "continuous" else 1
+        action = 1 if env.action_kind == "discrete" else env.action_size
         batch = f"A batch of {format_count(rollout.steps_per_iteration, 'step')}"
-        numbers = (env.observation_size + action + 4) * rollout.steps_per_iteration
+        numbers = (env.row_size + action + 4) * rollout.steps_per_iteration
         needs.append((batch, "rollout.steps", _BYTES_PER_NUMBER * numbers))
     available = measure_usable_bytes()
     for subject, setting, nbytes in needs:

@@ -188,11 +188,20 @@ def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Ch
     Raises CheckpointError if the environment on this machine does not fit the policy.
     """
     env_spec = env_spec or make_env_spec(source.recipe.learning.environment)
-    for name in ("observation_size", "action_kind", "action_size", "action_start"):
+    sizes = ("observation_size", "action_kind", "action_size", "action_start", "action_counts")
+    for name in (*sizes, "mask_source"):
         expected, actual = getattr(source.env, name), getattr(env_spec, name)
         if expected != actual:
             raise CheckpointError(
                 f"{source.env.id} has {name} {actual} here, but {expected} in the checkpoint.",
+                "install the version of the environment that the policy was trained in",
+            )
+    for name in ("observation_leaves", "action_leaves"):
+        expected = getattr(source.env, name)
+        if expected and expected != getattr(env_spec, name):
+            raise CheckpointError(
+                f"The {name.partition('_')[0]} space of {source.env.id} differs from that in the "
+                "checkpoint.",
                 "install the version of the environment that the policy was trained in",
             )
     return replace(source, env=replace(source.env, modules=env_spec.modules))

@@ -268,7 +268,9 @@ def _make_result(
     has_trained: bool,
 ) -> RunResult:
     environment = result.recipe.learning.environment
-    options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
+    options: list[object] = [
+        *format_module_options(environment.id, environment.kwargs, environment.wrapper_names)
+    ]
     if runtime.env_file is not None:
         options = ["--env-file", Path(runtime.env_file)]  # also allows the file's module
     best = resume.find_best_policy(folder.path, folder.latest)

@@ -15,7 +15,14 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from rlflame.errors import EnvironmentFailure, FleetError
-from rlflame.rollout.task import STEP_FIELDS, Fragment, PolicyArrays, RolloutFailure, RolloutTask
+from rlflame.rollout.task import (
+    STEP_FIELDS,
+    Fragment,
+    PolicyArrays,
+    PolicySpec,
+    RolloutFailure,
+    RolloutTask,
+)
 
 TaskEventKind = Literal[
     "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"
@@ -225,7 +232,7 @@ def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
 
 def _is_answer(task: RolloutTask, fragment: Fragment) -> bool:
     policy, by_episodes = task.policy, task.unit == "episodes"
-    rows, size = task.columns, policy.observation_size
+    rows, size = task.columns, policy.row_size
     steps, boundary_count = len(fragment.rewards), len(fragment.boundary_index)
     is_discrete = policy.action_kind == "discrete"
     expected_shapes = {
@@ -249,9 +256,20 @@ def _is_answer(task: RolloutTask, fragment: Fragment) -> bool:
         and ((lengths >= shortest) & (lengths <= task.steps)).all()
         and fragment.actions.dtype == (np.int64 if is_discrete else np.float32)
         and not (is_discrete and (fragment.actions // policy.action_size).any())
+        and _has_valid_choices(policy, fragment)
         and ((boundaries >= 0) & (boundaries < (steps, rows))).all()
         and all(0 <= episode.row < rows for episode in episodes)
         and (not by_episodes or len(episodes) == rows)
         and [len(state.observation) for state in fragment.states]
         == ([] if by_episodes else [size] * rows)
     )
+
+
+def _has_valid_choices(policy: PolicySpec, fragment: Fragment) -> bool:
+    """Return whether the choices of composite actions are possible."""
+    counts = np.array(policy.action_counts, np.float32)
+    if not counts.size:
+        return True
+    choices = fragment.actions[..., counts > 0]
+    is_valid = (choices >= 0) & (choices < counts[counts > 0]) & (choices == np.rint(choices))
+    return bool(is_valid.all())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,19 +47,32 @@ class RunningMoments:
 
 
 class ObservationNormaliser(RunningMoments):
-    """Tracks raw observations; `make_arrays` returns their mean and scale."""
+    """Tracks raw observations; `make_arrays` returns their mean and scale.
+
+    The observations in `choice_spans` keep their values: their mean is 0, and their scale 1.
+    """
+
+    def __init__(self, size: int, choice_spans: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(size)
+        self._size, self._spans = size, choice_spans
+
+    def merge(self, samples: Array) -> None:
+        """Merge the moments of rows; any mask at their ends is ignored."""
+        super().merge(samples[:, : self._size])
 
     def make_arrays(self) -> PolicyArrays:
-        scale = 1.0 / np.sqrt(self.compute_variance() + _EPSILON)
-        return {
-            "normaliser.mean": self.mean.astype(np.float32),
-            "normaliser.scale": scale.astype(np.float32),
-        }
+        mean = self.mean.astype(np.float32)
+        scale = (1.0 / np.sqrt(self.compute_variance() + _EPSILON)).astype(np.float32)
+        for start, end in self._spans:
+            mean[start:end], scale[start:end] = 0.0, 1.0
+        return {"normaliser.mean": mean, "normaliser.scale": scale}
 
 
 def make_normaliser(spec: PolicySpec) -> ObservationNormaliser | None:
     """Return a new normaliser, or None if the policy does not normalise observations."""
-    return ObservationNormaliser(spec.observation_size) if spec.normalise else None
+    if not spec.normalise:
+        return None
+    return ObservationNormaliser(spec.observation_size, spec.choice_spans)
 
 
 def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:

@@ -11,11 +11,18 @@ import math
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlflame.errors import ConfigError
-from rlflame.rollout.distributions import VARIANCE_FLOOR
+from rlflame.rollout.distributions import (
+    MASKED_LOGIT,
+    VARIANCE_FLOOR,
+    ActionGroup,
+    find_choice_outputs,
+    group_actions,
+)
 from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from .base import Metrics
@@ -140,13 +147,26 @@ class _TorchProvider:
         # The recipe sets the number of threads, because the number affects the order of additions.
         torch.set_num_threads(threads)
         self.networks = TorchNetworks(parameters, spec, device, dtype=dtype)
+        self._spec, self._groups = spec, group_actions(spec.action_counts)
+        outputs = find_choice_outputs(spec) if spec.mask_size else np.zeros(0, np.int64)
+        self._choice_outputs = self.networks.make_tensor(outputs)
 
-    def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
+    def select_observations(self, rows: Tensor) -> Tensor:
+        """Return the rows without any mask."""
+        return rows[:, : self._spec.observation_size] if self._spec.mask_size else rows
+
+    def _evaluate_actions(self, rows: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Return the log-density of each action, and the entropy of each distribution."""
-        latent = self.networks.compute_latent("actor", observations)
+        latent = self.networks.compute_latent("actor", self.select_observations(rows))
         action_tensor = self.networks.make_tensor(actions)
         out = self.networks.compute_outputs("actor", latent)
+        if self._spec.mask_size:
+            logits, masks = out[:, self._choice_outputs], rows[:, self._spec.observation_size :]
+            logits = torch.where(masks > 0, logits, float(MASKED_LOGIT))
+            out = out.index_copy(1, self._choice_outputs, logits)
         log_std = self.networks.tensors.get("actor.log_std")
+        if self._groups:
+            return _evaluate_composite(self._groups, out, log_std, action_tensor)
         if log_std is None:
             return _evaluate_categorical(out, action_tensor)
         if log_std.dim() == 2:
@@ -166,6 +186,27 @@ def _evaluate_gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[
     log_volume = log_std.sum() + 0.5 * len(log_std) * math.log(2.0 * math.pi)
     log_probs = -0.5 * ((actions - mean) / log_std.exp()).square().sum(dim=1) - log_volume
     return log_probs, (log_volume + 0.5 * len(log_std)).expand(len(mean))
+
+
+def _evaluate_composite(
+    groups: Sequence[ActionGroup], out: Tensor, log_std: Tensor | None, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    log_probs = entropies = torch.zeros_like(out[:, 0])
+    first = 0
+    for group in groups:
+        outputs, columns = out[:, group.outputs], actions[:, group.columns]
+        if group.count:
+            logits = outputs.reshape(-1, group.count)
+            choices = columns.reshape(-1).to(torch.int64)
+            parts = _evaluate_categorical(logits, choices)
+            terms, spreads = (part.view(len(out), -1).sum(dim=1) for part in parts)
+        else:
+            assert log_std is not None
+            std = log_std[first : first + group.size]
+            first += group.size
+            terms, spreads = _evaluate_gaussian(outputs, std, columns)
+        log_probs, entropies = log_probs + terms, entropies + spreads
+    return log_probs, entropies
 
 
 def _evaluate_gsde(
@@ -232,8 +273,8 @@ class TorchPpo(_TorchProvider, PpoProvider):
         result: Float32 = values.cpu().numpy()
         return result
 
-    def estimate_values(self, observations: Tensor) -> Tensor:
-        latent = self.networks.compute_latent("critic", observations)
+    def estimate_values(self, rows: Tensor) -> Tensor:
+        latent = self.networks.compute_latent("critic", self.select_observations(rows))
         return self.networks.compute_outputs("critic", latent)[:, 0]
 
     def _compute_value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The action distributions of policies: one categorical and four Gaussian.
+"""The action distributions of policies: categorical, Gaussian, and composites of both.
 
 Arrays have the shape `[width, ...]`, with one row per environment. The result for a row depends
 only on that row.
@@ -7,6 +7,9 @@ only on that row.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -18,7 +21,8 @@ _LOG_TWO_PI = math.log(2.0 * math.pi)
 LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
 #: Keeps a density finite if all latent units of a state, and therefore its noise, are zero.
 VARIANCE_FLOOR = 1e-6
-
+#: The logit of a choice that a mask forbids. Its probability is exactly 0 in float32.
+MASKED_LOGIT = np.float32(-1e30)
 
 #: Prepared noise for several steps: arrays `[steps, width, ...]`.
 NoiseBlock = tuple[Float32, ...]
@@ -33,6 +37,8 @@ def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
     """Return the number of random numbers that one action requires."""
     if spec.action_kind == "discrete":
         return 1
+    if spec.action_kind == "composite":
+        return spec.action_size
     is_matrix = acting == "sample" and spec.exploration == "gsde"
     return spec.hidden[-1] * spec.action_size if is_matrix else spec.action_size
 
@@ -44,7 +50,49 @@ def draw_noise(
     shape = (steps, compute_noise_size(spec, acting))
     if acting == "sample" and spec.action_kind == "continuous":
         return generator.standard_normal(shape, dtype=np.float32)
-    return generator.random(shape, dtype=np.float32)
+    noise: Float32 = generator.random(shape, dtype=np.float32)
+    for group in group_actions(spec.action_counts):
+        if not group.count:
+            columns = noise[:, group.columns]
+            columns[...] = generator.standard_normal(columns.shape, dtype=np.float32)
+    return noise
+
+
+@dataclass(frozen=True, slots=True)
+class ActionGroup:
+    """Neighbouring actions with the same number of values, or numbers if `count` is 0."""
+
+    count: int
+    #: The columns of the actions, and the outputs of the network that belong to them.
+    columns: slice
+    outputs: slice
+
+    @property
+    def size(self) -> int:
+        """The number of actions."""
+        return int(self.columns.stop - self.columns.start)
+
+
+def group_actions(counts: Sequence[int]) -> list[ActionGroup]:
+    """Group composite actions, so that one operation can process all actions of a group."""
+    groups: list[ActionGroup] = []
+    column = output = 0
+    for count, items in groupby(counts):
+        size = len(list(items))
+        units = size * max(count, 1)
+        columns, outputs = slice(column, column + size), slice(output, output + units)
+        groups.append(ActionGroup(count, columns, outputs))
+        column, output = columns.stop, outputs.stop
+    return groups
+
+
+def find_choice_outputs(spec: PolicySpec) -> Array:
+    """Return the indices of the network's outputs that are logits of choices."""
+    if spec.action_kind == "discrete":
+        return np.arange(spec.action_size)
+    groups = [group for group in group_actions(spec.action_counts) if group.count]
+    outputs = [np.arange(group.outputs.start, group.outputs.stop) for group in groups]
+    return np.concatenate([np.zeros(0, np.int64), *outputs])
 
 
 class Distribution:
@@ -84,6 +132,24 @@ class Distribution:
         return actions
 
 
+def sample_choices(logits: Float32, uniform: Float32) -> tuple[Array, Float32]:
+    """Return a choice for each uniform number `[..., 1]`, and all log-probabilities.
+
+    The last axis of `logits` contains the values of a choice.
+    """
+    log_softmax: Float32 = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=-1, keepdims=True))
+    cumulative = np.add.accumulate(np.exp(log_softmax), axis=-1)
+    # A uniform number may be exactly 0 and must not select an action of probability 0.
+    choices = np.add.reduce(cumulative <= uniform, axis=-1, dtype=np.int64)
+    if np.maximum.reduce(choices, axis=None) == logits.shape[-1]:
+        # After rounding, the sum can be less than 1. A number above it selects the last action of
+        # positive probability.
+        last_likely = np.add.reduce(cumulative < cumulative[..., -1:], axis=-1, dtype=np.int64)
+        np.minimum(choices, last_likely, out=choices)
+    return choices, log_softmax
+
+
 class Categorical(Distribution):
     """A softmax distribution over discrete actions."""
 
@@ -92,16 +158,7 @@ class Categorical(Distribution):
         self._rows = np.arange(spec.width)
 
     def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
-        log_softmax = out - np.maximum.reduce(out, axis=1, keepdims=True)
-        log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
-        cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
-        # A uniform number may be exactly 0 and must not select an action of probability 0.
-        choices = np.add.reduce(cumulative <= block[0][step], axis=1, dtype=np.int64)
-        if np.maximum.reduce(choices) == self._size:
-            # After rounding, the sum can be less than 1. A number above it selects the last action
-            # of positive probability.
-            last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
-            np.minimum(choices, last_likely, out=choices)
+        choices, log_softmax = sample_choices(out, block[0][step])
         return choices, log_softmax[self._rows, choices]
 
     def mode(self, out: Float32) -> Array:
@@ -248,6 +305,62 @@ class StateDependentSquashedGaussian(_StateDependentNoise, _SquashedDistribution
         return np.tanh(raw), np.add.reduce(density, axis=1)
 
 
+class Composite(Distribution):
+    """Independent choices and numbers: one categorical or normal distribution for each.
+
+    A row of actions contains the index of each choice, and the numbers. The log-probabilities add
+    up.
+    """
+
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> None:
+        super().__init__(spec, arrays, latent)
+        self._groups = group_actions(spec.action_counts)
+        log_std = np.asarray(arrays.get("actor.log_std", ()), np.float32)
+        self._std = np.exp(log_std)
+        #: The negative log-density of the numbers at their means.
+        self._log_volume = float(np.sum(log_std, dtype=np.float64))
+        self._log_volume += 0.5 * len(log_std) * _LOG_TWO_PI
+
+    def sample(self, out: Float32, block: NoiseBlock, step: int) -> tuple[Array, Float32]:
+        noise = block[0][step]
+        actions: Float32 = np.empty_like(noise)
+        log_probs: Float32 = np.full(len(out), -self._log_volume, np.float32)
+        first = 0
+        for group in self._groups:
+            part, columns = noise[:, group.columns], actions[:, group.columns]
+            if group.count:
+                choices, log_softmax = sample_choices(
+                    self._get_logits(out, group), part[:, :, None]
+                )
+                columns[...] = choices
+                terms = np.take_along_axis(log_softmax, choices[:, :, None], axis=2)
+                log_probs += np.add.reduce(terms[:, :, 0], axis=1)
+            else:
+                std = self._std[first : first + group.size]
+                first += group.size
+                np.multiply(part, std, out=columns)
+                columns += out[:, group.outputs]
+                log_probs -= np.float32(0.5) * np.add.reduce(part * part, axis=1)
+        return actions, log_probs
+
+    def mode(self, out: Float32) -> Array:
+        actions: Float32 = np.empty((len(out), self._size), np.float32)
+        for group in self._groups:
+            if group.count:
+                actions[:, group.columns] = self._get_logits(out, group).argmax(axis=2)
+            else:
+                actions[:, group.columns] = out[:, group.outputs]
+        return actions
+
+    def to_environment(self, actions: Array) -> Array:
+        env_actions: Array = np.maximum(actions, self._low)
+        return np.minimum(env_actions, self._high, out=env_actions)
+
+    def _get_logits(self, out: Float32, group: ActionGroup) -> Float32:
+        """Return the logits of a group, `[rows, actions, values]`."""
+        return out[:, group.outputs].reshape(len(out), group.size, group.count)
+
+
 #: Distributions of continuous actions by exploration and squashing.
 _CONTINUOUS: dict[tuple[Exploration, bool], type[Distribution]] = {
     ("independent", False): Gaussian,
@@ -261,6 +374,8 @@ def find_distribution(spec: PolicySpec) -> type[Distribution]:
     """Return the distribution class for this policy spec."""
     if spec.action_kind == "discrete":
         return Categorical
+    if spec.action_kind == "composite":
+        return Composite
     return _CONTINUOUS[spec.exploration, spec.squash]
 
 

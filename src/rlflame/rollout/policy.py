@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .distributions import find_distribution, repeat_row
+from .distributions import MASKED_LOGIT, find_choice_outputs, find_distribution, repeat_row
 from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
@@ -52,6 +52,16 @@ def normalise(
     return np.minimum(out, high, out=out)
 
 
+def make_clip_bounds(spec: PolicySpec) -> Float32 | float:
+    """Return the upper bounds of normalised observations; the lower bounds are their negatives."""
+    if not spec.choice_spans:
+        return spec.observation_clip
+    bounds: Float32 = np.full(spec.observation_size, spec.observation_clip, np.float32)
+    for start, end in spec.choice_spans:
+        bounds[start:end] = np.inf
+    return bounds
+
+
 class Policy:
     """One version of a policy's weights, and the buffers of its forward pass.
 
@@ -76,8 +86,9 @@ class Policy:
             self._mean = repeat_row(arrays["normaliser.mean"], height)
             self._scale = repeat_row(arrays["normaliser.scale"], height)
             # Arrays, because numpy would convert a scalar bound at each use, which is slow.
-            self._high = np.full_like(self._input, spec.observation_clip)
+            self._high = np.full_like(self._input, make_clip_bounds(spec))
             self._low = -self._high
+        self._choice_outputs = find_choice_outputs(spec) if spec.mask_size else None
         latent = self._layers[-2][2] if spec.hidden else self._input
         self.distribution = find_distribution(spec)(replace(spec, width=height), arrays, latent)
 
@@ -85,13 +96,20 @@ class Policy:
         """Set the slots whose outputs are computed. Other outputs are undefined."""
         self._active_slices = [self._slot_slices[slot] for slot in sorted(slots)]
 
-    def forward(self, observations: Float32) -> Float32:
-        """Return the outputs for every row, in a buffer that the next call overwrites."""
-        hidden = observations
+    def forward(self, rows: Float32) -> Float32:
+        """Return the outputs for every row, in a buffer that the next call overwrites.
+
+        The logits of choices that the mask of a row forbids are `MASKED_LOGIT`.
+        """
+        size = self.spec.observation_size
+        hidden = observations = rows[:, :size] if self.spec.mask_size else rows
         if self.spec.normalise:
             hidden = normalise(
                 observations, self._mean, self._scale, self._low, self._high, self._input
             )
+        elif self.spec.mask_size:
+            np.copyto(self._input, observations)
+            hidden = self._input
         last = len(self._layers) - 1
         tanh = self.spec.activation == "tanh"
         for layer, (weight, bias, out) in enumerate(self._layers):
@@ -103,6 +121,9 @@ class Policy:
                 else:
                     np.maximum(out, 0.0, out=out)
             hidden = out
+        if self._choice_outputs is not None:
+            logits = hidden[:, self._choice_outputs]
+            hidden[:, self._choice_outputs] = np.where(rows[:, size:] > 0, logits, MASKED_LOGIT)
         return hidden
 
     def _multiply(self, rows: Float32, weight: Float32, out: Float32) -> None:

@@ -111,11 +111,11 @@ class FragmentRecorder:
         self._capacity = task.steps if task.unit == "steps" else min(task.steps, _BLOCK_STEPS)
         columns, spec = task.columns, task.policy
         recorded_shape = (self._capacity if task.record else 0, columns)
-        continuous = spec.action_kind == "continuous"
-        self.observations = np.zeros((*recorded_shape, spec.observation_size), np.float32)
+        discrete = spec.action_kind == "discrete"
+        self.observations = np.zeros((*recorded_shape, spec.row_size), np.float32)
         self.actions: Array = np.zeros(
-            (*recorded_shape, *((spec.action_size,) if continuous else ())),
-            np.float32 if continuous else np.int64,
+            (*recorded_shape, *(() if discrete else (spec.action_size,))),
+            np.int64 if discrete else np.float32,
         )
         self.log_probs = np.zeros(recorded_shape, np.float32)
         self.rewards = np.zeros((self._capacity, columns), np.float64)
@@ -178,9 +178,7 @@ class FragmentRecorder:
             lengths=self.lengths,
             last_observations=last_observations.copy(),
             boundary_index=index,
-            boundary_observations=np.array(hidden, np.float32).reshape(
-                -1, task.policy.observation_size
-            ),
+            boundary_observations=np.array(hidden, np.float32).reshape(-1, task.policy.row_size),
             episodes=tuple(self._episodes),
             states=states,
             extra_slots=task.extra_slots,
@@ -205,7 +203,7 @@ class Rollout:
         task = self._task
         height = task.policy.width * len(task.slots)
         # Every forward pass has the policy's full width. Rows of other tasks stay zero.
-        rows = np.zeros((height, task.policy.observation_size), np.float32)
+        rows = np.zeros((height, task.policy.row_size), np.float32)
         task_rows = rows[self._row_slice]
         if not task_rows.flags.c_contiguous:  # environments write faster into contiguous rows
             task_rows = np.zeros(task_rows.shape, np.float32)

@@ -24,7 +24,12 @@ Float64 = NDArray[np.float64]
 #: `normaliser.mean` and `normaliser.scale` with observation normalisation.
 PolicyArrays = Mapping[str, Array]
 
-ActionKind = Literal["discrete", "continuous"]
+#: One choice, only numbers, or several actions of which at least one is a choice.
+ActionKind = Literal["discrete", "continuous", "composite"]
+LeafKind = Literal["box", "discrete", "multi_discrete", "multi_binary"]
+#: Where an environment reports which choices are allowed: in `info`, in an entry of its Dict
+#: observation, or with the method `action_masks`.
+MaskSource = Literal["none", "info", "observation", "method"]
 Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
 #: The deterministic action, a sampled action, or a uniformly distributed action.
@@ -35,14 +40,40 @@ TaskPosition = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class SpaceLeaf:
+    """A space without parts, and its place in a tree of Dict and Tuple spaces.
+
+    `path` has the key of each Dict and the index of each Tuple, from the root to the leaf.
+    """
+
+    path: tuple[str | int, ...]
+    kind: LeafKind
+    dtype: str
+    shape: tuple[int, ...]
+    #: The number of values and the first value of each choice of a discrete space.
+    counts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSpec:
+    """A wrapper of an environment, as `module:Class`, and its arguments."""
+
+    name: str
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class EnvSpec:
     """How to make an environment, and the sizes and bounds of its spaces."""
 
     id: str
     kwargs: Mapping[str, Any]
     max_episode_steps: int | None
+    #: The number of inputs of the policy network.
     observation_size: int
     action_kind: ActionKind
+    #: The number of values of a single choice; otherwise, the number of actions.
     action_size: int
     action_start: int
     action_low: tuple[float, ...]
@@ -51,11 +82,29 @@ class EnvSpec:
     action_shape: tuple[int, ...] | None = None
     #: The modules that may be imported to make the environment. Only the driver sets them.
     modules: tuple[str, ...] = field(default=(), compare=False)
+    #: The leaves of the spaces. Empty for a single flat Box of observations, and for actions that
+    #: the fields above describe completely (see `space_codec.py`).
+    observation_leaves: tuple[SpaceLeaf, ...] = ()
+    action_leaves: tuple[SpaceLeaf, ...] = ()
+    #: For composite actions: the number of values of each action, or 0 for a number.
+    action_counts: tuple[int, ...] = ()
+    mask_source: MaskSource = "none"
+    #: The parts of the observation that are left out.
+    ignore: tuple[str, ...] = ()
+    #: Applied in this order, so the last one is the outermost.
+    wrappers: tuple[WrapperSpec, ...] = ()
 
+    @property
+    def mask_size(self) -> int:
+        """The number of values of all choices if the environment masks them, otherwise 0."""
+        if self.mask_source == "none":
+            return 0
+        return self.action_size if self.action_kind == "discrete" else sum(self.action_counts)
 
-def compute_output_size(actions: int, squash: bool, exploration: Exploration) -> int:
-    """Return the network's output size, including any log standard deviations."""
-    return 2 * actions if squash and exploration == "independent" else actions
+    @property
+    def row_size(self) -> int:
+        """The length of a row: an observation, followed by any mask."""
+        return self.observation_size + self.mask_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +128,33 @@ class PolicySpec:
     #: matrix that is held for `exploration_interval` steps, or for an episode if None.
     exploration: Exploration = "independent"
     exploration_interval: int | None = None
+    #: For composite actions: the number of values of each action, or 0 for a number.
+    action_counts: tuple[int, ...] = ()
+    #: The length of the mask at the end of each row: 1 for each choice that is allowed, otherwise
+    #: 0. The mask is not an input of the network.
+    mask_size: int = 0
+    #: Spans of observations that encode choices as 0 or 1, and are not standardised.
+    choice_spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def row_size(self) -> int:
+        """The length of a row: an observation, followed by any mask."""
+        return self.observation_size + self.mask_size
 
     @property
     def output_size(self) -> int:
-        """The size of the network's last layer."""
-        return compute_output_size(self.action_size, self.squash, self.exploration)
+        """The size of the network's last layer, including any log standard deviations."""
+        if self.action_kind == "composite":
+            return sum(max(count, 1) for count in self.action_counts)
+        has_std = self.squash and self.exploration == "independent"
+        return 2 * self.action_size if has_std else self.action_size
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:
         """The shape of `actor.log_std`, or None if the policy has no such array."""
+        if self.action_kind == "composite":
+            numbers = self.action_counts.count(0)
+            return (numbers,) if numbers else None
         if self.action_kind == "discrete":
             return None
         if self.exploration == "gsde":

@@ -71,12 +71,11 @@ def _can_merge(task: RolloutTask) -> bool:
     """Return whether a task may be merged without a change in its results."""
     # Whole episodes are merged only for rlflame's MuJoCo loop. Otherwise, each row needs its own
     # instance.
-    policy = task.policy
+    policy, env = task.policy, task.env
+    is_known = known_spaces.is_known_id(env.id) and not env.kwargs and not env.wrappers
     return (
         task.purpose == "train"
-        and (
-            task.unit == "steps" or (known_spaces.is_known_id(task.env.id) and not task.env.kwargs)
-        )
+        and (task.unit == "steps" or is_known)
         and task.first_row == 0
         and task.rows in (1, policy.width)
         and policy.exploration == "independent"

@@ -42,6 +42,8 @@ _SCALAR_TYPES = _PLAIN_TYPES | {float}
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
+        task.SpaceLeaf,
+        task.WrapperSpec,
         task.EnvSpec,
         task.PolicySpec,
         task.EnvState,

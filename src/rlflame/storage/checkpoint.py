@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -19,12 +18,21 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from rlflame.config import nested_dict
-from rlflame.config.recipe import LearningSettings, Recipe
+from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
-from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
+from rlflame.rollout.space_codec import find_choice_spans
+from rlflame.rollout.task import (
+    Array,
+    EnvSpec,
+    EnvState,
+    PolicyArrays,
+    PolicySpec,
+    WrapperSpec,
+)
 from rlflame.storage import replay_segments, safetensors_file
 from rlflame.storage.run_reader import MAX_COUNT, Count
+from rlflame.storage.space_validation import has_valid_spaces
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot
 
@@ -231,21 +239,32 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     recipe sets no time limit, the environment spec must have none either: wherever the policy runs,
     the registration of the environment sets the limit.
     """
+    settings = recipe.learning.environment
     names = ("id", "kwargs", "max_episode_steps")
     # Compare them as text, because True == 1 in Python.
     expected, actual = (
-        json.dumps({name: getattr(source, name) for name in names}, sort_keys=True)
-        for source in (recipe.learning.environment, env)
+        json.dumps(
+            {name: getattr(source, name) for name in names}
+            | {"wrappers": [asdict(wrapper) for wrapper in wrappers]},
+            sort_keys=True,
+        )
+        for source, wrappers in ((settings, make_wrapper_specs(settings)), (env, env.wrappers))
     )
     if actual != expected:
         raise ValueError(f"its environment is {actual:.160}, but its recipe has {expected:.160}")
-    if spec != build_policy_spec(recipe.learning, env) or not _has_valid_actions(env):
+    has_masks = env.mask_source != "none" and settings.action_mask == "off"
+    if spec != build_policy_spec(recipe.learning, env) or not has_valid_spaces(env) or has_masks:
         raise ValueError("its policy does not fit its environment and recipe")
+
+
+def make_wrapper_specs(settings: EnvironmentSettings) -> tuple[WrapperSpec, ...]:
+    return tuple(WrapperSpec(wrapper.name, dict(wrapper.kwargs)) for wrapper in settings.wrappers)
 
 
 def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     """Build the policy spec for a recipe and a compatible environment."""
     network = learning.network
+    choice_spans = find_choice_spans(env.observation_leaves)
     return PolicySpec(
         action_kind=env.action_kind,
         observation_size=env.observation_size,
@@ -254,24 +273,16 @@ def build_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
         action_high=env.action_high,
         hidden=tuple(network.hidden),
         activation=network.activation,
-        normalise=network.normalise_observations,
+        normalise=network.normalise_observations and choice_spans != ((0, env.observation_size),),
         observation_clip=network.observation_clip,
         width=learning.rollout.width,
         squash=learning.traits.squashed_actions,
         exploration=network.exploration,
         exploration_interval=network.exploration_interval,
+        action_counts=env.action_counts,
+        mask_size=env.mask_size,
+        choice_spans=choice_spans,
     )
-
-
-def _has_valid_actions(env: EnvSpec) -> bool:
-    """Return whether the recorded action size, bounds and shape are consistent."""
-    shape, bounds = env.action_shape, {len(env.action_low), len(env.action_high)}
-    if env.action_kind == "discrete":
-        return bounds == {0} and not shape and abs(env.action_start) + env.action_size < MAX_COUNT
-    is_valid_shape = shape is None or (
-        min(shape, default=1) > 0 and math.prod(shape) == env.action_size
-    )
-    return bounds == {env.action_size} and is_valid_shape and env.action_start == 0
 
 
 def _check_progress(progress: Progress, recipe: Recipe) -> None:
@@ -305,7 +316,7 @@ def _decode_states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvState
 
 
 def _is_valid_state(state: EnvState, env: EnvSpec) -> bool:
-    if state.observation.shape not in ((0,), (env.observation_size,)):
+    if state.observation.shape not in ((0,), (env.row_size,)):
         return False
     if state.kind == "fresh":
         return state.elapsed == 0

@@ -23,7 +23,8 @@ import rollouts
 from rlflame.rollout import wire
 from rlflame.rollout.envs import gymnasium_env
 from rlflame.rollout.envs.gymnasium_env import RestorableEnv
-from rlflame.rollout.envs.make import UnsupportedSpace, make_env, read_env_spec
+from rlflame.rollout.envs.make import make_env, read_env_spec
+from rlflame.rollout.envs.spaces import UnsupportedSpace
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.task import EnvironmentFault, EnvSpec, EnvState, make_fresh_state
 from rlflame.training.trainer import StopInterrupt
@@ -477,17 +478,11 @@ def test_a_simulation_that_flies_apart_prints_nothing_and_leaves_no_log(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"observes": "dict"}, r"observations in Dict\("),
-        ({"observes": "several"}, r"observations in MultiDiscrete\("),
-        ({"observes": "image"}, r"observations in Box\(0, 255, \(8, 8, 3\)"),
-        ({"acts": "several"}, r"actions in MultiDiscrete\("),
-        ({"acts": "dict"}, r"actions in Dict\("),
         ({"observes": "nothing"}, r"observations in Box\(.*\(0,\)"),
         ({"acts": "nothing"}, r"actions in Box\(.*\(0,\)"),
-        ({"acts": "integers"}, r"actions in Box\(.*int64"),
     ],
 )
-def test_a_space_that_is_not_learned_in_is_refused_by_name(options: Any, words: str) -> None:
+def test_a_space_without_numbers_is_refused_by_name(options: Any, words: str) -> None:
     with pytest.raises(UnsupportedSpace, match=words):
         read_env_spec("fakes:Odd-v0", options, None, ("fakes",))
 

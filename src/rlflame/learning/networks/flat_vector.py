@@ -9,7 +9,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlflame.config.recipe import NetworkSettings
-from rlflame.rollout.policy import compute_array_shapes, make_network_shapes, normalise
+from rlflame.rollout.policy import (
+    compute_array_shapes,
+    make_clip_bounds,
+    make_network_shapes,
+    normalise,
+)
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, PolicyArrays, PolicySpec
 
@@ -122,12 +127,20 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
 
 
 def normalise_observations(raw: Float32, policy: PolicyArrays, spec: PolicySpec) -> Float32:
-    """Normalise observations with the policy's statistics, if `spec.normalise` is set."""
+    """Normalise observations with the policy's statistics, if `spec.normalise` is set.
+
+    If rows end with a mask, the result contains the mask too.
+    """
     if not spec.normalise:
         return raw
     mean, scale = policy["normaliser.mean"], policy["normaliser.scale"]
-    clip = spec.observation_clip
-    return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
+    clip = make_clip_bounds(spec)
+    if not spec.mask_size:
+        return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
+    result = raw.copy()
+    size = spec.observation_size
+    normalise(raw[..., :size], mean, scale, -clip, clip, result[..., :size])
+    return result
 
 
 def normalise_batch(batch: Batch, spec: PolicySpec) -> Batch:

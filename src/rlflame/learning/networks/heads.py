@@ -9,7 +9,7 @@ network's outputs (Kingma and Welling, 2014).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from rlflame.rollout.distributions import (
     LOG_STD_HIGH,
     LOG_STD_LOW,
     VARIANCE_FLOOR,
+    group_actions,
     log_slope_of_tanh,
 )
 from rlflame.rollout.task import Array, Float32
@@ -123,6 +124,85 @@ class CategoricalHead:
             entropy_slope *= np.float32(d_entropy)
             result -= entropy_slope
         return result
+
+
+class ChoiceHead:
+    """Independent softmax distributions over actions with the same number of values.
+
+    The outputs are `[actions * values, rows]`, and the actions `[rows, actions]`.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self._count, self._size = count, size
+        self._log_softmax: Float32 = np.empty((size, count, 0), np.float32)
+        self._softmax, self._index = self._log_softmax, np.empty((size, 1, 0), np.int64)
+
+    def log_prob(self, out: Float32, actions: Array) -> Float32:
+        *leading, _, rows = out.shape
+        logits = out.reshape(*leading, self._size, self._count, rows)
+        logits = logits - np.maximum.reduce(logits, axis=-2, keepdims=True)
+        self._softmax = np.exp(logits)
+        total = np.add.reduce(self._softmax, axis=-2, keepdims=True)
+        self._softmax /= total
+        logits -= np.log(total)
+        self._log_softmax = logits
+        self._index = actions.mT[..., None, :].astype(np.int64)
+        terms = np.take_along_axis(logits, self._index, axis=-2)
+        result: Float32 = np.add.reduce(terms[..., 0, :], axis=-2)
+        return result
+
+    def sum_entropy(self) -> Sum:
+        terms = self._softmax * self._log_softmax
+        total = -np.add.reduce(terms, axis=(-3, -2, -1), dtype=np.float64)
+        return total if total.ndim else float(total)
+
+    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        slopes = d_log_prob[..., None, None, :]
+        result: Float32 = self._softmax * -slopes
+        terms = np.take_along_axis(result, self._index, axis=-2)
+        np.put_along_axis(result, self._index, terms + slopes, axis=-2)
+        if d_entropy:
+            entropy_slope = self._softmax * self._log_softmax
+            total = np.add.reduce(entropy_slope, axis=-2, keepdims=True)
+            entropy_slope -= self._softmax * total
+            entropy_slope *= np.float32(d_entropy)
+            result -= entropy_slope
+        *leading, _, _, rows = result.shape
+        return result.reshape(*leading, self._size * self._count, rows)
+
+
+class CompositeHead:
+    """Independent choices and numbers, whose log-probabilities and entropies add up."""
+
+    def __init__(
+        self, counts: Sequence[int], log_std: Float32 | None, log_std_gradient: Float32 | None
+    ) -> None:
+        self._groups = group_actions(counts)
+        self._heads: list[ChoiceHead | GaussianHead] = []
+        first = 0
+        for group in self._groups:
+            if group.count:
+                self._heads.append(ChoiceHead(group.count, group.size))
+                continue
+            assert log_std is not None
+            assert log_std_gradient is not None
+            numbers = slice(first, first + group.size)
+            self._heads.append(GaussianHead(log_std[numbers], log_std_gradient[..., numbers]))
+            first += group.size
+
+    def log_prob(self, out: Float32, actions: Array) -> Float32:
+        terms = [
+            head.log_prob(out[..., group.outputs, :], actions[..., group.columns])
+            for group, head in zip(self._groups, self._heads, strict=True)
+        ]
+        return sum(terms[1:], terms[0])
+
+    def sum_entropy(self) -> Sum:
+        return sum(head.sum_entropy() for head in self._heads)
+
+    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        parts = [head.backward(d_log_prob, d_entropy) for head in self._heads]
+        return np.concatenate(parts, axis=-2)
 
 
 class SquashedGaussianHead:
@@ -270,15 +350,21 @@ class SquashedGsdeHead:
         return upstream[: self._size], self._variance.compute_latent_gradient()
 
 
-Head = GaussianHead | CategoricalHead | GsdeHead
+Head = GaussianHead | CategoricalHead | GsdeHead | CompositeHead
 SamplingHead = SquashedGaussianHead | SquashedGsdeHead
 
 
-def make_head(parameters: FlatVector, gradients: FlatVector, actor: MLP) -> Head:
-    """Return the distribution that matches the actor's parameters."""
-    if "actor.log_std" not in parameters.shapes:
+def make_head(
+    parameters: FlatVector, gradients: FlatVector, actor: MLP, action_counts: Sequence[int] = ()
+) -> Head:
+    """Return the distribution that matches the actor's parameters and composite actions."""
+    has_std = "actor.log_std" in parameters.shapes
+    log_std = parameters["actor.log_std"] if has_std else None
+    gradient = gradients["actor.log_std"] if has_std else None
+    if action_counts:
+        return CompositeHead(action_counts, log_std, gradient)
+    if log_std is None or gradient is None:
         return CategoricalHead()
-    log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]
     if log_std.ndim == 2:
         return GsdeHead(GsdeVariance(actor.get_latent, log_std, gradient))
     return GaussianHead(log_std, gradient)

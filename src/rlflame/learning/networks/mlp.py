@@ -18,7 +18,7 @@ laid out `[shards, units, rows]`. The results are bit-identical to those of sepa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -184,6 +184,10 @@ class MLP:
             np.greater(units, space.zeros, out=active)
             np.multiply(delta, active, out=delta)
         return delta
+
+
+#: Makes a network from parameters, gradients, a prefix, a number of layers, and the use of tanh.
+MakeNetwork = Callable[[FlatVector, FlatVector, str, int, bool], MLP]
 
 
 def make_moment_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

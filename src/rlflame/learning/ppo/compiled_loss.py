@@ -116,7 +116,7 @@ class CompiledPpo(NumpyPpo):
         return PpoProvider.compute_shards(self, minibatch, count, networks, shards)
 
     def _make_space(self, rows: int) -> _Space | None:
-        networks = self._networks.actor, self._networks.critic
+        networks = self._networks.actor.network, self._networks.critic
         actor, critic = (network.prepare_workspace(rows) for network in networks)
         if isinstance(actor, CompiledWorkspace) and isinstance(critic, CompiledWorkspace):
             return _Space(actor, critic, self._gaussian, rows)
@@ -150,7 +150,7 @@ def _find_address(array: Array) -> int:
 def make_ppo(parameters: FlatVector, spec: PolicySpec) -> NumpyPpo:
     """Make a provider that uses the kernels as far as they compute the same bits as numpy."""
     kernels, shapes = load_kernels(), tuple(parameters.shapes.items())
-    is_gaussian = spec.log_std_shape == (spec.action_size,)
+    is_gaussian = spec.action_kind == "continuous" and spec.log_std_shape == (spec.action_size,)
     if kernels is not None and is_gaussian and _has_equal_results(spec, kernels, shapes):
         return CompiledPpo(parameters, spec, kernels)
     return NumpyPpo(parameters, spec, make_mlp)

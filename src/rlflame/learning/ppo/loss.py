@@ -7,7 +7,7 @@ each compute one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -17,9 +17,10 @@ import numpy as np
 from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import GradientProvider, Metrics
+from ..networks.actor import Actor
 from ..networks.flat_vector import FlatVector
-from ..networks.heads import Sum, make_head
-from ..networks.mlp import CHUNK_ROWS, MLP
+from ..networks.heads import Sum
+from ..networks.mlp import CHUNK_ROWS, MLP, MakeNetwork
 from ..parallel.process_group import Shard
 from ..parallel.units import ShardGradients
 
@@ -28,8 +29,6 @@ NETWORKS = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),
 }
-#: Makes a network from parameters, gradients, a prefix, a number of layers, and the use of tanh.
-MakeNetwork = Callable[[FlatVector, FlatVector, str, int, bool], MLP]
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -117,9 +116,15 @@ class _Networks:
     ) -> None:
         self.gradients = FlatVector(parameters.shapes, leading)
         shape = len(spec.hidden) + 1, spec.activation == "tanh"
-        self.actor = make_network(parameters, self.gradients, "actor", *shape)
+        self.actor = Actor(parameters, self.gradients, spec, make_network)
         self.critic = make_network(parameters, self.gradients, "critic", *shape)
-        self._head = make_head(parameters, self.gradients, self.actor)
+        self._spec = spec
+
+    def compute_values(self, rows: Float32) -> Float32:
+        """Return the critic's estimates for rows, which may end with a mask."""
+        if self._spec.mask_size:
+            rows = rows[..., : self._spec.observation_size]
+        return self.critic.forward(rows)[..., 0, :]
 
     def compute_sums(
         self, minibatch: PpoMinibatch, count: int, names: Sequence[str]
@@ -133,7 +138,7 @@ class _Networks:
         return sums
 
     def _compute_policy_gradient(self, batch: PpoMinibatch, count: int) -> dict[str, Sum]:
-        log_probs = self._head.log_prob(self.actor.forward(batch.observations), batch.actions)
+        log_probs = self.actor.log_prob(batch.observations, batch.actions)
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
         clip_ratio = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
@@ -143,13 +148,13 @@ class _Networks:
         # Where the clipped term is smaller, the objective does not depend on the ratio.
         d_log_prob = np.where(surrogate <= clip_ratio, surrogate, _ZERO)
         d_log_prob *= np.float32(-1.0 / count)
-        self.actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
+        self.actor.backward(d_log_prob, -batch.entropy_weight / count)
         objective = np.minimum(surrogate, clip_ratio)
         ratio -= _FLOAT_ONE
         ratio -= log_ratio
         return {
             "policy_gradient_loss": -np.add.reduce(objective, axis=-1),
-            "entropy_loss": -self._head.sum_entropy(),
+            "entropy_loss": -self.actor.sum_entropy(),
             "approx_kl": np.add.reduce(ratio, axis=-1),
             # With an axis, count_nonzero is several times slower.
             "clip_fraction": np.count_nonzero(changes, axis=None if changes.ndim == 1 else -1),
@@ -157,7 +162,7 @@ class _Networks:
 
     def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> Sum:
         """Write the gradient of the value loss, which may be clipped; return the loss."""
-        values = self.critic.forward(batch.observations)[..., 0, :]
+        values = self.compute_values(batch.observations)
         error = values - batch.returns
         slope = error
         loss = error * error
@@ -220,7 +225,7 @@ class NumpyPpo(PpoProvider):
         result = np.empty(len(observations), np.float32)
         for start in range(0, len(result), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            result[part] = self._networks.critic.forward(observations[part])[0]
+            result[part] = self._networks.compute_values(observations[part])
         return result
 
     def _compute_equal_shards(

@@ -20,9 +20,9 @@ from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays, PolicySp
 
 from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
 from ..buffers.rollout_buffer import compute_continued_returns, compute_discounted_returns
+from ..networks.actor import Actor
 from ..networks.compiled_mlp import make_mlp
 from ..networks.flat_vector import FlatVector, make_training_metrics, normalise_batch
-from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS
 from ..normalization import make_normaliser, make_policy
 from ..optim import GradientGuard, apply_schedule, clip_by_norm, make_adam
@@ -46,17 +46,15 @@ class NumpyReinforce:
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec) -> None:
         self._gradients = FlatVector(parameters.shapes)
-        shape = len(spec.hidden) + 1, spec.activation == "tanh"
-        self._actor = make_mlp(parameters, self._gradients, "actor", *shape)
-        self._head = make_head(parameters, self._gradients, self._actor)
+        self._actor = Actor(parameters, self._gradients, spec, make_mlp)
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
-        log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
+        log_probs = self._actor.log_prob(batch.observations, batch.actions)
         d_log_prob = batch.weights * np.float32(-1.0 / count)
-        self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
+        self._actor.backward(d_log_prob, -batch.entropy_weight / count)
         return self._gradients.data, {
             "loss": -float(np.dot(log_probs, batch.weights)),
-            "entropy_loss": -float(self._head.sum_entropy()),
+            "entropy_loss": -float(self._actor.sum_entropy()),
         }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlflame.config.algorithms import SacSettings
+from rlflame.rollout.policy import make_clip_bounds
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import PolicyArrays
 from rlflame.terminal_text import format_size
@@ -134,6 +135,9 @@ class DeviceSac(Sac):
         #: For each metric: its sum over the updates that reported it, and their number.
         self._totals = mirror.make_zeros(len(_METRICS), 2, dtype=torch.float64)
         self._statistics = [mirror.make_zeros(spec.observation_size) for _ in range(2)]
+        self._clip: Any = make_clip_bounds(spec)
+        if isinstance(self._clip, np.ndarray):
+            self._clip = torch.from_numpy(self._clip).to(mirror.device, mirror.dtype)
         self._true = mirror.make_zeros(dtype=torch.bool).fill_(True)
         self._layout = TransitionLayout(spec.observation_size, spec.action_size)
         self._replay: DeviceReplay | None = None
@@ -334,7 +338,7 @@ class DeviceSac(Sac):
         if not spec.normalise:
             return observations
         mean, scale = self._statistics
-        limit = spec.observation_clip
+        limit = self._clip
         return ((observations - mean) * scale).clamp(-limit, limit)
 
     def _report(self, name: str, value: Tensor, mask: Tensor) -> None:

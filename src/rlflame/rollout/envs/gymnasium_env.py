@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from ..mujoco.known_spaces import SOURCE_HASHES
+from ..space_codec import ActionDecoder, MaskEncoder, ObservationEncoder, SpaceError
 from ..task import (
     NO_PHYSICS,
     Array,
@@ -27,6 +28,7 @@ from ..task import (
     make_fresh_state,
 )
 from .make import make_env
+from .spaces import MaskReader, has_equal_leaves
 from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
 
 #: Gymnasium's MuJoCo environments, whose physics state can be set exactly.
@@ -61,11 +63,13 @@ class RestorableEnv:
         self._saved_physics: Float64 = NO_PHYSICS
         self._last_action: Any = None
         self._observation_shape: tuple[int, ...] = ()
-        self._action_shape: tuple[int, ...] = ()
-        self._discrete = spec.action_kind == "discrete"
+        self._encoder = ObservationEncoder(spec.observation_leaves)
+        self._decode_action = ActionDecoder(spec).decode
+        self._mask_encoder = MaskEncoder(spec) if spec.mask_size else None
+        self._mask_reader: MaskReader | None = None
+        discrete = spec.action_kind == "discrete"
         self._action_history: Array = np.zeros(
-            64 if self._discrete else (64, spec.action_size),
-            np.int64 if self._discrete else np.float32,
+            64 if discrete else (64, spec.action_size), np.int64 if discrete else np.float32
         )
 
     @property
@@ -84,8 +88,8 @@ class RestorableEnv:
                 # In a used world, Box2D's bodies would touch the ground in another order.
                 base_env._destroy()
                 base_env.world = type(base_env.world)()
-            observation, _ = self._env.reset(seed=seed)
-            self._write_observation(observation, out)
+            observation, info = self._env.reset(seed=seed)
+            self._write_row(observation, info, out)
         except BaseException as error:
             # An instance whose reset has failed is not used again.
             self.close()
@@ -102,17 +106,12 @@ class RestorableEnv:
         # Count before the step, so that a hang or an error names the step in which it occurred.
         self.elapsed += 1
         try:
-            if self._discrete:
-                env_action: Any = int(action) + self.spec.action_start
-            elif len(self._action_shape) == 1:
-                env_action = action
-            else:
-                env_action = action.reshape(self._action_shape)
-            observation, reward, terminated, truncated, _ = self._step(env_action)
+            result = self._step(self._decode_action(action))
+            observation, reward, terminated, truncated, info = result
             reward = float(reward)
             terminated, truncated = bool(terminated), bool(truncated)
             truncated = truncated or self.elapsed >= self._limit
-            self._write_observation(observation, out)
+            self._write_row(observation, info, out, terminated or truncated)
         except BaseException as error:
             report_fault(self.spec, self.position, "failed in step", error)
         if not math.isfinite(reward):
@@ -190,14 +189,44 @@ class RestorableEnv:
         self._step, self._limit = _unwrap_step(env)
         self._is_reusable = plain and module in _REUSABLE
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
+        if self.spec.mask_size:
+            self._mask_reader = MaskReader(env, self.spec.mask_source)
+        leaves = self.spec.observation_leaves
         self._observation_shape = env.observation_space.shape or ()
-        self._action_shape = env.action_space.shape or ()
-        size, expected = math.prod(self._observation_shape), self.spec.observation_size
-        if size != expected:
-            raise self._make_fault(f"has observations of {size} numbers here, not {expected}")
+        if not leaves:
+            size, expected = math.prod(self._observation_shape), self.spec.observation_size
+            if size != expected:
+                raise self._make_fault(f"has observations of {size} numbers here, not {expected}")
+        elif not has_equal_leaves(env.observation_space, leaves):
+            raise self._make_fault(f"has other observations here: {env.observation_space}")
         return env
 
+    def _write_row(
+        self, observation: Any, info: Any, out: Float32, has_ended: bool = False
+    ) -> None:
+        """Write an observation and any action mask; `has_ended` ends the episode."""
+        reader, encoder = self._mask_reader, self._mask_encoder
+        if reader is None or encoder is None:
+            self._write_observation(observation, out)
+            return
+        size = self.spec.observation_size
+        self._write_observation(observation, out[:size])
+        if has_ended:
+            # No action follows, and environments may report a mask without any choice.
+            out[size:] = 1.0
+            return
+        try:
+            encoder.write(reader.read(observation, info), out[size:])
+        except SpaceError as error:
+            raise self._make_fault(str(error)) from None
+
     def _write_observation(self, observation: Any, out: Float32) -> None:
+        if self.spec.observation_leaves:
+            try:
+                self._encoder.write(observation, out)
+            except SpaceError as error:
+                raise self._make_fault(f"returned an observation {error}") from None
+            return
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
         if shape != self._observation_shape:
             raise self._make_fault(

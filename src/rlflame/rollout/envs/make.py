@@ -6,7 +6,6 @@ import contextlib
 import errno
 import importlib.util
 import io
-import math
 import os
 import signal
 import stat
@@ -14,17 +13,21 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
 
-from ..task import EnvSpec
-from .user_code import check_allowed
+from ..task import EnvSpec, MaskSource, WrapperSpec
+from .spaces import (
+    find_mask_source,
+    make_observation_fields,
+    read_action_layout,
+    read_observation_leaves,
+)
+from .user_code import check_allowed, load_wrapper
 
 _LOADING_LOCK = threading.RLock()
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -93,10 +96,6 @@ def is_env_error(error: BaseException) -> bool:
     return is_ignored or not isinstance(error, KeyboardInterrupt)
 
 
-class UnsupportedSpace(ValueError):
-    """An observation space or action space that rlflame does not support."""
-
-
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Make the environment that a spec describes, without Gymnasium's warnings."""
     options: dict[str, Any] = {key: _to_lists(value) for key, value in spec.kwargs.items()}
@@ -106,12 +105,17 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         options["render_mode"] = render_mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_allowed(spec.id, spec.kwargs, spec.modules)
+        check_allowed(
+            spec.id, spec.kwargs, spec.modules, [wrapper.name for wrapper in spec.wrappers]
+        )
         _check_model_file(spec.kwargs)
         import_env_code(spec.id)
         # Silence MuJoCo before the environment is made, because loading a model may warn.
         _silence_mujoco()
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
+        for wrapper in spec.wrappers:
+            arguments = {key: _to_lists(value) for key, value in wrapper.kwargs.items()}
+            env = load_wrapper(wrapper.name)(env, **arguments)
     _silence_mujoco()
     return env
 
@@ -165,31 +169,40 @@ def _silence_mujoco() -> None:
 
 
 def read_env_spec(
-    id: str, kwargs: dict[str, Any], max_episode_steps: int | None, modules: tuple[str, ...] = ()
+    id: str,
+    kwargs: dict[str, Any],
+    max_episode_steps: int | None,
+    modules: tuple[str, ...] = (),
+    *,
+    wrappers: tuple[WrapperSpec, ...] = (),
+    ignore: Sequence[str] = (),
+    masks: bool = True,
 ) -> EnvSpec:
     """Make an environment and return its spec.
 
-    Raises UnsupportedSpace, or the errors that the environment raises.
+    If `masks` is set, the spec says where the environment reports its action masks. Raises
+    UnsupportedSpace, or the errors that the environment raises.
     """
     blank_spec = EnvSpec(
-        id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules
-    )
+        id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules,
+        wrappers=wrappers,
+    )  # fmt: skip
+    source: MaskSource = "none"
     # The output of a constructor must not mix with the output of rlflame.
     with contextlib.redirect_stdout(io.StringIO()):
         env = make_env(blank_spec)
-    with contextlib.closing(env):
-        observations, actions = env.observation_space, env.action_space
-    size = math.prod(observations.shape or ())
-    is_image = observations.dtype == np.uint8 and len(observations.shape or ()) >= 2
-    if not isinstance(observations, spaces.Box) or is_image or size == 0:
-        raise UnsupportedSpace(f"observations in {observations}")
-    make_spec = partial(EnvSpec, id, kwargs, max_episode_steps, size, modules=modules)
-    if isinstance(actions, spaces.Discrete):
-        return make_spec("discrete", int(actions.n), int(actions.start), (), (), ())
-    if not isinstance(actions, spaces.Box) or actions.dtype.kind != "f" or actions.low.size == 0:
-        raise UnsupportedSpace(f"actions in {actions}")
-    low, high = actions.low.ravel().tolist(), actions.high.ravel().tolist()
-    return make_spec("continuous", len(low), 0, tuple(low), tuple(high), actions.shape)
+        with contextlib.closing(env):
+            layout = read_action_layout(env.action_space)
+            if masks and layout.action_kind != "continuous":
+                source = find_mask_source(env)
+            leaves, omissions = read_observation_leaves(env.observation_space, ignore, source)
+    return replace(
+        blank_spec,
+        **layout._asdict(),
+        **make_observation_fields(leaves),
+        mask_source=source,
+        ignore=omissions,
+    )
 
 
 def format_error(error: BaseException) -> str:

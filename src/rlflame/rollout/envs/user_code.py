@@ -1,4 +1,4 @@
-"""Imports the user's environment code: a file, or a module that an ID names.
+"""Imports the user's environment code: a file, or a module that an ID or a wrapper names.
 
 The file is loaded by its path, and its folder is searched last, so the folder's other files cannot
 shadow a module. `load_env_file` rejects a file with the name of another module. An ID such as
@@ -8,6 +8,7 @@ therefore decides which modules may be imported, and lists them in the environme
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -20,6 +21,31 @@ FILE_VARIABLE = "RLFLAME_ENV_FILE"
 FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
 #: The argument that contains a second ID, if the environment wraps another library (shimmy).
 _INNER_ID = "env_id"
+#: The module with the wrappers of Gymnasium.
+_WRAPPER_MODULE = "gymnasium.wrappers"
+#: Wrappers of Gymnasium that any file may name, because they only transform values. They write no
+#: files, import no packages and call nothing that an argument names.
+SAFE_WRAPPERS = frozenset(
+    f"{_WRAPPER_MODULE}:{name}"
+    for name in (
+        "ClipAction",
+        "ClipReward",
+        "DelayObservation",
+        "DiscretizeAction",
+        "DiscretizeObservation",
+        "FilterObservation",
+        "FlattenObservation",
+        "FrameStackObservation",
+        "GrayscaleObservation",
+        "MaxAndSkipObservation",
+        "RepeatAction",
+        "RescaleAction",
+        "RescaleObservation",
+        "ReshapeObservation",
+        "StickyAction",
+        "TimeAwareObservation",
+    )
+)
 
 
 def load(path: str) -> None:
@@ -64,15 +90,26 @@ class ModuleAccessError(ImportError):
     """Raised if an environment names a module that its spec does not list."""
 
 
-def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that the ID and the arguments of an environment name."""
+def find_named_modules(
+    id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the modules that an environment's ID, arguments and names of wrappers contain."""
     inner = kwargs.get(_INNER_ID)
-    ids = [id, inner] if isinstance(inner, str) else [id]
-    return tuple(module for module in (text.rpartition(":")[0] for text in ids) if module)
+    names = [id, inner] if isinstance(inner, str) else [id]
+    names += [wrapper for wrapper in wrappers if wrapper not in SAFE_WRAPPERS]
+    return tuple(module for module in (text.rpartition(":")[0] for text in names) if module)
 
 
-def check_allowed(id: str, kwargs: Mapping[str, Any], modules: Sequence[str]) -> None:
+def check_allowed(
+    id: str, kwargs: Mapping[str, Any], modules: Sequence[str], wrappers: Sequence[str] = ()
+) -> None:
     """Raise ModuleAccessError if the environment names a module outside `modules`."""
-    for module in find_named_modules(id, kwargs):
+    for module in find_named_modules(id, kwargs, wrappers):
         if module not in modules:
             raise ModuleAccessError(f"{id} asks for the module {module!r}, which is not allowed")
+
+
+def load_wrapper(name: str) -> Any:
+    """Import a wrapper; the caller has checked that its module is allowed."""
+    module, _, attribute = name.rpartition(":")
+    return getattr(importlib.import_module(module), attribute)

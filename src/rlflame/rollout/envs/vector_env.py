@@ -123,7 +123,7 @@ def _is_gymnasium_mujoco(id: str) -> bool:
 
 def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | None:
     """Make rlflame's own MuJoCo environments, or return None if unsupported."""
-    if not _is_gymnasium_mujoco(spec.id):
+    if spec.wrappers or not _is_gymnasium_mujoco(spec.id):
         return None
     try:
         from ..mujoco import mujoco_env
