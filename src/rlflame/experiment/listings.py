@@ -210,6 +210,8 @@ def list_settings() -> list[dict[str, Any]]:
 
 def _format_range(schema: dict[str, Any]) -> str:
     """Format a JSON schema, for example as `integer >= 1 and <= 4,096 | none`."""
+    if "$ref" in schema:
+        return "tables"
     if "anyOf" in schema:
         return " | ".join(map(_format_range, schema["anyOf"]))
     if "const" in schema:

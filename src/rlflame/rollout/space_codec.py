@@ -129,7 +129,7 @@ class ActionDecoder:
     def __init__(self, env: EnvSpec) -> None:
         leaves = list_action_leaves(env)
         self._paths = [leaf.path for leaf in leaves]
-        self._decoders: list[Callable[[Array], Any]] = []
+        self._decoders: list[Callable[[Any], Any]] = []
         self._spans: list[slice] = []
         start = 0
         for leaf in leaves:
@@ -144,7 +144,7 @@ class ActionDecoder:
 
     def decode(self, row: Any) -> Any:
         """Return the action of a row, which is a number for a single choice."""
-        columns = np.array([row]) if self._is_number else row
+        columns = [row] if self._is_number else row
         if self._is_single:
             return self._decoders[0](columns)
         values = [
@@ -155,14 +155,14 @@ class ActionDecoder:
 
 def _make_decoder(
     leaf: SpaceLeaf, low: Sequence[float], high: Sequence[float]
-) -> Callable[[Array], Any]:
+) -> Callable[[Any], Any]:
     dtype = np.dtype(leaf.dtype)
     if leaf.kind == "discrete":
         start, scalar = leaf.starts[0], dtype.type
         return lambda row: scalar(int(row[0]) + start)
     if leaf.kind != "box":
         starts = np.array(leaf.starts or 0, np.int64)
-        return lambda row: (row.astype(np.int64) + starts).astype(dtype).reshape(leaf.shape)
+        return lambda row: (np.asarray(row, np.int64) + starts).astype(dtype).reshape(leaf.shape)
     if dtype == np.float32:
         if len(leaf.shape) == 1:
             return lambda row: row
