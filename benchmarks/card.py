@@ -50,8 +50,9 @@ ROUNDS = 5
 #: Weights may differ this much from numpy's after the updates of a check.
 TOLERANCE = 1e-3
 GSDE = "network.exploration=gsde"
-#: Twenty updates in each iteration, and a replay that the second iteration exceeds.
-REPLAY = ("sac.learning_starts=0", "sac.updates_per_step=0.3125", "sac.buffer_size=100")
+#: Twenty updates in each iteration of 512 steps, and a replay that the second iteration exceeds.
+REPLAY = ("rollout.steps=64", "sac.updates_per_step=0.0390625", "sac.learning_starts=0",
+          "sac.buffer_size=800")  # fmt: skip
 #: By name: the environment, the algorithm and the settings. The last minibatch may be shorter.
 CHECKS: dict[str, tuple[str, ...]] = {
     "PPO": ("halfcheetah", "ppo"),
@@ -114,7 +115,7 @@ def list_checks(options: argparse.Namespace) -> Iterator[Measurement]:
         yield "same bits after resume", name, lambda case=case: (compare_resumed(*case), "", None)
         yield "beside numpy", name, lambda case=case: (compare_with_numpy(*case), "max diff", None)
         if case[1] == "sac":
-            yield "same bits from CPU memory", name, lambda case=case: (
+            yield "same bits in CPU memory", name, lambda case=case: (
                 compare_replays(*case), "", None,
             )  # fmt: skip
 
