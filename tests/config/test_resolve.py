@@ -345,11 +345,47 @@ def test_true_stays_what_it_is_where_it_belongs():
         ("2020-01-01", "2020-01-01"),
         ("", ""),
         ("{a = 1}", {"a": 1}),
+        # Python literals
+        ("True", True),
+        ("False", False),
+        ("None", None),
+        (".5", 0.5),
+        ("(0.5, 2.0)", [0.5, 2.0]),
+        ("64,64", [64, 64]),
+        ("[True, None]", [True, None]),
+        ("{'a': 1, 'b': (2,)}", {"a": 1, "b": [2]}),
+        ("{\"a\": False}", {"a": False}),
+        # Text that has a meaning in Python, but not as a value
+        ("1+2j", "1+2j"),
+        ("b'a'", "b'a'"),
+        ("print(1)", "print(1)"),
+        ("2g", "2g"),
     ],
 )
-def test_a_value_is_toml_or_else_the_text_itself(written, value):
+def test_a_value_is_toml_or_a_python_literal_or_else_the_text_itself(written, value):
     found = toml_io.parse_value(written)
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["[1, 2", "(0.5, 2.0", "{a: 1}", "{1: 2}", "{1, 2}", '"open', "[a, b]", "TRUE", "null", "[" * 99],
+)
+def test_what_looks_like_a_value_and_is_none_is_refused(written):
+    for flags in ({"env_kwargs": [f"x={written}"]}, {"sets": [f"runtime.out={written}"]}):
+        with pytest.raises(ConfigError, match="neither a TOML value nor a Python literal") as error:
+            resolve(**flags)
+        # The spelling that the message names passes the text itself.
+        quoted = error.value.message.partition("write ")[2].removesuffix(".")
+        if quoted != "it in quotes":
+            assert toml_io.parse_value(quoted) == written
+
+
+def test_an_error_says_what_type_was_read():
+    with pytest.raises(ConfigError, match=r"'0\.1x' \(text\)"):
+        resolve(sets=["ppo.clip_range=0.1x"])
+    with pytest.raises(ConfigError, match=r"\[0, 1\] \(list\)"):
+        resolve(sets=["ppo.clip_range=0,1"])
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(

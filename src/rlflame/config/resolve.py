@@ -18,7 +18,12 @@ from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, re
 from rlflame.config.nested_dict import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.validation import format_seen_value, parse_set, validate_config
+from rlflame.config.validation import (
+    format_seen_value,
+    parse_option_value,
+    parse_set,
+    validate_config,
+)
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
@@ -210,7 +215,7 @@ def _parse_env_argument(text: str) -> tuple[str, Any]:
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip().isidentifier():
         raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
-    return key.strip(), toml_io.parse_value(value_text.strip())
+    return key.strip(), parse_option_value("--env-kwargs", text, value_text)
 
 
 def _format_out(path: Path | None) -> str | None:

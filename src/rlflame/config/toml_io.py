@@ -6,6 +6,7 @@ with a leading backslash.
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ _TOKENS = re.compile(
 #: Limits that no real config reaches.
 _MOST_PARTS = 32
 _DEEPEST = 64
+_LONGEST_LITERAL = 65_536
+#: Words that are read as values in their usual spelling, such as true and False.
+_KEYWORDS = {"true", "false", "none", "null", "nil"}
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -80,17 +84,60 @@ def _check_values(value: Any, depth: int = 0) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a TOML value; other text is a string, so that words need no quotes."""
+    """Parse a TOML value or a Python literal; other text is a string without quotes.
+
+    Raise ValueError for text that starts like a list, a table, a tuple or a quoted string, or is a
+    misspelt true, false or none, but cannot be parsed.
+    """
     try:
         _check_keys(text)
         table = tomllib.loads(f"x = {text}")
         _check_values(table)
     except (ValueError, RecursionError):
-        return _replace_none(text)
+        return _replace_none(_parse_literal(text))
     value = table["x"] if len(table) == 1 else text
     # No setting is a date, so text that looks like one stays text.
     is_plain = isinstance(value, str | bool | int | float | list | dict)
     return _replace_none(value if is_plain else text)
+
+
+def _parse_literal(text: str) -> Any:
+    """Parse a Python literal such as False, None, (0.5, 2.0) or {"a": 1}."""
+    try:
+        value = _convert_literal(ast.literal_eval(text)) if len(text) <= _LONGEST_LITERAL else text
+        _check_values(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        is_misspelt = text.lower() in _KEYWORDS and text != NONE
+        if is_misspelt or text[:1] in tuple("([{\"'"):
+            quoted = format_value(text)
+            raise ValueError(
+                f"{text[:80]!r} is neither a TOML value nor a Python literal; to pass it as text, "
+                f"write {quoted if len(quoted) < 80 else 'it in quotes'}"
+            ) from error
+        return text
+    return value
+
+
+def _convert_literal(value: Any) -> Any:
+    """Convert tuples to lists; raise ValueError for values that a recipe cannot contain."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("the keys of a table must be text")
+        return {key: _convert_literal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_convert_literal(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ValueError(f"a recipe cannot contain a {type(value).__name__}")
+
+
+def describe_type(value: Any) -> str:
+    """Return the type of a parsed value in the words of the documentation."""
+    if value is None:
+        return NONE
+    names = {bool: "boolean", int: "integer", float: "number", str: "text"}
+    other = "table" if isinstance(value, Mapping) else "list"
+    return next((name for kind, name in names.items() if isinstance(value, kind)), other)
 
 
 def to_toml(config: BaseModel) -> str:

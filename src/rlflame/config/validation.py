@@ -53,8 +53,8 @@ def make_error(error: ValidationError) -> ConfigError:
         reason = first["msg"].removeprefix("Value error, ")
         sentence = f"{subject}: {reason}" if subject else reason
     else:
-        seen_text = format_seen_value(first["input"])
-        sentence = f"{subject} should be {' or '.join(choices)}, but is {seen_text}"
+        seen_text, kind = format_seen_value(first["input"]), toml_io.describe_type(first["input"])
+        sentence = f"{subject} should be {' or '.join(choices)}, but is {seen_text} ({kind})"
     return ConfigError(f"{sentence}.", "rlflame config lists all settings")
 
 
@@ -86,7 +86,16 @@ def parse_set(text: str) -> tuple[str, Any]:
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return _find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
+    return _find_full_key(key.strip()), parse_option_value("--set", text, value_text)
+
+
+def parse_option_value(option: str, text: str, value_text: str) -> Any:
+    """Parse the value of an option such as `--set NAME=VALUE`."""
+    try:
+        return toml_io.parse_value(value_text.strip())
+    except ValueError as error:
+        example = "hidden=[64, 64]" if option == "--set" else "size=[5, 5]"
+        raise ConfigError(f"{option} {text!r:.200}: {error}.", f"{option} '{example}'") from error
 
 
 def _find_full_key(key: str) -> str:
