@@ -110,8 +110,10 @@ def resolve(
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
-    if flags.env_file and not get_nested(user_layer, "learning.environment.id"):
-        raise ConfigError("--env-file needs --env with an id from the file.", "--env MyEnv-v0")
+    env_file = get_nested(user_layer, "runtime.env_file")
+    if isinstance(env_file, str) and get_nested(user_layer, "learning.environment.id") is None:
+        id = module_trust.find_file_environment(env_file)
+        set_nested(user_layer, "learning.environment.id", id)
     preset_layer = read_preset(flags.preset) if flags.preset else {}
     environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
     set_nested(user_layer, "learning.environment.id", environment)

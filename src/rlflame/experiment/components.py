@@ -13,8 +13,8 @@ from rlflame.config.module_trust import check_modules
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.config.resolve import make_short_name
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.toml_io import format_value
-from rlflame.errors import ConfigError, RlflameError
+from rlflame.errors import ConfigError
+from rlflame.experiment.env_failure import explain_env_failure
 from rlflame.experiment.learners import replica_main
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm
@@ -59,42 +59,7 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
             settings.id, dict(settings.kwargs), settings.max_episode_steps, modules
         )
     except (Exception, SystemExit) as error:
-        raise _explain_env_failure(settings, error) from error
-
-
-def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:
-    """Return the error for an environment that cannot be created or used."""
-    import gymnasium
-
-    from rlflame.rollout.envs.make import UnsupportedSpace
-
-    name, cause = settings.id, _get_first_line(error)
-    if isinstance(error, UnsupportedSpace):
-        return ConfigError(
-            f"{name} has {error}, which rlflame does not support.",
-            "supported: Box observations (no images) and Discrete or Box actions",
-        )
-    if isinstance(error, gymnasium.error.UnregisteredEnv):
-        return ConfigError(
-            f"There is no environment {name!r}. {str(error).partition('. ')[2]}".rstrip(),
-            "rlflame envs lists some ids; yours needs --env-file FILE.py, which must register it",
-        )
-    if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
-        if error.__cause__ is not None:
-            cause = f"{cause}: {_get_first_line(error.__cause__)}"
-        return ConfigError(
-            f"{name} needs a package that is missing or cannot be imported: {cause}.",
-            "install it where rlflame is installed; a module in the current folder needs "
-            "--allow-module MODULE",
-        )
-    kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
-    hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists the available environments"
-    return ConfigError(f"{name} cannot be created{kwargs_text}: {cause}.", hint)
-
-
-def _get_first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+        raise explain_env_failure(settings, error) from error
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
