@@ -50,7 +50,7 @@ SHIPPED = tomllib.loads(
 FLAGS = {
     "env": (["--env", "pendulum"], {"learning.environment.id": "Pendulum-v1"}),
     "algo": (["--algo", "reinforce"], {"learning.algorithm": "reinforce"}),
-    "steps": (["--steps", "777"], {"stop_at_steps": 777, "stop_at_iterations": None}),
+    "steps": (["--steps", "0.777k"], {"stop_at_steps": 777, "stop_at_iterations": None}),
     "iterations": (
         ["--algo", "reinforce", "--iterations", "7"],
         {"stop_at_steps": None, "stop_at_iterations": 7},
@@ -123,6 +123,30 @@ def test_episodes_are_cut_into_slots_as_wide_as_they_can_be(episodes, before, sl
     )
     assert (config["num_slots"], config["envs_per_slot"]) == (slots, width)
     assert config["episodes_per_iteration"] == episodes
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("1e5", 100_000), ("1M", 1_000_000), ("2.5k", 2_500), ("10_000", 10_000), ("1,000", 1_000)],
+)
+def test_numbers_of_steps_are_read_as_they_are_spoken(text, steps):
+    assert resolved("--steps", text)["stop_at_steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*SAC, "--steps", "10000"), ["10,000 steps", "learning.sac.learning_starts"]),
+        (("--set", "minibatch_size=4096"), ["4,096", "2,048"]),
+        (("--set", "network.hidden=[]"), ["network.hidden", "linear"]),
+    ],
+)
+def test_a_run_that_learns_little_says_so_before_it_starts(words, said):
+    dry_run = rlflame("train", *words, "--dry-run")
+    assert dry_run.code == 0
+    (note,) = dry_run.err.splitlines()
+    for text in said:
+        assert text in note
 
 
 def test_an_argument_of_the_environment_wins_over_the_file(tmp_path):
@@ -240,7 +264,10 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         (["--steps", "0"], 2, ["stop_at_steps", "but is 0"]),
         (["--algo", "reinforce", "--iterations", "0"], 2, ["stop_at_iterations", "but is 0"]),
         (["--algo", "reinforce", "--episodes-per-iter", "0"], 2, ["--episodes-per-iter is 0"]),
-        (["--steps", "many"], 2, ["--steps"]),
+        (["--steps", "many"], 2, ["--steps", "'many'"]),
+        (["--steps", "1.5"], 2, ["--steps", "'1.5'"]),
+        (["--lr", "1"], 2, ["--lr", "--set learning_rate=VALUE"]),
+        (["--total-timesteps", "1"], 2, ["--total-timesteps", "--steps N"]),
         (["--nonsense"], 2, ["--nonsense"]),
         (["--algo", "sac"], 2, ["CartPole-v1 has 2 discrete", "--algo ppo"]),
         (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.config import nested_dict, toml_io, validation
+from rlflame.config import nested_dict, synonyms, toml_io, validation
 from rlflame.config import resolve as config_resolve
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import RuntimeFlags, TrainFlags
@@ -468,3 +468,96 @@ def test_a_bad_option_is_not_blamed_on_the_run_s_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as saved:
         config_resolve.resolve_runtime(RuntimeFlags(), {"runtime": {"workers": -3}}, file)
     assert str(file) in saved.value.message
+
+
+# Names and numbers as users type them
+
+
+def test_a_preset_knows_its_environment():
+    config = resolve(preset="hopper-sac")
+    assert (config.learning.environment.id, config.learning.algorithm) == ("Hopper-v5", "sac")
+    assert resolve(preset="hopper-sac", env="walker2d").learning.environment.id == "Walker2d-v5"
+    with pytest.raises(ConfigError, match="several environments") as error:
+        resolve(preset="mujoco-sac")
+    assert resolve(preset="mujoco-sac", env=error.value.hint.split()[-1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"preset": "hopper"}, {"hopper-ppo", "hopper-sac", "default-reinforce"}),
+        ({"preset": "x", "env": "hopper", "algo": "sac"}, {"hopper-sac", "mujoco-sac"}),
+        ({"preset": "x", "env": "Mine-v0", "algo": "SAC"}, {"default-sac"}),
+    ],
+)
+def test_an_unknown_preset_is_answered_with_those_that_fit(flags, names):
+    with pytest.raises(ConfigError) as error:
+        resolve(**flags)
+    listed = set(error.value.hint.partition(": ")[2].split(", "))
+    assert names <= listed <= set(config_resolve.list_presets())
+    assert "cartpole-ppo" not in listed
+    if "algo" in flags:
+        assert all(name.split("-")[1] == "sac" for name in listed)
+
+
+@pytest.mark.parametrize("algorithm", TRAITS)
+def test_a_short_name_is_a_setting_of_the_chosen_algorithm(algorithm):
+    for flags in ({"algo": algorithm.upper()}, {"sets": [f"learning.algorithm={algorithm}"]}):
+        sets = [*flags.pop("sets", ()), "learning_rate=0.125"]
+        config = resolve(env="pendulum", sets=sets, **flags)
+        assert config.learning.settings.learning_rate == 0.125
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "expected"),
+    [
+        ("lr", "sac", "learning_rate"),
+        ("gamma", "ppo", "discount"),
+        ("ent_coef", "ppo", "entropy_weight"),
+        ("ent_coef", "sac", "entropy_coefficient"),
+        ("vf_coef", "ppo", "value_weight"),
+        ("batch_size", "ppo", "minibatch_size"),
+        ("n_steps", "ppo", "rollout.steps"),
+        ("n_epochs", "ppo", "epochs"),
+        ("tau", "sac", "target_update_rate"),
+        ("tau", "ppo", "target_update_rate"),
+        ("net_arch", "ppo", "network.hidden"),
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_ours(name, algorithm, expected):
+    with pytest.raises(ConfigError) as error:
+        resolve(env="pendulum", algo=algorithm, sets=[f"{name}=1"])
+    assert error.value.hint == f"--set {expected}=VALUE"
+
+
+def test_every_synonym_means_a_setting_and_is_none_itself():
+    settings = [path.split(".") for path in validation.list_settings()]
+    for name, meanings in synonyms.SYNONYMS.items():
+        for meaning in meanings:
+            parts = meaning.split(".")
+            assert any(path[-len(parts) :] == parts for path in settings), meaning
+        # The settings of SAC with such a name keep it.
+        owners = [path[1] for path in settings if path[-1] == name]
+        assert owners in ([], ["sac"]), name
+
+
+def test_names_that_are_the_same_elsewhere_are_just_read():
+    assert resolve(sets=["gae_lambda=0.5"]).learning.ppo.gae_lambda == 0.5
+    config = resolve(env="pendulum", algo="sac", sets=["batch_size=64"])
+    assert config.learning.sac.batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("steps", "every_steps", "is_valid"),
+    # An iteration of CartPole's preset has 2,048 steps.
+    [(2_000, 2_049, False), (2_000, 2_048, True), (2_049, 4_096, True), (2_049, 4_097, False)],
+)
+def test_a_target_return_needs_an_evaluation_within_the_run(steps, every_steps, is_valid):
+    flags = {"steps": steps, "until_return": 5.0, "sets": [f"every_steps={every_steps}"]}
+    if is_valid:
+        assert resolve(**flags).stop_at_steps == steps
+        return
+    with pytest.raises(ConfigError, match=f"{every_steps:,}") as error:
+        resolve(**flags)
+    flags["sets"] = [error.value.hint.removeprefix("--set ")]
+    assert resolve(**flags).stop_at_steps == steps

@@ -5,14 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand
 
-from rlflame.config.flags import ALGORITHM_NAMES, DEFAULT_ALGORITHM, RuntimeFlags
+from rlflame.config.flags import (
+    ALGORITHM_NAMES,
+    DEFAULT_ALGORITHM,
+    PRESET_FOLDER,
+    RuntimeFlags,
+)
 from rlflame.console.output import format_pairs, print_note, print_result
 from rlflame.rollout.blas import limit_threads
 
@@ -23,14 +30,33 @@ if TYPE_CHECKING:
 _names, _last = ", ".join(ALGORITHM_NAMES[:-1]), ALGORITHM_NAMES[-1]
 ALGO_HELP = f"Algorithm: {_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
 
+_COUNT = re.compile(r"(-?[0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+]?[0-9]{1,2})?)([kKmM]?)")
+
 CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="Checkpoint, policy file or run folder.")
 ]
 ExistingRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder, checkpoint or sweep folder.")
 ]
+
+
+def parse_count(text: str | int) -> int:
+    """Parse a number of steps such as 100000, 1e5, 100k or 1M."""
+    match = _COUNT.fullmatch(str(text).strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a number, such as 100000, 1e5, 100k or 1M.")
+    digits, unit = match.groups()
+    count = Decimal(re.sub("[_,]", "", digits)) * {"": 1, "k": 1000, "m": 1_000_000}[unit.lower()]
+    if count != int(count):
+        raise typer.BadParameter(f"{text!r} is not a whole number.")
+    return int(count)
+
+
 TotalSteps = Annotated[
-    int | None, typer.Option(metavar="N", help="Stop at step N, counted from the start of the run.")
+    int | None,
+    typer.Option(
+        metavar="N", parser=parse_count, help="Stop at step N, counted from the start of the run."
+    ),
 ]
 FreshReplay = Annotated[
     bool,
@@ -103,13 +129,26 @@ RuntimeSets = Annotated[
     ),
 ]
 
+
+def _list_presets() -> list[str]:
+    return sorted(path.stem for path in PRESET_FOLDER.glob("*.toml"))
+
+
+def _list_aliases() -> list[str]:
+    from rlflame.config.resolve import ALIASES
+
+    return sorted(ALIASES)
+
+
 #: The options of `train` and `resume` by panel and parameter name, in the order of the help.
 #: An option without a type has the type of its field in the flags.
 _PANELS: dict[str, dict[str, Any]] = {
     "Environment": {
         "env": typer.Option(
             metavar="ENV",
-            help="Alias from `rlflame envs`, Gymnasium id, or module:Id. [default: cartpole]",
+            help="Alias from `rlflame envs`, Gymnasium id, module:Id, or module:function. "
+            "[default: cartpole]",
+            autocompletion=_list_aliases,
         ),
         "env_kwargs": Annotated[
             list[str] | None,
@@ -119,9 +158,13 @@ _PANELS: dict[str, dict[str, Any]] = {
         "allow_modules": AllowModules,
     },
     "Algorithm": {
-        "algo": typer.Option(metavar="ALGO", help=ALGO_HELP),
+        "algo": typer.Option(
+            metavar="ALGO", help=ALGO_HELP, autocompletion=lambda: ALGORITHM_NAMES
+        ),
         "preset": typer.Option(
-            metavar="NAME", help="Preset from `rlflame envs`. [default: depends on ENV and ALGO]"
+            metavar="NAME",
+            help="Preset from `rlflame envs`. [default: depends on ENV and ALGO]",
+            autocompletion=_list_presets,
         ),
         "config": typer.Option(metavar="FILE", help="TOML file with settings."),
         "sets": Sets,
@@ -137,8 +180,14 @@ _PANELS: dict[str, dict[str, Any]] = {
         "fresh_replay": FreshReplay,
     },
     "Duration": {
-        "steps": typer.Option(metavar="N", help="Stop after N environment steps."),
-        "iterations": typer.Option(metavar="N", help="Stop after N iterations (REINFORCE)."),
+        "steps": typer.Option(
+            metavar="N",
+            parser=parse_count,
+            help="Stop after N environment steps, such as 100000, 1e5 or 1M.",
+        ),
+        "iterations": typer.Option(
+            metavar="N", parser=parse_count, help="Stop after N iterations (REINFORCE)."
+        ),
         "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
         "until_return": typer.Option(
             metavar="X", help="Stop when an evaluation's 95% confidence interval is above X."

@@ -16,7 +16,7 @@ from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested_dict import get_nested, merge, set_nested
-from rlflame.config.recipe import EvaluationSettings, RunConfig
+from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import (
     format_seen_value,
@@ -53,6 +53,7 @@ ALIASES: dict[str, Alias] = {
     for family, ids in _FAMILIES.items()
     for id in ids.split()
 }
+_ALGORITHM_KEYS = ("algorithm", "learning.algorithm")
 _ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
 #: Maps a field of the flags to the setting that takes its value unchanged.
 _FLAG_SETTINGS = {
@@ -92,9 +93,45 @@ def choose_preset(id: str, algorithm: str) -> str:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    if name not in list_presets():
-        raise ConfigError(f"There is no preset {name!r}.", f"presets: {', '.join(list_presets())}")
     return toml_io.parse((_PRESETS / f"{name}.toml").read_text("utf-8"))
+
+
+def list_fitting_presets(id: str, algorithms: Sequence[str]) -> list[str]:
+    """List the presets for an environment, its family or any environment."""
+    alias = _ALIAS_BY_ID.get(id)
+    names = {*TRAITS, "default", *((alias, ALIASES[alias].family) if alias else ())}
+    return [
+        preset
+        for preset in list_presets()
+        if preset.partition("-")[0] in names
+        and get_nested(read_preset(preset), "learning.algorithm") in algorithms
+    ]
+
+
+def _read_named_preset(name: str | None, user_layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preset of `--preset`, with the environment that its name begins with."""
+    if name is None:
+        return {}
+    first = name.partition("-")[0]
+    id = get_nested(user_layer, "learning.environment.id") or first
+    id = resolve_env_id(id) if isinstance(id, str) else first
+    if name not in list_presets():
+        algorithm = get_nested(user_layer, "learning.algorithm")
+        presets = list_fitting_presets(id, [algorithm] if algorithm else list(TRAITS))
+        known = id if id in _ALIAS_BY_ID else "any environment"
+        raise ConfigError(
+            f"There is no preset {name!r}.",
+            f"presets for {known}{f' and {algorithm}' if algorithm else ''}: {', '.join(presets)}",
+        )
+    layer = read_preset(name)
+    if first in ALIASES:
+        set_nested(layer, "learning.environment.id", ALIASES[first].id)
+    elif first in _FAMILIES and first != "default" and id == first:
+        raise ConfigError(
+            f"The preset {name} is for several environments.",
+            f"name one of them: --env {_FAMILIES[first].split()[1].partition('-')[0].lower()}",
+        )
+    return layer
 
 
 def resolve(
@@ -106,7 +143,10 @@ def resolve(
     applies only to environments with continuous actions.
     """
     file_layer = _read_config_file(flags.config) if flags.config else {}
-    typed_layer = merge_layers(_make_set_layer(flags.sets), _make_flag_layer(flags))
+    flag_layer = _make_flag_layer(flags)
+    preset_layer = _read_named_preset(flags.preset, merge_layers(file_layer, flag_layer))
+    algorithm = _find_algorithm(flags, file_layer, preset_layer)
+    typed_layer = merge_layers(_make_set_layer(flags.sets, algorithm), flag_layer)
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
@@ -114,8 +154,7 @@ def resolve(
     if isinstance(env_file, str) and get_nested(user_layer, "learning.environment.id") is None:
         id = module_trust.find_file_environment(env_file)
         set_nested(user_layer, "learning.environment.id", id)
-    preset_layer = read_preset(flags.preset) if flags.preset else {}
-    environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
+    environment = _choose_environment(user_layer, preset_layer)
     set_nested(user_layer, "learning.environment.id", environment)
     set_nested(user_layer, "learning.algorithm", algorithm)
     name = flags.preset or choose_preset(environment, algorithm)
@@ -125,7 +164,7 @@ def resolve(
     module_trust.check_modules(config.learning.environment.id, config.learning.environment.kwargs)
     if overlay is not None and has_continuous_actions(config):
         config = _validate_layers(base_layer, overlay, user_layer)
-    _check_until_return(config.evaluation)
+    _check_until_return(config)
     return _apply_batch_flags(config, flags), name
 
 
@@ -174,10 +213,10 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     return layer
 
 
-def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
+def _make_set_layer(sets: Sequence[str] | None, algorithm: str | None = None) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for text in sets or ():
-        set_nested(layer, *parse_set(text))
+        set_nested(layer, *parse_set(text, algorithm))
     _resolve_env_file(layer, Path.cwd())
     return layer
 
@@ -201,7 +240,7 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     }
     if isinstance(flags, TrainFlags):
         settings |= {
-            "learning.algorithm": flags.algo or None,
+            "learning.algorithm": flags.algo.lower() if flags.algo else None,
             "learning.provider": "torch" if flags.device == "cuda" else None,
             "learning.environment.kwargs": dict(map(_parse_env_argument, flags.env_kwargs or ())),
             "runtime.out": _format_out(flags.out),
@@ -277,21 +316,32 @@ def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
     module_trust.allow_modules([*(flags.allow_modules or ()), *modules])
 
 
-def _choose_environment_and_algorithm(
-    user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
-) -> tuple[str, str]:
-    id = get_nested(user_layer, "learning.environment.id")
+def _choose_environment(user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]) -> str:
+    name = "learning.environment.id"
+    id = get_nested(merge(preset_layer, user_layer), name)
     id = ALIASES["cartpole"].id if id is None else id
     if not isinstance(id, str) or not id:
         raise ConfigError(f"{format_seen_value(id)} is not an environment id.", "--env hopper")
+    return resolve_env_id(id)
+
+
+def _find_algorithm(
+    flags: TrainFlags, file_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
+) -> str:
+    """Return the algorithm, which decides what the short names of settings mean."""
+    sets = [text.partition("=") for text in flags.sets or ()]
+    typed = [value.strip() for key, _, value in sets if key.strip() in _ALGORITHM_KEYS]
     algorithm = (
-        get_nested(user_layer, "learning.algorithm")
+        flags.algo
+        or next(reversed(typed), None)
+        or get_nested(file_layer, "learning.algorithm")
         or get_nested(preset_layer, "learning.algorithm")
         or DEFAULT_ALGORITHM
     )
-    if algorithm not in tuple(TRAITS):
+    name = str(algorithm).lower()
+    if name not in TRAITS:
         raise ConfigError(f"There is no algorithm {algorithm!r}.", f"--algo {' or '.join(TRAITS)}")
-    return resolve_env_id(id), algorithm
+    return name
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
@@ -304,14 +354,29 @@ def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
     return config.model_copy(update={"learning": recipe.learning})
 
 
-def _check_until_return(evaluation: EvaluationSettings) -> None:
+def _check_until_return(config: RunConfig) -> None:
     """Reject a target return unless training includes evaluations of several episodes."""
+    evaluation, rollout = config.evaluation, config.learning.rollout
     every_steps, episodes = evaluation.every_steps, evaluation.episodes
-    if evaluation.until_return is not None and (every_steps is None or episodes == 1):
+    if evaluation.until_return is None:
+        return
+    if every_steps is None or episodes == 1:
         raise ConfigError(
             "--until-return needs evaluations of several episodes during training, but "
             f"every_steps is {toml_io.format_value(every_steps)} and episodes is {episodes}.",
             "--set evaluation.every_steps=50000 --set evaluation.episodes=8",
+        )
+    # An iteration is never cut short, so a run may take more steps than its budget.
+    unit, limits = rollout.steps_per_iteration, []
+    if config.stop_at_steps is not None:
+        limits.append(-(-config.stop_at_steps // unit) * unit)
+    if config.stop_at_iterations is not None:
+        limits.append(config.stop_at_iterations * unit)
+    if every_steps > min(limits):
+        raise ConfigError(
+            "--until-return needs evaluations during training, but the run ends after "
+            f"{min(limits):,} steps, and every_steps is {every_steps:,}.",
+            f"--set evaluation.every_steps={max(1, min(limits) // 10)}",
         )
 
 
