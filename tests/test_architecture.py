@@ -76,7 +76,7 @@ GUESTS = {
         "rollout.envs.gymnasium_env",
         "rollout.envs.vector_env",
         "rollout.mujoco.mujoco_env",
-        "experiment.components",
+        "experiment.env_failure",
         "bench.sleeping",
     },
     "mujoco": {

@@ -280,7 +280,7 @@ RUNTIMES: list[dict[str, Any]] = [
     {"fleet": "auto", "workers": 3, "max_retries": 0, "debug": True, "keep_checkpoints": 1},
     {"out": "elsewhere", "progress": "json", "flame": {"cpu": 2, "dependencies": "install"}},
     {"fleet": "local", "workers": 1, "env_file": fakes.__file__, "tensorboard": True},
-    {"fleet": "inline", "video_every_steps": 1},
+    {"fleet": "inline", "video_every_steps": 1, "checkpoint_every_minutes": 1e-6},
     {"learners": 2, "learner_deadline_s": 50.0, "compare_learners_every": 1},
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.config import nested_dict, synonyms, toml_io, validation
+from rlflame.config import nested_dict, preset_catalog, synonyms, toml_io, validation
 from rlflame.config import resolve as config_resolve
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import RuntimeFlags, TrainFlags
@@ -110,15 +110,15 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
     assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
     monkeypatch.setenv(user_code.FILE_VARIABLE, "")  # restored after the test
     (tmp_path / "sub" / "two.py").touch()
-    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"])
+    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"], env="cartpole")
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
     # A file imports modules from its own folder, not from the folder of a link to it.
     (tmp_path / "link.py").symlink_to("sub/two.py")
-    linked = resolve(sets=["runtime.env_file=link.py"])
+    linked = resolve(sets=["runtime.env_file=link.py"], env="cartpole")
     assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
     (tmp_path / "deep").symlink_to("sub/deeper")
     (tmp_path / "sub" / "deeper").mkdir()
-    linked = resolve(sets=["runtime.env_file=deep/../two.py"])
+    linked = resolve(sets=["runtime.env_file=deep/../two.py"], env="cartpole")
     assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
 
 
@@ -148,29 +148,30 @@ def test_a_given_end_of_a_run_replaces_the_ends_of_the_preset(words, steps, iter
 
 
 def test_every_alias_is_registered_under_its_id():
-    for alias, meant in config_resolve.ALIASES.items():
+    for alias, meant in preset_catalog.ALIASES.items():
         assert meant.id in gymnasium.registry, alias
-        assert config_resolve.resolve_env_id(alias.upper()) == meant.id
-        assert config_resolve.make_short_name(meant.id) == alias
+        assert preset_catalog.resolve_env_id(alias.upper()) == meant.id
+        assert preset_catalog.make_short_name(meant.id) == alias
 
 
 def test_an_id_without_alias_names_a_folder_without_odd_characters():
-    assert config_resolve.make_short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
+    assert preset_catalog.make_short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
 
 
-@pytest.mark.parametrize("name", config_resolve.list_presets())
+@pytest.mark.parametrize("name", preset_catalog.list_presets())
 def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
     stem = name.removesuffix("-wide")
     method = "reinforce" if stem.endswith("classic") else stem.rpartition("-")[2]
+    env = "hopper" if name.startswith("mujoco") else None
     for continuous in (False, True):
-        config = resolve(preset=name, continuous=lambda config, c=continuous: c)
+        config = resolve(preset=name, env=env, continuous=lambda config, c=continuous: c)
         assert config.learning.algorithm == method
 
 
 def test_every_environment_has_a_preset_for_every_algorithm():
-    for meant in config_resolve.ALIASES.values():
+    for meant in preset_catalog.ALIASES.values():
         for method in TRAITS:
-            assert config_resolve.choose_preset(meant.id, method) in config_resolve.list_presets()
+            assert preset_catalog.choose_preset(meant.id, method) in preset_catalog.list_presets()
 
 
 def test_the_classic_preset_is_the_example_of_the_text_book():
@@ -234,8 +235,8 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
             "did you mean learning.environment.max_episode_steps, evaluation.max_episode_steps",
         ),
         (
-            {"sets": ["discount=0.5"]},
-            "learning.ppo.discount, learning.reinforce.discount",
+            {"sets": ["max_episode_steps=5"]},
+            "learning.environment.max_episode_steps, evaluation.max_episode_steps",
             "full name",
         ),
         ({"sets": ["seed"]}, "'seed' is not NAME=VALUE", "--set"),
@@ -354,12 +355,13 @@ def test_true_stays_what_it_is_where_it_belongs():
         ("64,64", [64, 64]),
         ("[True, None]", [True, None]),
         ("{'a': 1, 'b': (2,)}", {"a": 1, "b": [2]}),
-        ("{\"a\": False}", {"a": False}),
+        ('{"a": False}', {"a": False}),
         # Text that has a meaning in Python, but not as a value
         ("1+2j", "1+2j"),
         ("b'a'", "b'a'"),
         ("print(1)", "print(1)"),
         ("2g", "2g"),
+        ("0000", "0000"),
     ],
 )
 def test_a_value_is_toml_or_a_python_literal_or_else_the_text_itself(written, value):
@@ -369,7 +371,18 @@ def test_a_value_is_toml_or_a_python_literal_or_else_the_text_itself(written, va
 
 @pytest.mark.parametrize(
     "written",
-    ["[1, 2", "(0.5, 2.0", "{a: 1}", "{1: 2}", "{1, 2}", '"open', "[a, b]", "TRUE", "null", "[" * 99],
+    [
+        "[1, 2",
+        "(0.5, 2.0",
+        "{a: 1}",
+        "{1: 2}",
+        "{1, 2}",
+        '"open',
+        "[a, b]",
+        "TRUE",
+        "null",
+        "[" * 99,
+    ],
 )
 def test_what_looks_like_a_value_and_is_none_is_refused(written):
     for flags in ({"env_kwargs": [f"x={written}"]}, {"sets": [f"runtime.out={written}"]}):
@@ -429,34 +442,56 @@ def test_a_config_reads_back_as_itself(kwargs, limit, method):
     data = config.model_dump()
     data["learning"]["environment"] |= {"kwargs": kwargs, "max_episode_steps": limit}
     config = validation.validate_config(data)
-    text = toml_io.to_toml(config)
+    text = config_resolve.format_config(config)
     assert validation.validate_config(toml_io.parse(text)) == config
-    assert toml_io.to_toml(validation.validate_config(toml_io.parse(text))) == text
+    assert config_resolve.format_config(validation.validate_config(toml_io.parse(text))) == text
 
 
 @pytest.mark.parametrize("method", TRAITS)
 def test_the_sections_of_other_algorithms_are_not_written(method):
     """Only the section of the chosen algorithm is written."""
-    learning = tomllib.loads(toml_io.to_toml(resolve(algo=method)))["learning"]
+    learning = tomllib.loads(config_resolve.format_config(resolve(algo=method)))["learning"]
     assert learning.keys() & TRAITS.keys() == {method}
 
 
-def test_every_setting_is_written(tmp_path):
-    """The text has each setting of the chosen algorithm once, in its table."""
+def test_every_setting_with_a_value_is_written():
+    """The text has each such setting of the chosen algorithm once, in its table."""
     config = resolve()
-    table = tomllib.loads(toml_io.to_toml(config))
-    absent = {"learning.environment.kwargs"}
+    text = config_resolve.format_config(config)
+    table, values = tomllib.loads(text), config.model_dump(mode="json")
     for path in validation.list_settings():
-        if ".reinforce." in path or ".sac." in path or path in absent:
-            continue
-        assert nested_dict.get_nested(table, path) is not None, path
+        value = nested_dict.get_nested(values, path)
+        assert nested_dict.get_nested(table, path) == value, path
     assert isinstance(nested_dict.get_nested(table, "learning.environment.kwargs"), dict)
-    assert RunConfig.model_validate(toml_io.parse(toml_io.to_toml(config))) == config
+    assert '"none"' not in text
+    assert RunConfig.model_validate(toml_io.parse(text)) == config
+
+
+def test_none_is_written_only_where_it_changes_a_value_or_is_a_choice(tmp_path):
+    # The preset evaluates at intervals, and the default is to clip gradients.
+    sets = ["every_steps=none", "ppo.max_gradient_norm=none", "runtime.out=\\none"]
+    config = resolve(env="cartpole", sets=sets)
+    table = tomllib.loads(config_resolve.format_config(config))
+    assert table["evaluation"]["every_steps"] == "none"
+    assert table["learning"]["ppo"]["max_gradient_norm"] == "none"
+    assert table["runtime"]["out"] == "\\none"
+    assert "target_kl" not in table["learning"]["ppo"]
+    file = tmp_path / "mine.toml"
+    file.write_text(config_resolve.format_config(config))
+    assert resolve(config=file) == config
+
+    sets = ["critic_norm=none"]
+    config = resolve(env="ant", algo="sac", sets=sets, continuous=lambda _: True)
+    text = config_resolve.format_config(config)
+    assert 'critic_norm = "none"' in text
+    assert text.count('"none"') == 1
+    file.write_text(text)
+    assert resolve(config=file, continuous=lambda _: True) == config
 
 
 @pytest.mark.parametrize("algorithm", TRAITS)
 def test_every_algorithm_has_a_default_preset(algorithm):
-    preset = config_resolve.read_preset(config_resolve.choose_preset("Unknown-v0", algorithm))
+    preset = preset_catalog.read_preset(preset_catalog.choose_preset("Unknown-v0", algorithm))
     assert preset["learning"]["algorithm"] == algorithm
 
 
@@ -494,7 +529,7 @@ def test_an_unknown_preset_is_answered_with_those_that_fit(flags, names):
     with pytest.raises(ConfigError) as error:
         resolve(**flags)
     listed = set(error.value.hint.partition(": ")[2].split(", "))
-    assert names <= listed <= set(config_resolve.list_presets())
+    assert names <= listed <= set(preset_catalog.list_presets())
     assert "cartpole-ppo" not in listed
     if "algo" in flags:
         assert all(name.split("-")[1] == "sac" for name in listed)

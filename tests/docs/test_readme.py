@@ -22,8 +22,8 @@ from commands import rlflame
 from rlflame.bench.rollouts import RolloutsBenchmark
 from rlflame.bench.runner import Benchmark
 from rlflame.config import resolve as config_resolve
+from rlflame.config.preset_catalog import make_short_name
 from rlflame.config.recipe import RunConfig
-from rlflame.config.resolve import make_short_name
 from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment.sweep import sweep_run
 from rlflame.storage.sweep_folder import format_folder_name

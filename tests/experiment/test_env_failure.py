@@ -7,7 +7,7 @@ import sys
 import pytest
 from commands import rlflame
 
-_CLASS = '''
+_CLASS = """
 import gymnasium
 import numpy as np
 
@@ -35,7 +35,7 @@ def make_line(size=1):
 def make_nothing():
     return gymnasium.make("Nowhere-v0")
 
-'''
+"""
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand
@@ -63,6 +63,14 @@ FreshReplay = Annotated[
     typer.Option(
         "--fresh-replay",
         help="Empty the replay buffer and keep the weights. Use this if replay files are lost.",
+    ),
+]
+NewSchedule = Annotated[
+    bool,
+    typer.Option(
+        "--new-schedule",
+        help="Start a new run from the best policy of RUN, with new schedules of its settings, "
+        "such as the learning rate. It takes the steps that are missing until step N.",
     ),
 ]
 Seeds = Annotated[
@@ -135,7 +143,7 @@ def _list_presets() -> list[str]:
 
 
 def _list_aliases() -> list[str]:
-    from rlflame.config.resolve import ALIASES
+    from rlflame.config.preset_catalog import ALIASES
 
     return sorted(ALIASES)
 
@@ -178,6 +186,7 @@ _PANELS: dict[str, dict[str, Any]] = {
             "--scale-lr", help="Multiply the learning rate by the number of learners."
         ),
         "fresh_replay": FreshReplay,
+        "new_schedule": NewSchedule,
     },
     "Duration": {
         "steps": typer.Option(
@@ -287,28 +296,48 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
     return add_options
 
 
-def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:
-    """Load a policy from a file, and resolve the runtime settings from the options."""
+class PolicySource(NamedTuple):
+    """A policy, its file and the runtime settings of the command."""
+
+    file: Path
+    checkpoint: Checkpoint
+    runtime: RuntimeSettings
+
+
+def load_source(path: Path, flags: RuntimeFlags) -> PolicySource:
+    """Load a policy from a file or a run folder, and resolve the runtime settings."""
     from rlflame.config.resolve import resolve_runtime
 
     runtime = resolve_runtime(flags)
     limit_threads(1)  # before numpy is imported
-    from rlflame.storage.run_folder import load_policy_file
+    file, checkpoint = load_named_policy(path)
+    return PolicySource(file, checkpoint, runtime)
 
-    return load_policy_file(file), runtime
+
+def load_named_policy(path: Path) -> tuple[Path, Checkpoint]:
+    """Load a policy; if the path is a run folder, print which of its policies is used."""
+    from rlflame.storage import checkpoint
+    from rlflame.storage.run_folder import find_policy_file
+
+    file = find_policy_file(path)
+    policy = checkpoint.load(file)
+    if file != path:
+        kind = "best" if file.name == "best.safetensors" else "latest"
+        steps = f"step {policy.progress.steps:,}"
+        print_note(f"{path} is a run folder; its {kind} policy is used: {file} ({steps}).")
+    return file, policy
 
 
-def print_machine_differences(source: Checkpoint) -> list[str]:
-    """Print and return the differences from the machine that wrote the file."""
-    from rlflame.experiment import resume
+def print_machine_note(source: Checkpoint, seed: int, returns: Mapping[int, float]) -> None:
+    """Print how this machine differs from that of the file, if returns differ as well."""
+    from rlflame.experiment import comparison, resume
 
     differences = resume.find_machine_differences(source)
-    for difference in differences:
+    if differences and comparison.has_other_returns(source.evaluation, seed, returns):
         print_note(
-            f"This machine differs from the one that wrote the file ({difference}); "
-            "results may not be bit-identical."
+            "The returns differ from the recorded ones, probably because this machine differs "
+            f"from the one that wrote the file ({'; '.join(differences)})."
         )
-    return differences
 
 
 def print_pairs(lines: Iterable[tuple[str, str]]) -> None:

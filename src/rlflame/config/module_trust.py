@@ -192,9 +192,9 @@ def load_env_file(path: str, expected: str | None = None) -> str:
             f"with {expected[:12]}.",
             "restore the original file, or start a new run",
         )
-    import gymnasium  # slow to import
+    from rlflame.rollout.envs.make import list_registered_ids  # imports Gymnasium
 
-    earlier_ids = set(gymnasium.registry)
+    earlier_ids = set(list_registered_ids())
     try:
         user_code.load(path)
     except (Exception, SystemExit) as error:
@@ -202,7 +202,7 @@ def load_env_file(path: str, expected: str | None = None) -> str:
             f"--env-file {path!r} cannot be loaded: {type(error).__name__}: {error}.",
             f"{format_shell('python', Path(path))} shows the traceback",
         ) from error
-    _registered_ids.setdefault(path, [id for id in gymnasium.registry if id not in earlier_ids])
+    _registered_ids.setdefault(path, [id for id in list_registered_ids() if id not in earlier_ids])
     os.environ[user_code.FILE_VARIABLE] = path
     allow_modules([module])
     return digest

@@ -6,17 +6,22 @@ Precedence, highest first: options, --set, --config, the preset, the defaults.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested_dict import get_nested, merge, set_nested
-from rlflame.config.recipe import RunConfig
+from rlflame.config.preset_catalog import (
+    ALIASES,
+    choose_preset,
+    read_named_preset,
+    read_preset,
+    resolve_env_id,
+)
+from rlflame.config.recipe import Recipe, RunConfig, make_defaults
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import (
     format_seen_value,
@@ -28,33 +33,7 @@ from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
 _PACKAGES = "runtime.flame.extra_dependencies"
-_PRESETS = resources.files("rlflame.config") / "presets"
-
-
-class Alias(NamedTuple):
-    """The Gymnasium id of a short name, and the family whose presets fit it."""
-
-    id: str
-    family: str
-
-
-#: Families of presets, and the ids that they fit.
-_FAMILIES = {
-    "cartpole": "CartPole-v1",
-    "pendulum": "Pendulum-v1",
-    "default": "Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Reacher-v5",
-    "lunarlander": "LunarLander-v3",
-    "mujoco": "BipedalWalker-v3 Hopper-v5 HalfCheetah-v5 Walker2d-v5 Ant-v5 Humanoid-v5 Swimmer-v5 "
-    "Pusher-v5 InvertedPendulum-v5 InvertedDoublePendulum-v5",
-}
-#: An alias is an id without its version, in lower case.
-ALIASES: dict[str, Alias] = {
-    id.partition("-")[0].lower(): Alias(id, family)
-    for family, ids in _FAMILIES.items()
-    for id in ids.split()
-}
 _ALGORITHM_KEYS = ("algorithm", "learning.algorithm")
-_ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
 #: Maps a field of the flags to the setting that takes its value unchanged.
 _FLAG_SETTINGS = {
     "env": "learning.environment.id",
@@ -70,68 +49,15 @@ _FLAG_SETTINGS = {
 }
 
 
-def resolve_env_id(name: str) -> str:
-    """Return the Gymnasium id for an alias, or the id itself."""
-    return ALIASES[name.lower()].id if name.lower() in ALIASES else name
-
-
-def make_short_name(id: str) -> str:
-    """Return the alias of an id, or the id as a valid folder name."""
-    return _ALIAS_BY_ID.get(id) or re.sub(r"[^\w.-]", "-", id).lower()
-
-
-def list_presets() -> list[str]:
-    return sorted(f.name[:-5] for f in _PRESETS.iterdir() if f.name.endswith(".toml"))
-
-
-def choose_preset(id: str, algorithm: str) -> str:
-    """Return the most specific preset: for the id, its family or only the algorithm."""
-    alias = _ALIAS_BY_ID.get(id)
-    names = [alias, ALIASES[alias].family] if alias else []
-    candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
-    return next(name for name in candidates if name in list_presets())
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    return toml_io.parse((_PRESETS / f"{name}.toml").read_text("utf-8"))
-
-
-def list_fitting_presets(id: str, algorithms: Sequence[str]) -> list[str]:
-    """List the presets for an environment, its family or any environment."""
-    alias = _ALIAS_BY_ID.get(id)
-    names = {*TRAITS, "default", *((alias, ALIASES[alias].family) if alias else ())}
-    return [
-        preset
-        for preset in list_presets()
-        if preset.partition("-")[0] in names
-        and get_nested(read_preset(preset), "learning.algorithm") in algorithms
-    ]
-
-
-def _read_named_preset(name: str | None, user_layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preset of `--preset`, with the environment that its name begins with."""
-    if name is None:
-        return {}
-    first = name.partition("-")[0]
-    id = get_nested(user_layer, "learning.environment.id") or first
-    id = resolve_env_id(id) if isinstance(id, str) else first
-    if name not in list_presets():
-        algorithm = get_nested(user_layer, "learning.algorithm")
-        presets = list_fitting_presets(id, [algorithm] if algorithm else list(TRAITS))
-        known = id if id in _ALIAS_BY_ID else "any environment"
-        raise ConfigError(
-            f"There is no preset {name!r}.",
-            f"presets for {known}{f' and {algorithm}' if algorithm else ''}: {', '.join(presets)}",
-        )
-    layer = read_preset(name)
-    if first in ALIASES:
-        set_nested(layer, "learning.environment.id", ALIASES[first].id)
-    elif first in _FAMILIES and first != "default" and id == first:
-        raise ConfigError(
-            f"The preset {name} is for several environments.",
-            f"name one of them: --env {_FAMILIES[first].split()[1].partition('-')[0].lower()}",
-        )
-    return layer
+def format_config(config: Recipe) -> str:
+    """Return a recipe or a config as TOML that `--config` reads back unchanged."""
+    learning = config.learning
+    base = make_defaults(learning.algorithm)
+    preset = read_preset(choose_preset(learning.environment.id, learning.algorithm))
+    overlay = preset.pop("continuous", {})
+    for layer in (preset, overlay):
+        base = merge(base, layer)
+    return toml_io.to_toml(config, base)
 
 
 def resolve(
@@ -144,7 +70,7 @@ def resolve(
     """
     file_layer = _read_config_file(flags.config) if flags.config else {}
     flag_layer = _make_flag_layer(flags)
-    preset_layer = _read_named_preset(flags.preset, merge_layers(file_layer, flag_layer))
+    preset_layer = read_named_preset(flags.preset, merge_layers(file_layer, flag_layer))
     algorithm = _find_algorithm(flags, file_layer, preset_layer)
     typed_layer = merge_layers(_make_set_layer(flags.sets, algorithm), flag_layer)
     _check_code(file_layer, typed_layer, flags.config)
@@ -330,10 +256,10 @@ def _find_algorithm(
 ) -> str:
     """Return the algorithm, which decides what the short names of settings mean."""
     sets = [text.partition("=") for text in flags.sets or ()]
-    typed = [value.strip() for key, _, value in sets if key.strip() in _ALGORITHM_KEYS]
+    names = [value.strip() for key, _, value in sets if key.strip() in _ALGORITHM_KEYS]
     algorithm = (
         flags.algo
-        or next(reversed(typed), None)
+        or next(reversed(names), None)
         or get_nested(file_layer, "learning.algorithm")
         or get_nested(preset_layer, "learning.algorithm")
         or DEFAULT_ALGORITHM

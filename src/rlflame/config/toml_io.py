@@ -1,7 +1,7 @@
 """Reads and writes settings as TOML; written values read back unchanged.
 
-TOML has no null, so the word "none" stands for an absent value. The literal text "none" is written
-with a leading backslash.
+TOML has no null. An absent value is left out, or written as the word "none" if a reader would
+otherwise use another value. Elsewhere, the literal text "none" is written with a leading backslash.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rlflame.terminal_text import escape_unicode
 NONE = "none"
 _ESCAPED_NONE = re.compile(r"\\+none")
 _NEEDS_ESCAPE = re.compile(r"\\*none")
+_KWARGS = "learning.environment.kwargs"
 #: A key that tomllib reads without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 #: The tokens that can belong to a key; `other` ends a key.
@@ -35,6 +36,8 @@ _TOKENS = re.compile(
 #: Limits that no real config reaches.
 _MOST_PARTS = 32
 _DEEPEST = 64
+#: Python reads 00 as a number, but it is more likely part of a name, a date or a hash.
+_LEADING_ZEROS = re.compile(r"[+-]?0[0-9_]")
 _LONGEST_LITERAL = 65_536
 #: Words that are read as values in their usual spelling, such as true and False.
 _KEYWORDS = {"true", "false", "none", "null", "nil"}
@@ -104,28 +107,29 @@ def parse_value(text: str) -> Any:
 def _parse_literal(text: str) -> Any:
     """Parse a Python literal such as False, None, (0.5, 2.0) or {"a": 1}."""
     try:
-        value = _convert_literal(ast.literal_eval(text)) if len(text) <= _LONGEST_LITERAL else text
+        is_text = _LEADING_ZEROS.match(text) or len(text) > _LONGEST_LITERAL
+        value = text if is_text else _make_plain_value(ast.literal_eval(text))
         _check_values(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         is_misspelt = text.lower() in _KEYWORDS and text != NONE
         if is_misspelt or text[:1] in tuple("([{\"'"):
-            quoted = format_value(text)
+            spelling = format_value(text)
             raise ValueError(
                 f"{text[:80]!r} is neither a TOML value nor a Python literal; to pass it as text, "
-                f"write {quoted if len(quoted) < 80 else 'it in quotes'}"
+                f"write {spelling if len(spelling) < 80 else 'it in quotes'}"
             ) from error
         return text
     return value
 
 
-def _convert_literal(value: Any) -> Any:
+def _make_plain_value(value: Any) -> Any:
     """Convert tuples to lists; raise ValueError for values that a recipe cannot contain."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("the keys of a table must be text")
-        return {key: _convert_literal(item) for key, item in value.items()}
+        return {key: _make_plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_convert_literal(item) for item in value]
+        return [_make_plain_value(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise ValueError(f"a recipe cannot contain a {type(value).__name__}")
@@ -140,10 +144,13 @@ def describe_type(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), other)
 
 
-def to_toml(config: BaseModel) -> str:
-    """Return a config as TOML that reads back as the same config."""
+def to_toml(config: BaseModel, base: Mapping[str, Any]) -> str:
+    """Return a config as TOML that reads back as the same config.
+
+    `base` contains the values that a reader uses for settings that are left out.
+    """
     lines: list[str] = []
-    _write_table(config.model_dump(mode="json"), "", lines)
+    _write_table(config.model_dump(mode="json"), "", lines, base)
     return "\n".join(lines).strip() + "\n"
 
 
@@ -160,19 +167,27 @@ def _replace_none(value: Any) -> Any:
     return value
 
 
-def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
+def _write_table(
+    table: Mapping[str, Any], path: str, lines: list[str], base: Mapping[str, Any]
+) -> None:
     inner = {name: value for name, value in table.items() if isinstance(value, Mapping)}
-    plain = {name: value for name, value in table.items() if name not in inner}
+    is_kwargs = path.startswith(_KWARGS)
+    plain = {
+        name: value
+        for name, value in table.items()
+        if name not in inner and (value is not None or is_kwargs or base.get(name) is not None)
+    }
     if path and (plain or not inner):
         lines += ["", f"[{path}]"]
-    # The section of an unused algorithm is absent, not a setting with the value none.
-    absent_sections = TRAITS.keys() if path == "learning" else set()
+    # In the section of an algorithm, every text is one of the choices of a setting.
+    has_choices = path.removeprefix("learning.") in TRAITS
     for name, value in plain.items():
-        if value is None and name in absent_sections:
-            continue
-        lines.append(f"{format_key(name)} = {format_value(value)}")
+        text = f'"{NONE}"' if has_choices and value == NONE else format_value(value)
+        lines.append(f"{format_key(name)} = {text}")
     for name, value in inner.items():
-        _write_table(value, f"{path}.{format_key(name)}" if path else format_key(name), lines)
+        inner_path = f"{path}.{format_key(name)}" if path else format_key(name)
+        inner_base = base.get(name)
+        _write_table(value, inner_path, lines, inner_base if isinstance(inner_base, dict) else {})
 
 
 def format_key(name: str) -> str:

@@ -109,12 +109,14 @@ def _find_full_key(key: str, algorithm: str | None) -> str:
         return f"learning.environment.kwargs.{tail}"
     settings = list_settings()
     matches = [key] if key in settings else [p for p in settings if p.endswith(f".{key}")]
-    own = f"learning.{algorithm}.{key}"
-    matches = [own] if own in matches else matches
+    full_key = f"learning.{algorithm}.{key}"
+    matches = [full_key] if full_key in matches else matches
     sections = tuple(f"learning.{name}." for name in TRAITS)
     synonyms = find_synonyms(key)
-    if synonyms and own not in matches and all(path.startswith(sections) for path in matches):
-        paths = {name: {name, f"learning.{name}", f"learning.{algorithm}.{name}"} for name in synonyms}
+    if synonyms and full_key not in matches and all(path.startswith(sections) for path in matches):
+        paths = {
+            name: {name, f"learning.{name}", f"learning.{algorithm}.{name}"} for name in synonyms
+        }
         names = [name for name in synonyms if not paths[name].isdisjoint(settings)] or synonyms
         raise ConfigError(
             f"There is no setting {key!r}; here it is called {' or '.join(names)}.",

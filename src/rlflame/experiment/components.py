@@ -10,8 +10,8 @@ import numpy as np
 
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.module_trust import check_modules
+from rlflame.config.preset_catalog import make_short_name
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
-from rlflame.config.resolve import make_short_name
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment.env_failure import explain_env_failure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,9 @@ class EnvPackage(NamedTuple):
     ids: str
 
 
-_HIGHWAY = "highway|merge|roundabout|parking|intersection|racetrack|lane-keeping|two-way|u-turn|exit"
+_HIGHWAY = (
+    "highway|merge|roundabout|parking|intersection|racetrack|lane-keeping|two-way|u-turn|exit"
+)
 #: Well-known packages whose environments exist only after their module was imported.
 _PACKAGES = (
     EnvPackage("ale-py", "ale_py", r"ALE/.+"),
@@ -46,7 +47,7 @@ def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> 
     """Return the error for an environment that cannot be created or used."""
     import gymnasium
 
-    from rlflame.rollout.envs.make import UnsupportedSpace
+    from rlflame.rollout.envs.make import UnsupportedSpace, is_registered
 
     name, cause = settings.id, _get_first_line(error)
     if isinstance(error, UnsupportedSpace):
@@ -54,7 +55,7 @@ def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> 
             f"{name} has {error}, which rlflame does not support.",
             "supported: Box observations (no images) and Discrete or Box actions",
         )
-    if isinstance(error, gymnasium.error.UnregisteredEnv) and not _is_registered(name):
+    if isinstance(error, gymnasium.error.UnregisteredEnv) and not is_registered(name):
         return _explain_unknown_id(name, str(error))
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
         if error.__cause__ is not None:
@@ -86,7 +87,9 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
         )
     module, _, name = id.rpartition(":")
     if module:
-        names = _list_constructors(module)
+        from rlflame.rollout.envs.make import list_constructors
+
+        names = list_constructors(module)
         choices = f"; {module} has {', '.join(names)}" if names else ""
         return ConfigError(
             f"The module {module} neither registers an environment {name!r} nor defines a function "
@@ -100,30 +103,6 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
     )
 
 
-def _list_constructors(module: str) -> list[str]:
-    """Return `module:Class` for each environment class that an imported module defines."""
-    import gymnasium
-
-    members = vars(sys.modules[module]) if module in sys.modules else {}
-    return [
-        f"{module}:{name}"
-        for name, value in members.items()
-        if isinstance(value, type)
-        and issubclass(value, gymnasium.Env)
-        and not value.__module__.startswith("gymnasium.")
-    ]
-
-
-def _is_registered(id: str) -> bool:
-    """Return whether an ID is registered, so that an error comes from its constructor."""
-    import gymnasium
-
-    from rlflame.rollout.envs.make import find_constructor
-
-    name = id.rpartition(":")[2]
-    return name in gymnasium.registry or find_constructor(id) is not None
-
-
 def _get_first_line(error: BaseException) -> str:
     text = str(error).strip()
     # Gymnasium appends the arguments, which the message already contains.
@@ -132,7 +111,7 @@ def _get_first_line(error: BaseException) -> str:
 
 
 def _find_raising_line(error: BaseException) -> str:
-    """Return the file and line of the constructor that raised an error, if it is not a library's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(x in frame.filename for x in _PASSING_PACKAGES)]
-    return f"line {own[-1].lineno} of {Path(own[-1].filename)}" if own else ""
+    """Return the line of the user's code that raised an error, or "" if a library raised it."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    frames = [f for f in frames if not any(text in f.filename for text in _PASSING_PACKAGES)]
+    return f"line {frames[-1].lineno} of {Path(frames[-1].filename)}" if frames else ""

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import toml_io
 from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import Recipe, RunConfig
+from rlflame.config.resolve import format_config
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
@@ -111,10 +111,10 @@ def resume_run(
                 )
             return _make_result(folder, runtime, source, complete=True, has_trained=False)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
-        for difference in resume.find_machine_differences(source, fingerprint):
+        if differences := resume.find_machine_differences(source, fingerprint):
             host.view.show_note(
-                f"This machine differs from the previous one ({difference}); results may not be "
-                "bit-identical."
+                f"This machine differs from the previous one ({'; '.join(differences)}), so the "
+                "result may not be bit-identical to that of an uninterrupted run."
             )
         source = replace(source, fingerprint=fingerprint)
         _, env, _ = run_preflight(
@@ -175,6 +175,7 @@ class Run:
             self.folder,
             self.source,
             every_steps=self.runtime.checkpoint_every_steps,
+            every_minutes=self.runtime.checkpoint_every_minutes,
             keep_count=self.runtime.keep_checkpoints,
             observer=host.view,
             take_counts=lambda: {**counts.take(), **traffic.take()},
@@ -250,7 +251,7 @@ class Run:
         with report_disk_errors(self.folder.path):
             self.folder.check()
             safetensors_file.write_atomically(
-                self.folder.path / "config.toml", toml_io.to_toml(config).encode()
+                self.folder.path / "config.toml", format_config(config).encode()
             )
 
 

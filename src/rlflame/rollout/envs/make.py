@@ -150,6 +150,27 @@ def find_constructor(id: str) -> registration.EnvSpec | None:
     return registration.EnvSpec(id, entry_point=f"{module}:{name}")
 
 
+def list_registered_ids() -> list[str]:
+    return list(gymnasium.registry)
+
+
+def list_constructors(module: str) -> list[str]:
+    """Return `module:Class` for each environment class in an imported module."""
+    members = vars(sys.modules[module]) if module in sys.modules else {}
+    return [
+        f"{module}:{name}"
+        for name, value in members.items()
+        if isinstance(value, type)
+        and issubclass(value, gymnasium.Env)
+        and not value.__module__.startswith("gymnasium.")
+    ]
+
+
+def is_registered(id: str) -> bool:
+    """Return whether an ID names an environment, a function or a class of a module."""
+    return id.rpartition(":")[2] in gymnasium.registry or find_constructor(id) is not None
+
+
 def import_env_code(id: str) -> None:
     """Import the module that implements an environment, and ignore errors.
 
