@@ -43,6 +43,12 @@ BASES: dict[str, dict[str, Any]] = {
         "network": {"hidden": [16]},
         "ppo": _PPO,
     },
+    "counting": {
+        "environment": {"id": "fakes:Counting-v0"},
+        "rollout": _ROLLOUT,
+        "network": {"hidden": [16]},
+        "ppo": _PPO,
+    },
     "episodes": {
         "algorithm": "reinforce",
         "rollout": {"unit": "episodes", "num_slots": 2, "envs_per_slot": 3, "steps": 500},
@@ -74,6 +80,8 @@ CHANGES: dict[str, Change] = {
     "environment.id": Change("Acrobot-v1"),
     "environment.kwargs": Change({"g": 5.0}, "pendulum"),
     "environment.max_episode_steps": Change(7),
+    # The environment keeps a count, which auto resets with a new instance for each episode.
+    "environment.episodes": Change("reuse", "counting"),
     "rollout.unit": Change("episodes"),
     "rollout.num_slots": Change(3),
     "rollout.envs_per_slot": Change(4),

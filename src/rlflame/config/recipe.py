@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rlflame.config.algorithms import (
     TRAITS,
@@ -41,6 +41,13 @@ class EnvironmentSettings(SettingsModel):
         None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the --env-file. Set automatically."
     )
 
+    episodes: Literal["auto", "fresh", "reuse"] = Field(
+        "auto",
+        description="Whether each episode uses a new instance of the environment (fresh) or the "
+        "instance of the previous episode (reuse). auto compares both before the run starts, "
+        "uses reuse if they are identical, and replaces auto by the choice in the recipe.",
+    )
+
     @model_validator(mode="after")
     def _check_kwargs(self) -> EnvironmentSettings:
         # Reject every value, because modes other than "human" may also open a window.
@@ -52,6 +59,15 @@ class EnvironmentSettings(SettingsModel):
         if len(str(self.kwargs)) > 65_536:  # kwargs in an untrusted file could fill the memory
             raise ValueError("kwargs have more than 65,536 characters")
         return self
+
+    @model_serializer(mode="wrap")
+    def _dump_settings(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out settings that few environments need, so that digests do not contain them."""
+        data: dict[str, Any] = serialise(self)
+        for name in ("episodes",):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                data.pop(name, None)
+        return data
 
 
 class RolloutSettings(SettingsModel):

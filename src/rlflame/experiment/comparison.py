@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,9 @@ def has_other_returns(
 
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     """Raise ConfigError unless both policies were trained in the same environment."""
-    difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
+    difference = nested_dict.find_first_difference(
+        *(asdict(replace(source.env, episodes="auto")) for source in (a, b))
+    )
     if difference is not None:
         name, *values = difference
         raise ConfigError(

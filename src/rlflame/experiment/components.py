@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
     known_spec = known_spaces.find_known_spec(
         settings.id, dict(settings.kwargs), settings.max_episode_steps
     )
-    return inspect_env(settings) if known_spec is None else known_spec
+    if known_spec is None:
+        return inspect_env(settings)
+    return replace(known_spec, episodes=settings.episodes)
 
 
 def has_continuous_actions(config: RunConfig) -> bool:
@@ -55,9 +58,10 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
 
     modules = check_modules(settings.id, settings.kwargs)
     try:
-        return read_env_spec(
+        spec = read_env_spec(
             settings.id, dict(settings.kwargs), settings.max_episode_steps, modules
         )
+        return replace(spec, episodes=settings.episodes)
     except (Exception, SystemExit) as error:
         raise explain_env_failure(settings, error) from error
 

@@ -20,6 +20,7 @@ from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
+from rlflame.experiment.episode_choice import choose_episode_start
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.learners.learner_group import LearnerGroup, open_learner_group
 from rlflame.experiment.preflight import run_preflight
@@ -72,6 +73,7 @@ def train_run(config: RunConfig, host: RunHost, preset: str, init_from: Path | N
     )
     source = components.make_initial_checkpoint(recipe, env, start)
     with _open_fleet(runtime, recipe, host) as rollouts:
+        source = choose_episode_start(source, rollouts[0], host.stop, host.view.show_note)
         name = str(recipe.learning.seed)
         folder = components.create_folder(runtime, recipe.learning, name, host.view.show_note)
         try:

@@ -139,6 +139,9 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
             recipe.model_dump(include={"learning", "evaluation"})
             for recipe in (checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
         )
+        # A seed records its own choice.
+        if "episodes" not in current["learning"]["environment"]:
+            recorded_recipe["learning"]["environment"].pop("episodes", None)
         if difference := find_first_difference(recorded_recipe, current):
             name, saved_value, value = difference
             saved_text = toml_io.format_value(saved_value)
