@@ -152,6 +152,8 @@ def test_config_shows_the_values_of_a_preset_and_filters_by_name():
     )
     assert shown[name]["default"] is None
     assert shown["learning.sac.anneal_learning_rate"]["preset"] is None
+    (setting,) = rlflame("config", "environment.episodes", "--env", "hopper", "--json").json()
+    assert (setting["value"], setting["preset"]) == ("auto", None)
     assert all("learning_rate" in name and ".ppo." not in name for name in shown)
     (line,) = (x for x in rlflame(*words[:-1]).lines if x.startswith(f"{name} = "))
     assert line.startswith(f"{name} = 0.001  (")

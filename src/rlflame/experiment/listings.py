@@ -7,6 +7,7 @@ has one line per seed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from rlflame.config import nested_dict, preset_catalog, regular_file, toml_io
+from rlflame.config import preset_catalog, regular_file, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.recipe import EnvironmentSettings, RunConfig
 from rlflame.config.validation import walk_settings
@@ -215,14 +216,13 @@ def select_settings(
 
     A value that differs from the default comes from the preset, which is named.
     """
-    values, selection = config.model_dump(mode="json"), []
+    selection = []
     others = tuple(f"learning.{name}." for name in TRAITS if name != config.learning.algorithm)
     for setting in settings:
         if not setting["name"].startswith(others):
-            value = nested_dict.get_nested(values, setting["name"])
-            default = setting["default"]
-            is_default = value == (list(default) if isinstance(default, tuple) else default)
-            source = None if is_default else preset
+            # Not from a dump, which leaves out some settings with a default value.
+            value = functools.reduce(getattr, setting["name"].split("."), config)
+            source = None if value == setting["default"] else preset
             selection.append({**setting, "value": value, "preset": source})
     return selection
 
