@@ -148,9 +148,9 @@ def test_the_commands_of_the_readme_work_as_they_stand(short: None, reader: Path
     ("page", "count"),
     [
         ("start.md", 11),
-        ("guides/training.md", 12),
+        ("guides/training.md", 13),
         ("guides/seeds.md", 6),
-        ("guides/environments.md", 4),
+        ("guides/environments.md", 5),
     ],
 )
 def test_the_commands_of_a_page_work_as_they_stand(
