@@ -21,7 +21,7 @@ from rlflame.analysis import curves
 from rlflame.analysis.curves import make_mean_series
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.chart import Chart, Panels, Series
-from rlflame.config import resolve
+from rlflame.config import preset_catalog
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.safetensors_file import write_atomically
 
@@ -42,7 +42,7 @@ def main() -> None:
     rows = [row for path in options.csvs for row in read(path)]
     # A preset is labelled as rlflame's only if the picture also shows another library.
     ours = "rlflame, " if any(peer(row) for row in rows) else ""
-    ids = [resolve.resolve_env_id(name) for name in options.envs.split(",")]
+    ids = [preset_catalog.resolve_env_id(name) for name in options.envs.split(",")]
     charts = tuple(panel(rows, id, ours) for id in ids)
     panels = Panels(charts, (curves.LINE_NOTE, BAND_NOTE))
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
-    mine = [row for row in rows if resolve.resolve_env_id(row["env"]) == id]
+    mine = [row for row in rows if preset_catalog.resolve_env_id(row["env"]) == id]
     if not mine:
         raise SystemExit(f"None of these files contains {id}.")
     lines: dict[tuple[str, str], list[dict[str, str]]] = {}

@@ -17,7 +17,7 @@ from records import RESULTS, Row, format_range, format_table, read_records
 from rlflame.bench.case import Case, make_sleeping_cases
 from rlflame.bench.result import Side
 from rlflame.bench.scaling import fit_overheads
-from rlflame.config import resolve
+from rlflame.config import preset_catalog
 
 MUJOCO = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 ROLLOUT_ENVS = ("hopper", "halfcheetah", "walker2d", "ant", "lunarlander", "bipedalwalker")
@@ -137,7 +137,7 @@ def make_sac_table() -> str:
         sides.setdefault(row["side"], []).append(float(row["steps_per_s"]))
     for id, sides in rates.items():
         ours, theirs = median(sides["rlflame"]), median(sides["sb3 1 env"])
-        preset = resolve.choose_preset(id, "sac")
+        preset = preset_catalog.choose_preset(id, "sac")
         rows.append((f"{id}, `{preset}`", "2", f"{ours:.0f} steps/s", f"{theirs:.0f}",
                      f"{ours / theirs:.2f}", ""))  # fmt: skip
     head = ("environment, preset", "threads", "rlflame", "stable-baselines3", "speed-up",
@@ -189,7 +189,7 @@ def make_update_table() -> str:
             float(row[part]) for part in ("update_us", "products_us", "autograd_us")
         )
         rows.append((
-            f"{resolve.resolve_env_id(row['env'])}, {row['minibatch']}",
+            f"{preset_catalog.resolve_env_id(row['env'])}, {row['minibatch']}",
             *(f"{time:,.0f}" for time in (update, products, autograd)),
             f"{products / update:.0%}",
             f"{autograd / update:.1f}",
@@ -203,7 +203,7 @@ def make_rollouts_table() -> str:
     """The speed of two workers, and of two processes without a driver."""
     rows = []
     for env in ROLLOUT_ENVS:
-        cells = [resolve.resolve_env_id(env)]
+        cells = [preset_catalog.resolve_env_id(env)]
         for fleet in ("local", "inline"):
             rate = read_rollouts(fleet, env)[1]
             cells.append(f"{median(rate['steps_per_s']):,.0f}")
@@ -283,7 +283,7 @@ def make_published_table() -> str:
         sides = [side["repetitions"] for side in result["cells"]]
         source = "README" if "README" in published.source else "report"
         rows.append((
-            f"{resolve.resolve_env_id(published.environment)}, {published.iterations} x "
+            f"{preset_catalog.resolve_env_id(published.environment)}, {published.iterations} x "
             f"{published.episodes_per_iteration} ({source})",
             f"{published.local.seconds:,.1f}, {published.flame.seconds:,.1f}",
             f"{published.local.reward:.1f}, {published.flame.reward:.1f}",

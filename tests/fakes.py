@@ -335,7 +335,31 @@ class Loud(gymnasium.Env):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
+class Counting(gymnasium.Env):
+    """Counts the episodes of its instance, and shows the count."""
+
+    observation_space = gymnasium.spaces.Box(-1e3, 1e3, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes += 1
+        self.place = self.np_random.uniform()
+        return self._observe(), {}
+
+    def step(self, action):
+        self.place += 2 * int(action) - 1
+        return self._observe(), -abs(self.place), False, False, {}
+
+    def _observe(self):
+        return np.array([self.place, self.episodes], np.float32)
+
+
 gymnasium.register("Fake-v0", entry_point=Fake)
+gymnasium.register("Counting-v0", entry_point=Counting, max_episode_steps=5)
 gymnasium.register("Loud-v0", entry_point=Loud, max_episode_steps=10)
 gymnasium.register("Odd-v0", entry_point=Odd)
 gymnasium.register("ShiftedHopper-v0", entry_point=shifted_hopper, max_episode_steps=1000)

@@ -63,7 +63,8 @@ def by_hand(found, observation):
 
 def test_a_loaded_policy_takes_the_action_with_the_largest_output():
     result = api.train(tiny())
-    policy = api.load_policy(result.folder / "best.safetensors")
+    policy = api.load_policy(result.folder)
+    assert policy.file == result.folder / "best.safetensors"
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(30):

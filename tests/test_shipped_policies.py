@@ -12,7 +12,7 @@ from commands import rlflame
 from configs import make_config
 
 from rlflame.api import load_policy
-from rlflame.config.resolve import resolve_env_id
+from rlflame.config.preset_catalog import resolve_env_id
 from rlflame.storage import checkpoint
 
 ROOT = Path(__file__).parent.parent

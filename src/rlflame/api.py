@@ -42,6 +42,7 @@ from rlflame.rollout.space_codec import (
 from rlflame.rollout.task import Float32
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.run_folder import find_policy_file
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 from rlflame.training.evaluation import evaluate as run_episodes
 from rlflame.training.stop_signal import NullStop
@@ -63,8 +64,10 @@ __all__ = [
 class LoadedPolicy:
     """A policy loaded from a file. Call it with an observation to get an action."""
 
-    def __init__(self, source: Checkpoint) -> None:
+    def __init__(self, source: Checkpoint, file: Path | None = None) -> None:
         self.checkpoint = source
+        #: The file that the policy was loaded from. For a run folder, that of its best policy.
+        self.file = file
         self._policy = Policy(source.policy_spec, source.policy)
         spec = source.policy_spec
         self._rows = np.zeros((spec.width, spec.row_size), np.float32)
@@ -114,8 +117,9 @@ class LoadedPolicy:
 
 
 def load_policy(path: str | Path) -> LoadedPolicy:
-    """Load the policy from a checkpoint or policy file."""
-    return LoadedPolicy(checkpoint.load(Path(path)))
+    """Load the policy of a checkpoint or policy file, or the best policy of a run folder."""
+    file = find_policy_file(Path(path))
+    return LoadedPolicy(checkpoint.load(file), file)
 
 
 def train(
@@ -190,7 +194,7 @@ def render(
     out: Path | None,
     *,
     show_output: bool = False,
-    report_progress: Callable[[int, int], None] = lambda count, of: None,
+    report_progress: Callable[[str], None] = lambda text: None,
 ) -> RenderResult:
     """Render episodes of a policy to a file, or in a window if `out` is None."""
     source = check_environment(source)

@@ -10,7 +10,7 @@ from run_files import make, write_lines
 
 from rlflame.analysis import curves
 from rlflame.analysis.grouping import group_runs
-from rlflame.config import toml_io
+from rlflame.config import resolve
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.storage import run_reader
@@ -52,7 +52,7 @@ def test_each_setting_may_be_younger_than_a_run(tmp_path, algorithm):
     unit = "episodes" if algorithm == "reinforce" else "steps"
     learning = {"algorithm": algorithm, "rollout": {"unit": unit}}
     config = RunConfig.model_validate({"stop_at_steps": 1000, "learning": learning})
-    whole = toml_io.to_toml(config).splitlines()
+    whole = resolve.format_config(config).splitlines()
     run, younger = make(tmp_path / "a"), make(tmp_path / "b")
     seed = whole.index("seed = 0")
     (younger / "config.toml").write_text("\n".join([*whole[:seed], "seed = 1", *whole[seed + 1 :]]))

@@ -72,7 +72,7 @@ def test_a_word_that_means_nothing_is_a_sentence_and_the_next_command(words, com
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("train", "--steps", "1e4"), "--steps"),
+        (("train", "--steps", "1e4x"), "--steps"),
         (("train", "--steps=", "--env", "hopper"), "--steps"),
         (("train", "--until-return", "abc"), "--until-return"),
         (("bench", "rollouts", "--seconds", "-1"), "--seconds"),
@@ -671,10 +671,43 @@ def test_a_full_disk_is_a_sentence():
 @pytest.mark.parametrize("words", [(), ("trust",), ("bench",)], ids=["rlflame", "trust", "bench"])
 def test_a_group_without_a_command_shows_its_help_in_lines(words):
     shown = finished(process(*words))
-    assert shown.code == 2
-    lines = shown.err.splitlines()
-    assert lines[0].startswith("Usage: rlflame")
-    assert "Commands:" in lines
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.lines[0].startswith("Usage: rlflame")
+    assert "Commands:" in shown.lines
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--lr", "1"), "--set learning_rate=VALUE"),
+        (("--ent-coef=1",), "--set entropy_weight=VALUE or --set entropy_coefficient=VALUE"),
+        (("--total-timesteps", "1"), "--steps N"),
+    ],
+)
+def test_an_option_of_another_library_is_answered_with_ours(words, hint):
+    spoken = finished(process("train", *words))
+    assert (spoken.code, spoken.out) == (2, "")
+    assert spoken.err.splitlines()[-1] == f"  hint: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rlflame res", {"resume"}),
+        ("rlflame train --algo r", {"reinforce"}),
+        ("rlflame train --preset hopper-s", {"hopper-sac"}),
+        ("rlflame train --env hum", {"humanoid"}),
+    ],
+)
+def test_a_shell_completes_commands_and_values(line, expected):
+    variables = {
+        "_RLFLAME_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
+    assert set(finished(process(environment=variables)).lines) == expected
+    script = finished(process("--show-completion", "bash"))
+    assert "complete_bash" in script.out
 
 
 #: Exits with 9 if a command limits BLAS threads after numpy has read their number.

@@ -11,15 +11,15 @@ from configs import make_config
 
 from rlflame import __version__
 from rlflame.cli.app import app
-from rlflame.config import nested_dict, resolve, validation
+from rlflame.config import nested_dict, preset_catalog, validation
 from rlflame.config.recipe import RunConfig
 
 
 def test_envs_says_the_sizes_that_gymnasium_says():
     shown = {env["alias"]: env for env in rlflame("envs", "--json").json()}
-    assert shown.keys() == resolve.ALIASES.keys()
+    assert shown.keys() == preset_catalog.ALIASES.keys()
     for alias in ("cartpole", "pendulum", "lunarlander", "bipedalwalker", "hopper", "humanoid"):
-        env = gymnasium.make(resolve.ALIASES[alias].id)
+        env = gymnasium.make(preset_catalog.ALIASES[alias].id)
         seen = shown[alias]
         assert seen["observations"] == env.observation_space.shape[0]
         continuous = isinstance(env.action_space, gymnasium.spaces.Box)
@@ -47,7 +47,7 @@ def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
     assert rows["hopper"][1:5] == ["Hopper-v5", "11", "3", "continuous"]
     assert rows["lunarlander"][1:4] == ["LunarLander-v3", "-", "-"]
     assert "lunarlander: LunarLander-v3 needs a package that is missing: box2d." in spoken.lines
-    for name in resolve.list_presets():
+    for name in preset_catalog.list_presets():
         assert name in spoken.out
 
 
@@ -139,3 +139,30 @@ def test_no_words_at_all_is_help():
 def test_usage_errors_end_with_two(words):
     spoken = rlflame(*words)
     assert spoken.code == 2
+
+
+def test_config_shows_the_values_of_a_preset_and_filters_by_name():
+    words = ("config", "learning_rate", "--env", "hopper", "--algo", "sac", "--json")
+    shown = {setting["name"]: setting for setting in rlflame(*words).json()}
+    section = preset_catalog.read_preset("hopper-sac")["learning"]["sac"]
+    name = "learning.sac.critic_learning_rate"
+    assert (shown[name]["value"], shown[name]["preset"]) == (
+        section["critic_learning_rate"],
+        "hopper-sac",
+    )
+    assert shown[name]["default"] is None
+    assert shown["learning.sac.anneal_learning_rate"]["preset"] is None
+    (setting,) = rlflame("config", "environment.episodes", "--env", "hopper", "--json").json()
+    assert (setting["value"], setting["preset"]) == ("auto", None)
+    assert all("learning_rate" in name and ".ppo." not in name for name in shown)
+    (line,) = (x for x in rlflame(*words[:-1]).lines if x.startswith(f"{name} = "))
+    assert line.startswith(f"{name} = 0.001  (")
+    assert line.endswith(", from hopper-sac)")
+
+
+def test_config_finds_settings_by_the_names_of_other_libraries():
+    lines = rlflame("config", "gamma").lines
+    assert any(line.startswith("learning.ppo.discount = ") for line in lines)
+    unknown = rlflame("config", "clip_rnge")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "learning.ppo.clip_range" in unknown.err

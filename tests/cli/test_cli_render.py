@@ -114,23 +114,6 @@ def test_a_folder_that_cannot_be_written(easel):
     assert "could not be written" in spoken.err or "cannot be written" in spoken.err
 
 
-def test_another_machine_gives_the_same_note_as_in_eval(tmp_path):
-    from dataclasses import replace
-
-    source = begun()
-    other = replace(source, fingerprint={**source.fingerprint, "numpy": "1.0"})
-    policy_file(tmp_path / "policy.safetensors", other)
-    said = [
-        [line for line in rlflame(*words).err.splitlines() if line.startswith("This machine")]
-        for words in (
-            ("eval", "policy.safetensors", "--episodes", "1", "--fleet", "inline"),
-            ("render", "policy.safetensors", "-o", "x.png"),
-        )
-    ]
-    assert said[0] == said[1]
-    assert "numpy: 1.0 -> " in said[0][0]
-
-
 def test_no_display_and_no_choice_of_graphics_is_needed(easel):
     bare = {"DISPLAY": "", "WAYLAND_DISPLAY": "", "MUJOCO_GL": "", "SDL_VIDEODRIVER": ""}
     source = policy_file(Path("cart.safetensors").absolute(), begun("CartPole-v1"))

@@ -21,6 +21,7 @@ from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.experiment import components, preflight, resume
 from rlflame.experiment import run as running_module
+from rlflame.fleet.base import make_policy_id
 from rlflame.fleet.prestart import PrestartPool
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.policy import compute_array_shapes
@@ -50,7 +51,7 @@ SHIPPED = tomllib.loads(
 FLAGS = {
     "env": (["--env", "pendulum"], {"learning.environment.id": "Pendulum-v1"}),
     "algo": (["--algo", "reinforce"], {"learning.algorithm": "reinforce"}),
-    "steps": (["--steps", "777"], {"stop_at_steps": 777, "stop_at_iterations": None}),
+    "steps": (["--steps", "0.777k"], {"stop_at_steps": 777, "stop_at_iterations": None}),
     "iterations": (
         ["--algo", "reinforce", "--iterations", "7"],
         {"stop_at_steps": None, "stop_at_iterations": 7},
@@ -139,6 +140,33 @@ def test_episodes_are_cut_into_slots_as_wide_as_they_can_be(episodes, before, sl
     )
     assert (config["num_slots"], config["envs_per_slot"]) == (slots, width)
     assert config["episodes_per_iteration"] == episodes
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("1e5", 100_000), ("1M", 1_000_000), ("2.5k", 2_500), ("10_000", 10_000), ("1,000", 1_000)],
+)
+def test_numbers_of_steps_are_read_as_they_are_spoken(text, steps):
+    assert resolved("--steps", text)["stop_at_steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            (*SAC, "--set", "sac.learning_starts=5000", "--steps", "5000"),
+            ["5,000 steps", "learning.sac.learning_starts"],
+        ),
+        (("--set", "minibatch_size=4096"), ["4,096", "2,048"]),
+        (("--set", "network.hidden=[]"), ["network.hidden", "linear"]),
+    ],
+)
+def test_a_run_that_learns_little_says_so_before_it_starts(words, said):
+    dry_run = rlflame("train", *words, "--dry-run")
+    assert dry_run.code == 0
+    (note,) = dry_run.err.splitlines()
+    for text in said:
+        assert text in note
 
 
 def test_an_argument_of_the_environment_wins_over_the_file(tmp_path):
@@ -256,7 +284,8 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         (["--steps", "0"], 2, ["stop_at_steps", "but is 0"]),
         (["--algo", "reinforce", "--iterations", "0"], 2, ["stop_at_iterations", "but is 0"]),
         (["--algo", "reinforce", "--episodes-per-iter", "0"], 2, ["--episodes-per-iter is 0"]),
-        (["--steps", "many"], 2, ["--steps"]),
+        (["--steps", "many"], 2, ["--steps", "'many'"]),
+        (["--steps", "1.5"], 2, ["--steps", "'1.5'"]),
         (["--nonsense"], 2, ["--nonsense"]),
         (["--algo", "sac"], 2, ["CartPole-v1 has 2 discrete", "--algo ppo"]),
         (
@@ -484,14 +513,27 @@ def test_the_command_shown_for_a_run_without_its_config_works():
     words = ("--steps", "64", "--set", "ppo.anneal_learning_rate=true", "--out", "done", *TINY)
     assert rlflame("train", *words).code == 0
     refused = rlflame("resume", "done", "--steps", "192")
-    (command,) = re.findall(r"rlflame (train .*)", " ".join(refused.err.split()))
-    assert command.startswith("train --config done/config.toml --init-from ")
-    assert "--steps 128 --set learning.horizon_steps=none" in command
+    (command,) = re.findall(r"rlflame (resume .*)", " ".join(refused.err.split()))
+    assert command == "resume done --steps 192 --new-schedule"
+    started = rlflame(*command.split())
+    assert started.code == 0, started.err
+    # The new run takes the steps that are missing, from the best policy of the first.
+    first, second = (
+        rlflame("inspect", name, "--json").json()["files"][0]["recipe"]
+        for name in ("done", "done-2")
+    )
+    assert (second["stop_at_steps"], second["learning"]["horizon_steps"]) == (128, 128)
+    assert second["learning"]["init_policy"] == make_policy_id(checkpoint.load(BEST).policy)
+    assert second["learning"]["ppo"] == first["learning"]["ppo"]
+    assert rlflame("resume", "done", "--new-schedule").code == 2
     Path("done/config.toml").unlink()
     refused = rlflame("resume", "done", "--steps", "192")
     (command,) = re.findall(r"rlflame (train .*)", " ".join(refused.err.split()))
     assert "--config" not in command
     assert rlflame(*shlex.split(command), "--dry-run").code == 0
+
+
+BEST = Path("done/best.safetensors")
 
 
 def typed_from(policy):

@@ -43,6 +43,12 @@ BASES: dict[str, dict[str, Any]] = {
         "network": {"hidden": [16]},
         "ppo": _PPO,
     },
+    "counting": {
+        "environment": {"id": "fakes:Counting-v0"},
+        "rollout": _ROLLOUT,
+        "network": {"hidden": [16]},
+        "ppo": _PPO,
+    },
     "episodes": {
         "algorithm": "reinforce",
         "rollout": {"unit": "episodes", "num_slots": 2, "envs_per_slot": 3, "steps": 500},
@@ -79,6 +85,8 @@ CHANGES: dict[str, Change] = {
     ),
     "environment.ignore": Change(["view"], given={"environment.id": "space_envs:Dict-v0"}),
     "environment.action_mask": Change("off", given={"environment.id": "space_envs:Half-Masked-v0"}),
+    # The environment keeps a count, which auto resets with a new instance for each episode.
+    "environment.episodes": Change("reuse", "counting"),
     "rollout.unit": Change("episodes"),
     "rollout.num_slots": Change(3),
     "rollout.envs_per_slot": Change(4),
@@ -285,7 +293,7 @@ RUNTIMES: list[dict[str, Any]] = [
     {"fleet": "auto", "workers": 3, "max_retries": 0, "debug": True, "keep_checkpoints": 1},
     {"out": "elsewhere", "progress": "json", "flame": {"cpu": 2, "dependencies": "install"}},
     {"fleet": "local", "workers": 1, "env_file": fakes.__file__, "tensorboard": True},
-    {"fleet": "inline", "video_every_steps": 1},
+    {"fleet": "inline", "video_every_steps": 1, "checkpoint_every_minutes": 1e-6},
     {"learners": 2, "learner_deadline_s": 50.0, "compare_learners_every": 1},
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.config import nested_dict, toml_io, validation
+from rlflame.config import nested_dict, preset_catalog, synonyms, toml_io, validation
 from rlflame.config import resolve as config_resolve
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import RuntimeFlags, TrainFlags
@@ -110,15 +110,15 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
     assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
     monkeypatch.setenv(user_code.FILE_VARIABLE, "")  # restored after the test
     (tmp_path / "sub" / "two.py").touch()
-    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"])
+    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"], env="cartpole")
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
     # A file imports modules from its own folder, not from the folder of a link to it.
     (tmp_path / "link.py").symlink_to("sub/two.py")
-    linked = resolve(sets=["runtime.env_file=link.py"])
+    linked = resolve(sets=["runtime.env_file=link.py"], env="cartpole")
     assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
     (tmp_path / "deep").symlink_to("sub/deeper")
     (tmp_path / "sub" / "deeper").mkdir()
-    linked = resolve(sets=["runtime.env_file=deep/../two.py"])
+    linked = resolve(sets=["runtime.env_file=deep/../two.py"], env="cartpole")
     assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
 
 
@@ -148,29 +148,30 @@ def test_a_given_end_of_a_run_replaces_the_ends_of_the_preset(words, steps, iter
 
 
 def test_every_alias_is_registered_under_its_id():
-    for alias, meant in config_resolve.ALIASES.items():
+    for alias, meant in preset_catalog.ALIASES.items():
         assert meant.id in gymnasium.registry, alias
-        assert config_resolve.resolve_env_id(alias.upper()) == meant.id
-        assert config_resolve.make_short_name(meant.id) == alias
+        assert preset_catalog.resolve_env_id(alias.upper()) == meant.id
+        assert preset_catalog.make_short_name(meant.id) == alias
 
 
 def test_an_id_without_alias_names_a_folder_without_odd_characters():
-    assert config_resolve.make_short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
+    assert preset_catalog.make_short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
 
 
-@pytest.mark.parametrize("name", config_resolve.list_presets())
+@pytest.mark.parametrize("name", preset_catalog.list_presets())
 def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
     stem = name.removesuffix("-wide")
     method = "reinforce" if stem.endswith("classic") else stem.rpartition("-")[2]
+    env = "hopper" if name.startswith("mujoco") else None
     for continuous in (False, True):
-        config = resolve(preset=name, continuous=lambda config, c=continuous: c)
+        config = resolve(preset=name, env=env, continuous=lambda config, c=continuous: c)
         assert config.learning.algorithm == method
 
 
 def test_every_environment_has_a_preset_for_every_algorithm():
-    for meant in config_resolve.ALIASES.values():
+    for meant in preset_catalog.ALIASES.values():
         for method in TRAITS:
-            assert config_resolve.choose_preset(meant.id, method) in config_resolve.list_presets()
+            assert preset_catalog.choose_preset(meant.id, method) in preset_catalog.list_presets()
 
 
 def test_the_classic_preset_is_the_example_of_the_text_book():
@@ -234,8 +235,8 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
             "did you mean learning.environment.max_episode_steps, evaluation.max_episode_steps",
         ),
         (
-            {"sets": ["discount=0.5"]},
-            "learning.ppo.discount, learning.reinforce.discount",
+            {"sets": ["max_episode_steps=5"]},
+            "learning.environment.max_episode_steps, evaluation.max_episode_steps",
             "full name",
         ),
         ({"sets": ["seed"]}, "'seed' is not NAME=VALUE", "--set"),
@@ -345,11 +346,59 @@ def test_true_stays_what_it_is_where_it_belongs():
         ("2020-01-01", "2020-01-01"),
         ("", ""),
         ("{a = 1}", {"a": 1}),
+        # Python literals
+        ("True", True),
+        ("False", False),
+        ("None", None),
+        (".5", 0.5),
+        ("(0.5, 2.0)", [0.5, 2.0]),
+        ("64,64", [64, 64]),
+        ("[True, None]", [True, None]),
+        ("{'a': 1, 'b': (2,)}", {"a": 1, "b": [2]}),
+        ('{"a": False}', {"a": False}),
+        # Text that has a meaning in Python, but not as a value
+        ("1+2j", "1+2j"),
+        ("b'a'", "b'a'"),
+        ("print(1)", "print(1)"),
+        ("2g", "2g"),
+        ("0000", "0000"),
     ],
 )
-def test_a_value_is_toml_or_else_the_text_itself(written, value):
+def test_a_value_is_toml_or_a_python_literal_or_else_the_text_itself(written, value):
     found = toml_io.parse_value(written)
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[1, 2",
+        "(0.5, 2.0",
+        "{a: 1}",
+        "{1: 2}",
+        "{1, 2}",
+        '"open',
+        "[a, b]",
+        "TRUE",
+        "null",
+        "[" * 99,
+    ],
+)
+def test_what_looks_like_a_value_and_is_none_is_refused(written):
+    for flags in ({"env_kwargs": [f"x={written}"]}, {"sets": [f"runtime.out={written}"]}):
+        with pytest.raises(ConfigError, match="neither a TOML value nor a Python literal") as error:
+            resolve(**flags)
+        # The spelling that the message names passes the text itself.
+        quoted = error.value.message.partition("write ")[2].removesuffix(".")
+        if quoted != "it in quotes":
+            assert toml_io.parse_value(quoted) == written
+
+
+def test_an_error_says_what_type_was_read():
+    with pytest.raises(ConfigError, match=r"'0\.1x' \(text\)"):
+        resolve(sets=["ppo.clip_range=0.1x"])
+    with pytest.raises(ConfigError, match=r"\[0, 1\] \(list\)"):
+        resolve(sets=["ppo.clip_range=0,1"])
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
@@ -393,34 +442,56 @@ def test_a_config_reads_back_as_itself(kwargs, limit, method):
     data = config.model_dump()
     data["learning"]["environment"] |= {"kwargs": kwargs, "max_episode_steps": limit}
     config = validation.validate_config(data)
-    text = toml_io.to_toml(config)
+    text = config_resolve.format_config(config)
     assert validation.validate_config(toml_io.parse(text)) == config
-    assert toml_io.to_toml(validation.validate_config(toml_io.parse(text))) == text
+    assert config_resolve.format_config(validation.validate_config(toml_io.parse(text))) == text
 
 
 @pytest.mark.parametrize("method", TRAITS)
 def test_the_sections_of_other_algorithms_are_not_written(method):
     """Only the section of the chosen algorithm is written."""
-    learning = tomllib.loads(toml_io.to_toml(resolve(algo=method)))["learning"]
+    learning = tomllib.loads(config_resolve.format_config(resolve(algo=method)))["learning"]
     assert learning.keys() & TRAITS.keys() == {method}
 
 
-def test_every_setting_is_written(tmp_path):
-    """The text has each setting of the chosen algorithm once, in its table."""
+def test_every_setting_with_a_value_is_written():
+    """The text has each such setting of the chosen algorithm once, in its table."""
     config = resolve()
-    table = tomllib.loads(toml_io.to_toml(config))
-    absent = {"learning.environment.kwargs"}
+    text = config_resolve.format_config(config)
+    table, values = tomllib.loads(text), config.model_dump(mode="json")
     for path in validation.list_settings():
-        if ".reinforce." in path or ".sac." in path or path in absent:
-            continue
-        assert nested_dict.get_nested(table, path) is not None, path
+        value = nested_dict.get_nested(values, path)
+        assert nested_dict.get_nested(table, path) == value, path
     assert isinstance(nested_dict.get_nested(table, "learning.environment.kwargs"), dict)
-    assert RunConfig.model_validate(toml_io.parse(toml_io.to_toml(config))) == config
+    assert '"none"' not in text
+    assert RunConfig.model_validate(toml_io.parse(text)) == config
+
+
+def test_none_is_written_only_where_it_changes_a_value_or_is_a_choice(tmp_path):
+    # The preset evaluates at intervals, and the default is to clip gradients.
+    sets = ["every_steps=none", "ppo.max_gradient_norm=none", "runtime.out=\\none"]
+    config = resolve(env="cartpole", sets=sets)
+    table = tomllib.loads(config_resolve.format_config(config))
+    assert table["evaluation"]["every_steps"] == "none"
+    assert table["learning"]["ppo"]["max_gradient_norm"] == "none"
+    assert table["runtime"]["out"] == "\\none"
+    assert "target_kl" not in table["learning"]["ppo"]
+    file = tmp_path / "mine.toml"
+    file.write_text(config_resolve.format_config(config))
+    assert resolve(config=file) == config
+
+    sets = ["critic_norm=none"]
+    config = resolve(env="ant", algo="sac", sets=sets, continuous=lambda _: True)
+    text = config_resolve.format_config(config)
+    assert 'critic_norm = "none"' in text
+    assert text.count('"none"') == 1
+    file.write_text(text)
+    assert resolve(config=file, continuous=lambda _: True) == config
 
 
 @pytest.mark.parametrize("algorithm", TRAITS)
 def test_every_algorithm_has_a_default_preset(algorithm):
-    preset = config_resolve.read_preset(config_resolve.choose_preset("Unknown-v0", algorithm))
+    preset = preset_catalog.read_preset(preset_catalog.choose_preset("Unknown-v0", algorithm))
     assert preset["learning"]["algorithm"] == algorithm
 
 
@@ -432,3 +503,96 @@ def test_a_bad_option_is_not_blamed_on_the_run_s_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as saved:
         config_resolve.resolve_runtime(RuntimeFlags(), {"runtime": {"workers": -3}}, file)
     assert str(file) in saved.value.message
+
+
+# Names and numbers as users type them
+
+
+def test_a_preset_knows_its_environment():
+    config = resolve(preset="hopper-sac")
+    assert (config.learning.environment.id, config.learning.algorithm) == ("Hopper-v5", "sac")
+    assert resolve(preset="hopper-sac", env="walker2d").learning.environment.id == "Walker2d-v5"
+    with pytest.raises(ConfigError, match="several environments") as error:
+        resolve(preset="mujoco-sac")
+    assert resolve(preset="mujoco-sac", env=error.value.hint.split()[-1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"preset": "hopper"}, {"hopper-ppo", "hopper-sac", "default-reinforce"}),
+        ({"preset": "x", "env": "hopper", "algo": "sac"}, {"hopper-sac", "mujoco-sac"}),
+        ({"preset": "x", "env": "Mine-v0", "algo": "SAC"}, {"default-sac"}),
+    ],
+)
+def test_an_unknown_preset_is_answered_with_those_that_fit(flags, names):
+    with pytest.raises(ConfigError) as error:
+        resolve(**flags)
+    listed = set(error.value.hint.partition(": ")[2].split(", "))
+    assert names <= listed <= set(preset_catalog.list_presets())
+    assert "cartpole-ppo" not in listed
+    if "algo" in flags:
+        assert all(name.split("-")[1] == "sac" for name in listed)
+
+
+@pytest.mark.parametrize("algorithm", TRAITS)
+def test_a_short_name_is_a_setting_of_the_chosen_algorithm(algorithm):
+    for flags in ({"algo": algorithm.upper()}, {"sets": [f"learning.algorithm={algorithm}"]}):
+        sets = [*flags.pop("sets", ()), "learning_rate=0.125"]
+        config = resolve(env="pendulum", sets=sets, **flags)
+        assert config.learning.settings.learning_rate == 0.125
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "expected"),
+    [
+        ("lr", "sac", "learning_rate"),
+        ("gamma", "ppo", "discount"),
+        ("ent_coef", "ppo", "entropy_weight"),
+        ("ent_coef", "sac", "entropy_coefficient"),
+        ("vf_coef", "ppo", "value_weight"),
+        ("batch_size", "ppo", "minibatch_size"),
+        ("n_steps", "ppo", "rollout.steps"),
+        ("n_epochs", "ppo", "epochs"),
+        ("tau", "sac", "target_update_rate"),
+        ("tau", "ppo", "target_update_rate"),
+        ("net_arch", "ppo", "network.hidden"),
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_ours(name, algorithm, expected):
+    with pytest.raises(ConfigError) as error:
+        resolve(env="pendulum", algo=algorithm, sets=[f"{name}=1"])
+    assert error.value.hint == f"--set {expected}=VALUE"
+
+
+def test_every_synonym_means_a_setting_and_is_none_itself():
+    settings = [path.split(".") for path in validation.list_settings()]
+    for name, meanings in synonyms.SYNONYMS.items():
+        for meaning in meanings:
+            parts = meaning.split(".")
+            assert any(path[-len(parts) :] == parts for path in settings), meaning
+        # The settings of SAC with such a name keep it.
+        owners = [path[1] for path in settings if path[-1] == name]
+        assert owners in ([], ["sac"]), name
+
+
+def test_names_that_are_the_same_elsewhere_are_just_read():
+    assert resolve(sets=["gae_lambda=0.5"]).learning.ppo.gae_lambda == 0.5
+    config = resolve(env="pendulum", algo="sac", sets=["batch_size=64"])
+    assert config.learning.sac.batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("steps", "every_steps", "is_valid"),
+    # An iteration of CartPole's preset has 2,048 steps.
+    [(2_000, 2_049, False), (2_000, 2_048, True), (2_049, 4_096, True), (2_049, 4_097, False)],
+)
+def test_a_target_return_needs_an_evaluation_within_the_run(steps, every_steps, is_valid):
+    flags = {"steps": steps, "until_return": 5.0, "sets": [f"every_steps={every_steps}"]}
+    if is_valid:
+        assert resolve(**flags).stop_at_steps == steps
+        return
+    with pytest.raises(ConfigError, match=f"{every_steps:,}") as error:
+        resolve(**flags)
+    flags["sets"] = [error.value.hint.removeprefix("--set ")]
+    assert resolve(**flags).stop_at_steps == steps

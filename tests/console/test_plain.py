@@ -39,6 +39,30 @@ def test_lines_of_a_ppo_run(capfd, golden):
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_a_run_without_a_finished_episode_says_so_and_shows_the_last_evaluation(capfd):
+    clock = Clock()
+    display = PlainDisplay(clock)
+    with display.open(make_start(environment="hopper", flags={"stop_at_steps": 8192})):
+        for iteration in range(1, 5):
+            clock.now += 1.0
+            metrics = make_metrics(iteration, 2048 * iteration, 0, episode_return_mean=None)
+            display.show_iteration(metrics, [])
+            if iteration == 2:
+                display.show_evaluation(4096, make_record(12.5), True)
+    display.show_result(make_result(8192, 0))
+    lines = capfd.readouterr().out.splitlines()
+    progress = [line for line in lines if "steps/s" in line and "% " in line[:6]]
+    assert len(progress) == 4
+    assert all("no episode has ended yet" in line for line in progress)
+    assert ["evaluation 12.5" in line for line in progress] == [False, False, True, True]
+    assert "  return      no episode has ended yet" in lines
+
+    start = make_start(environment="hopper", is_resume=True, progress=Progress(1, 2048, 3))
+    with display.open(start):
+        display.show_iteration(make_metrics(2, 1_000_000, 3, episode_return_mean=None), [])
+    assert "no episode has ended since the run was resumed" in capfd.readouterr().out
+
+
 def test_a_run_of_whole_episodes_has_a_line_every_ten_iterations(capfd, golden):
     clock = Clock()
     display = PlainDisplay(clock)
@@ -113,3 +137,16 @@ def test_a_sweep_that_was_finished_has_no_time(capfd):
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "All seeds have already finished."
     assert not any(line.startswith("  time") for line in lines)
+
+
+def test_a_note_that_several_seeds_share_is_printed_once(capfd):
+    display = PlainDisplay(Clock())
+    with display.open(make_sweep_start()):
+        seeds = [*display.progress.rows][:2]
+        for text in ("the environment keeps state", "the disk is full"):
+            for seed in seeds:
+                display.show_seed_event(seed, {"event": "note", "text": text})
+    assert capfd.readouterr().err.splitlines() == [
+        f"Seed {seeds[0]}: the environment keeps state",
+        f"Seed {seeds[0]}: the disk is full",
+    ]

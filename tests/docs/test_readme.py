@@ -22,8 +22,8 @@ from commands import rlflame
 from rlflame.bench.rollouts import RolloutsBenchmark
 from rlflame.bench.runner import Benchmark
 from rlflame.config import resolve as config_resolve
+from rlflame.config.preset_catalog import make_short_name
 from rlflame.config.recipe import RunConfig
-from rlflame.config.resolve import make_short_name
 from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment.sweep import sweep_run
 from rlflame.storage.sweep_folder import format_folder_name
@@ -148,9 +148,9 @@ def test_the_commands_of_the_readme_work_as_they_stand(short: None, reader: Path
     ("page", "count"),
     [
         ("start.md", 11),
-        ("guides/training.md", 12),
+        ("guides/training.md", 13),
         ("guides/seeds.md", 6),
-        ("guides/environments.md", 4),
+        ("guides/environments.md", 5),
     ],
 )
 def test_the_commands_of_a_page_work_as_they_stand(

@@ -16,7 +16,7 @@ from records import format_return
 from result_tables import GROUPS, compute_tails
 from speed_tables import make_scaling_table
 
-from rlflame.config import resolve
+from rlflame.config import preset_catalog
 from rlflame.statistics import compare
 from rlflame.storage import checkpoint
 from rlflame.terminal_text import format_count
@@ -88,7 +88,7 @@ def test_claims_about_single_seeds_of_ppo() -> None:
 def test_reacher_gets_the_better_preset() -> None:
     sides = (read_ends("untuned.csv", f"{kind}-reacher") for kind in ("default", "family"))
     assert compare(*(np.array([*side.values()]) for side in sides)).difference.low > 0
-    assert resolve.choose_preset("Reacher-v5", "ppo") == "default-ppo"
+    assert preset_catalog.choose_preset("Reacher-v5", "ppo") == "default-ppo"
 
 
 def test_every_published_result_has_a_study_and_a_source() -> None:
@@ -123,7 +123,7 @@ def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm: str) -> Non
     picture = (IMAGES / f"{algorithm}.svg").read_text("utf-8")
     group, expected = GROUPS[algorithm], []
     for study in group.studies:
-        id = resolve.resolve_env_id(study.env)
+        id = preset_catalog.resolve_env_id(study.env)
         assert f">{id}<" in picture
         rows = [row for row in read(f"{algorithm}.csv") if row["env"] == study.env]
         for preset in {row["preset"] for row in rows}:
@@ -148,8 +148,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def test_rollouts_are_those_of_the_preset_and_fast_enough(fleet: str, env: str) -> None:
     result = read_json(RESULTS / "rollouts" / f"{env}_{fleet}.json")
     name, _, preset = result["case"].partition(" ")
-    current = resolve.choose_preset(resolve.resolve_env_id(env), "ppo")
-    measured, today = (resolve.read_preset(preset)["learning"] for preset in (preset, current))
+    current = preset_catalog.choose_preset(preset_catalog.resolve_env_id(env), "ppo")
+    measured, today = (preset_catalog.read_preset(name)["learning"] for name in (preset, current))
     assert name == env
     assert all(measured.get(part) == today.get(part) for part in ("rollout", "network"))
     assert [rate["workers"] for rate in result["rates"]] == [1, 2]

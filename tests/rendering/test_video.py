@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from types import SimpleNamespace
 
 import easels
@@ -293,10 +294,14 @@ def test_a_drawing_travels_whole():
     asked = job(begun(), begun(seed=1))
     heard = []
     there = policy_render.render_in_subprocess(
-        asked, report_progress=lambda made, of: heard.append((made, of))
+        asked, report_progress=lambda text: heard.append(text)
     )
     assert there == drawn(asked)
-    assert heard == [(0, 1), (1, 1)]
+    # The last text is repeated while the process is busy.
+    stages = [text for text, _ in itertools.groupby(heard)]
+    assert stages[:3] == ["starting the renderer", "making the environment", "playing 1 episode"]
+    assert stages[3] == "rendering episode 1 of 1, image 1"
+    assert stages[-1] == "encoding the images"
 
 
 @pytest.fixture

@@ -102,13 +102,19 @@ def fresh(whole):
 
 
 @contextlib.contextmanager
-def recording(folder, begun, every_steps=10, keep=2):
+def recording(folder, begun, every_steps=10, keep=2, clock=lambda: 0.0):
     """A recorder in a new folder, and its observer."""
     watching = Watching()
     run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder)
     try:
         recorder = FileRecorder(
-            run, begun, every_steps=every_steps, keep_count=keep, observer=watching
+            run,
+            begun,
+            every_steps=every_steps,
+            every_minutes=5.0,
+            keep_count=keep,
+            observer=watching,
+            clock=clock,
         )
         try:
             yield recorder, watching
@@ -132,6 +138,20 @@ def names(folder):
 
 def step(steps):
     return f"step-{steps:09d}.safetensors"
+
+
+def test_a_slow_run_saves_after_minutes_too(tmp_path, whole):
+    now_s = 0.0
+    with recording(
+        tmp_path / "run", fresh(whole), every_steps=1000, keep=9, clock=lambda: now_s
+    ) as (
+        recorder,
+        _,
+    ):
+        for minutes, steps in ((0, 1), (4, 2), (5, 3), (9, 4), (10, 5), (11, 6)):
+            now_s = 60.0 * minutes
+            offer(recorder, at(whole, steps))
+    assert names(tmp_path / "run") == [step(1), step(3), step(5)]
 
 
 # Folders and locks.

@@ -28,13 +28,14 @@ from rlflame.cli.plot import plot
 from rlflame.cli.render import render
 from rlflame.cli.report import report
 from rlflame.cli.train import resume, train
+from rlflame.config.synonyms import find_synonyms, format_synonym_hint
 from rlflame.console.output import (
     discard_unwritten_results,
     escape_standard_streams,
     mute,
     print_error,
-    print_note_lines,
     print_result,
+    print_result_lines,
 )
 from rlflame.errors import ConfigError, RlflameError, from_exception, is_documented
 
@@ -48,7 +49,6 @@ app = typer.Typer(
     help="Train reinforcement-learning policies with bit-for-bit reproducible results.",
     epilog="Get started: rlflame train --env hopper",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # importing Rich takes longer than all of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -174,12 +174,14 @@ def _exit_process(code: int) -> None:
 
 def _print_usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
-        print_note_lines(str(error.format_message()))
-        return int(error.exit_code)
+        print_result_lines(str(error.format_message()))
+        return 0
     message = str(error.format_message())
     message += "" if message[-1:] in ".?)" else "."
     command = error.ctx.command_path if error.ctx is not None else "rlflame"
-    print_error(ConfigError(message, f"{command} --help"), as_json="--json" in sys.argv)
+    settings = find_synonyms(str(getattr(error, "option_name", "")))
+    hint = format_synonym_hint(settings) if settings else f"{command} --help"
+    print_error(ConfigError(message, hint), as_json="--json" in sys.argv)
     return int(error.exit_code)
 
 

@@ -12,8 +12,9 @@ from rlflame.cli.options import (
     CheckpointFile,
     Json,
     add_flag_options,
+    load_named_policy,
     load_source,
-    print_machine_differences,
+    print_machine_note,
     print_pairs,
 )
 from rlflame.config.flags import RuntimeFlags
@@ -71,11 +72,10 @@ def evaluate(
             "--expect-recorded runs only the recorded episodes.",
             "leave out --episodes, --seed, --stochastic and --vs",
         )
-    source, runtime = load_source(file, flags)
+    file, source, runtime = load_source(file, flags)
     from rlflame import api
     from rlflame.console.display import StatusLine
-    from rlflame.experiment import comparison
-    from rlflame.storage.run_folder import load_policy_file
+    from rlflame.experiment import comparison, resume
     from rlflame.training.evaluation import EvaluationPlan
     from rlflame.training.stop_signal import exit_on_signal
 
@@ -83,16 +83,17 @@ def evaluate(
     plan = EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
     if expect_recorded:
         plan = comparison.make_recorded_plan(source, file)
-    other = load_policy_file(versus) if versus is not None else None
-    if other is not None:
+    other = None
+    if versus is not None:
+        versus, other = load_named_policy(versus)
         comparison.check_comparable(source, other)
-    differences = print_machine_differences(source)
     with exit_on_signal(), StatusLine() as show:
         record = api.evaluate(source, plan, runtime, show=show)
         other_record = api.evaluate(other, plan, runtime, show=show) if other else None
-    checks = comparison.check_evaluation(
-        source, record, min_return, differences if expect_recorded else None
-    )
+    if not (stochastic or expect_recorded):
+        print_machine_note(source, record.seed, dict(enumerate(record.returns)))
+    differences = resume.find_machine_differences(source) if expect_recorded else None
+    checks = comparison.check_evaluation(source, record, min_return, differences)
     print_outcome = _print_json if as_json else _print_lines
     print_outcome(file, source, record, checks, versus, other_record)
     _exit_unless_passed(checks, debug=flags.debug)

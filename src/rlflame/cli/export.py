@@ -47,8 +47,8 @@ def export(
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
-    source, _ = load_source(file, flags)
-    from rlflame.config.resolve import make_short_name
+    file, source, _ = load_source(file, flags)
+    from rlflame.config.preset_catalog import make_short_name
     from rlflame.experiment import resume
     from rlflame.storage import export as files
 

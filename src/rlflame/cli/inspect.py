@@ -31,7 +31,7 @@ def inspect(
 
     With several files, print the first difference and exit with code 1 if there is one.
     """
-    from rlflame.config import toml_io
+    from rlflame.config.resolve import format_config
     from rlflame.experiment import resume
     from rlflame.storage.sweep_folder import is_sweep
 
@@ -44,7 +44,7 @@ def inspect(
     has_seeds = any(map(is_sweep, files))
     if recipe:
         for content in contents[:1] if has_seeds else contents:
-            print_result_lines(toml_io.to_toml(content.checkpoint.recipe).rstrip())
+            print_result_lines(format_config(content.checkpoint.recipe).rstrip())
         return
     differences = [*_find_differences(files, jobs)]
     if as_json:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.cli.options import Debug, Json
+from rlflame.cli.options import Debug, Json, add_flag_options
+from rlflame.config.flags import TrainFlags
 from rlflame.console.output import (
     as_json_text,
     format_table,
@@ -74,7 +75,7 @@ def _print_json(value: Any) -> None:
 
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments with their aliases, sizes and presets."""
-    from rlflame.config import resolve
+    from rlflame.config import preset_catalog
     from rlflame.experiment.listings import list_environments
 
     entries = list_environments()
@@ -93,27 +94,60 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
             print_result(f"{env['alias']}: {env['problem']}")
     print_result("")
     print_result("Any other Gymnasium id also works. Use module:Id if a module registers it.")
-    print_result(f"Presets (--preset): {', '.join(resolve.list_presets())}")
+    print_result(f"Presets (--preset): {', '.join(preset_catalog.list_presets())}")
 
 
+@add_flag_options("env", "algo", "preset")
 def config(
+    flags: TrainFlags,
+    name: Annotated[
+        str | None, typer.Argument(metavar="FILTER", help="List only settings with this text.")
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List all settings with descriptions, defaults and ranges."""
+    """List settings with descriptions, ranges and defaults, or the values of a preset.
+
+    With --env, --algo or --preset, the values are those with which `train` would start.
+    """
     from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
-    from rlflame.experiment.listings import list_settings
+    from rlflame.experiment.listings import list_settings, select_settings
 
-    if schema or as_json:
-        _print_json(RunConfig.model_json_schema() if schema else list_settings())
+    if schema:
+        _print_json(RunConfig.model_json_schema())
         return
-    for setting in list_settings():
+    settings = list_settings()
+    if flags != TrainFlags():
+        from rlflame.config.resolve import resolve
+        from rlflame.experiment.components import has_continuous_actions
+
+        settings = select_settings(settings, *resolve(flags, has_continuous_actions))
+    if name is not None:
+        settings = find_settings(settings, name)
+    if as_json:
+        _print_json(settings)
+        return
+    for setting in settings:
         # A default "none" would be printed with an escaping backslash, which users do not type.
-        default = None if setting["default"] == toml_io.NONE else setting["default"]
-        print_result(f"{setting['name']} = {toml_io.format_value(default)}  ({setting['range']})")
+        value = setting.get("value", setting["default"])
+        text = toml_io.format_value(None if value == toml_io.NONE else value)
+        source = f", from {setting['preset']}" if setting.get("preset") else ""
+        print_result(f"{setting['name']} = {text}  ({setting['range']}{source})")
         print_result(f"    {setting['description']}")
+
+
+def find_settings(settings: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return the settings whose names contain a text or the meaning of a synonym."""
+    from rlflame.config.synonyms import find_synonyms
+    from rlflame.config.validation import make_unknown_error
+
+    texts = (name.lower(), *find_synonyms(name))
+    selection = [item for item in settings if any(text in item["name"] for text in texts)]
+    if not selection:
+        raise make_unknown_error(name)
+    return selection
 
 
 Modules = Annotated[list[str], typer.Argument(metavar="MODULE...", help="Names of Python modules.")]

@@ -5,14 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand
 
-from rlflame.config.flags import ALGORITHM_NAMES, DEFAULT_ALGORITHM, RuntimeFlags
+from rlflame.config.flags import (
+    ALGORITHM_NAMES,
+    DEFAULT_ALGORITHM,
+    PRESET_FOLDER,
+    RuntimeFlags,
+)
 from rlflame.console.output import format_pairs, print_note, print_result
 from rlflame.rollout.blas import limit_threads
 
@@ -23,20 +30,47 @@ if TYPE_CHECKING:
 _names, _last = ", ".join(ALGORITHM_NAMES[:-1]), ALGORITHM_NAMES[-1]
 ALGO_HELP = f"Algorithm: {_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
 
+_COUNT = re.compile(r"(-?[0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+]?[0-9]{1,2})?)([kKmM]?)")
+
 CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="Checkpoint, policy file or run folder.")
 ]
 ExistingRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder, checkpoint or sweep folder.")
 ]
+
+
+def parse_count(text: str | int) -> int:
+    """Parse a number of steps such as 100000, 1e5, 100k or 1M."""
+    match = _COUNT.fullmatch(str(text).strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a number, such as 100000, 1e5, 100k or 1M.")
+    digits, unit = match.groups()
+    count = Decimal(re.sub("[_,]", "", digits)) * {"": 1, "k": 1000, "m": 1_000_000}[unit.lower()]
+    if count != int(count):
+        raise typer.BadParameter(f"{text!r} is not a whole number.")
+    return int(count)
+
+
 TotalSteps = Annotated[
-    int | None, typer.Option(metavar="N", help="Stop at step N, counted from the start of the run.")
+    int | None,
+    typer.Option(
+        metavar="N", parser=parse_count, help="Stop at step N, counted from the start of the run."
+    ),
 ]
 FreshReplay = Annotated[
     bool,
     typer.Option(
         "--fresh-replay",
         help="Empty the replay buffer and keep the weights. Use this if replay files are lost.",
+    ),
+]
+NewSchedule = Annotated[
+    bool,
+    typer.Option(
+        "--new-schedule",
+        help="Start a new run from the best policy of RUN, with new schedules of its settings, "
+        "such as the learning rate. It takes the steps that are missing until step N.",
     ),
 ]
 Seeds = Annotated[
@@ -103,13 +137,26 @@ RuntimeSets = Annotated[
     ),
 ]
 
+
+def _list_presets() -> list[str]:
+    return sorted(path.stem for path in PRESET_FOLDER.glob("*.toml"))
+
+
+def _list_aliases() -> list[str]:
+    from rlflame.config.preset_catalog import ALIASES
+
+    return sorted(ALIASES)
+
+
 #: The options of `train` and `resume` by panel and parameter name, in the order of the help.
 #: An option without a type has the type of its field in the flags.
 _PANELS: dict[str, dict[str, Any]] = {
     "Environment": {
         "env": typer.Option(
             metavar="ENV",
-            help="Alias from `rlflame envs`, Gymnasium id, or module:Id. [default: cartpole]",
+            help="Alias from `rlflame envs`, Gymnasium id, module:Id, or module:function. "
+            "[default: cartpole]",
+            autocompletion=_list_aliases,
         ),
         "env_kwargs": Annotated[
             list[str] | None,
@@ -127,9 +174,13 @@ _PANELS: dict[str, dict[str, Any]] = {
         "allow_modules": AllowModules,
     },
     "Algorithm": {
-        "algo": typer.Option(metavar="ALGO", help=ALGO_HELP),
+        "algo": typer.Option(
+            metavar="ALGO", help=ALGO_HELP, autocompletion=lambda: ALGORITHM_NAMES
+        ),
         "preset": typer.Option(
-            metavar="NAME", help="Preset from `rlflame envs`. [default: depends on ENV and ALGO]"
+            metavar="NAME",
+            help="Preset from `rlflame envs`. [default: depends on ENV and ALGO]",
+            autocompletion=_list_presets,
         ),
         "config": typer.Option(metavar="FILE", help="TOML file with settings."),
         "sets": Sets,
@@ -143,10 +194,17 @@ _PANELS: dict[str, dict[str, Any]] = {
             "--scale-lr", help="Multiply the learning rate by the number of learners."
         ),
         "fresh_replay": FreshReplay,
+        "new_schedule": NewSchedule,
     },
     "Duration": {
-        "steps": typer.Option(metavar="N", help="Stop after N environment steps."),
-        "iterations": typer.Option(metavar="N", help="Stop after N iterations (REINFORCE)."),
+        "steps": typer.Option(
+            metavar="N",
+            parser=parse_count,
+            help="Stop after N environment steps, such as 100000, 1e5 or 1M.",
+        ),
+        "iterations": typer.Option(
+            metavar="N", parser=parse_count, help="Stop after N iterations (REINFORCE)."
+        ),
         "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
         "until_return": typer.Option(
             metavar="X", help="Stop when an evaluation's 95% confidence interval is above X."
@@ -246,28 +304,48 @@ def add_flag_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
     return add_options
 
 
-def load_source(file: Path, flags: RuntimeFlags) -> tuple[Checkpoint, RuntimeSettings]:
-    """Load a policy from a file, and resolve the runtime settings from the options."""
+class PolicySource(NamedTuple):
+    """A policy, its file and the runtime settings of the command."""
+
+    file: Path
+    checkpoint: Checkpoint
+    runtime: RuntimeSettings
+
+
+def load_source(path: Path, flags: RuntimeFlags) -> PolicySource:
+    """Load a policy from a file or a run folder, and resolve the runtime settings."""
     from rlflame.config.resolve import resolve_runtime
 
     runtime = resolve_runtime(flags)
     limit_threads(1)  # before numpy is imported
-    from rlflame.storage.run_folder import load_policy_file
+    file, checkpoint = load_named_policy(path)
+    return PolicySource(file, checkpoint, runtime)
 
-    return load_policy_file(file), runtime
+
+def load_named_policy(path: Path) -> tuple[Path, Checkpoint]:
+    """Load a policy; if the path is a run folder, print which of its policies is used."""
+    from rlflame.storage import checkpoint
+    from rlflame.storage.run_folder import find_policy_file
+
+    file = find_policy_file(path)
+    policy = checkpoint.load(file)
+    if file != path:
+        kind = "best" if file.name == "best.safetensors" else "latest"
+        steps = f"step {policy.progress.steps:,}"
+        print_note(f"{path} is a run folder; its {kind} policy is used: {file} ({steps}).")
+    return file, policy
 
 
-def print_machine_differences(source: Checkpoint) -> list[str]:
-    """Print and return the differences from the machine that wrote the file."""
-    from rlflame.experiment import resume
+def print_machine_note(source: Checkpoint, seed: int, returns: Mapping[int, float]) -> None:
+    """Print how this machine differs from that of the file, if returns differ as well."""
+    from rlflame.experiment import comparison, resume
 
     differences = resume.find_machine_differences(source)
-    for difference in differences:
+    if differences and comparison.has_other_returns(source.evaluation, seed, returns):
         print_note(
-            f"This machine differs from the one that wrote the file ({difference}); "
-            "results may not be bit-identical."
+            "The returns differ from the recorded ones, probably because this machine differs "
+            f"from the one that wrote the file ({'; '.join(differences)})."
         )
-    return differences
 
 
 def print_pairs(lines: Iterable[tuple[str, str]]) -> None:

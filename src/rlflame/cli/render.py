@@ -15,7 +15,7 @@ from rlflame.cli.options import (
     EnvFile,
     Json,
     load_source,
-    print_machine_differences,
+    print_machine_note,
     print_pairs,
 )
 from rlflame.config.flags import RuntimeFlags
@@ -82,9 +82,9 @@ def render(
     if human and out is not None:
         raise ConfigError("--human and -o cannot be combined.", "omit one of them")
     flags = RuntimeFlags(env_file=env_file, allow_modules=allow_modules)
-    source, _ = load_source(file, flags)
+    file, source, _ = load_source(file, flags)
     from rlflame import api
-    from rlflame.config.resolve import make_short_name
+    from rlflame.config.preset_catalog import make_short_name
     from rlflame.console.display import StatusLine
     from rlflame.rendering.job import RenderOptions
     from rlflame.rendering.policy_render import resolve_kind
@@ -93,11 +93,12 @@ def render(
         out = out or Path(f"{make_short_name(source.env.id)}.gif")
     kind = "window" if out is None else resolve_kind(out)
     options = RenderOptions(kind, seed, episodes, best_of, vs_untrained, width, height, fps)
-    print_machine_differences(source)
     with StatusLine() as status_line:
         drawing = api.render(
-            source, options, out, show_output=debug, report_progress=status_line.show_rendering
+            source, options, out, show_output=debug, report_progress=status_line.show_status
         )
+    returns = {episode.episode: episode.episode_return for episode in drawing.episodes}
+    print_machine_note(source, seed, returns)
     print_drawing = _print_json if as_json else _print_lines
     print_drawing(file, out, source, drawing)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from rlflame.cli.options import (
     ExistingRun,
     FreshReplay,
     InitFrom,
+    NewSchedule,
     PlotReturns,
     Seeds,
     TotalSteps,
@@ -26,7 +27,7 @@ from rlflame.console.output import (
     print_result,
     print_result_lines,
 )
-from rlflame.errors import Interruption, RlflameError, format_command
+from rlflame.errors import ConfigError, Interruption, RlflameError, format_command
 from rlflame.rollout.blas import limit_threads
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def resume(
     flags: RuntimeFlags,
     steps: TotalSteps = None,
     fresh_replay: FreshReplay = False,
+    new_schedule: NewSchedule = False,
 ) -> None:
     """Continue a run from its latest checkpoint.
 
@@ -91,6 +93,9 @@ def resume(
     config_layer = read_recorded_config(run)
     runtime = resolve_resumed_runtime(run, config_layer, flags)
     limit_threads(read_recorded_threads(config_layer))
+    if new_schedule:
+        _train_with_new_schedule(run, flags, steps, fresh_replay=fresh_replay)
+        return
     if is_sweep(run):
         sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
@@ -104,6 +109,34 @@ def resume(
         result = resume_run(run, runtime, host, steps=steps, fresh_replay=fresh_replay)
     display.show_result(result)
     _check_complete(result, stop)
+
+
+def _train_with_new_schedule(
+    run: Path, flags: RuntimeFlags, steps: int | None, *, fresh_replay: bool
+) -> None:
+    """Start a new run from the best policy of a run, with new schedules."""
+    if steps is None or fresh_replay:
+        raise ConfigError(
+            "--new-schedule needs --steps, and cannot be combined with --fresh-replay.",
+            format_command("resume", run, "--steps", "1M", "--new-schedule"),
+        )
+    from rlflame.config.resolve import resolve
+    from rlflame.experiment import resume as continuation
+    from rlflame.storage.run_folder import load_newest_checkpoint
+
+    latest = load_newest_checkpoint(run, print_note)
+    file = continuation.find_best_policy(run, run) if run.is_dir() else run
+    print_note(f"A new run starts from the policy {file}.")
+    config_file = continuation.find_config(file)
+    # The new folder is beside that of the run, which may have been moved since it was written.
+    out = None if config_file.parent.resolve() == Path.cwd() else config_file.parent
+    values = {item.name: getattr(flags, item.name) for item in fields(flags)}
+    values["sets"] = [*(flags.sets or ()), *continuation.list_resets(latest, steps)]
+    count = continuation.count_new_steps(latest, steps)
+    config, preset = resolve(
+        TrainFlags(**values, config=config_file, steps=count, out=out), _has_continuous_actions
+    )
+    _train_run(config, preset, file, None, plot=False)
 
 
 def _run_replica_if_launched(*, dry_run: bool = False) -> None:
@@ -183,8 +216,8 @@ def _train_run(
 def _print_dry_run(
     config: RunConfig, preset: str, init_from: Path | None, seeds: tuple[int, ...], *, as_json: bool
 ) -> None:
-    from rlflame.config import toml_io
     from rlflame.config.recipe import RunConfig
+    from rlflame.config.resolve import format_config
     from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.experiment.preflight import check_sweep, run_preflight
     from rlflame.rollout.envs.vector_env import describe_stepping
@@ -214,7 +247,7 @@ def _print_dry_run(
     for line in format_pairs(lines):
         print_result(f"# {line.strip()}")
     print_result("")
-    print_result_lines(toml_io.to_toml(config).rstrip())
+    print_result_lines(format_config(config).rstrip())
 
 
 def _draw_returns(result: RunResult, display: RunView) -> None:

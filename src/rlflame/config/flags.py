@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from rlflame.errors import ConfigError
 
+PRESET_FOLDER = Path(__file__).with_name("presets")
 #: The algorithms with a default preset. Reading them from TRAITS would import pydantic, which is
 #: slow.
 ALGORITHM_NAMES = sorted(
-    path.stem.removeprefix("default-")
-    for path in Path(__file__).with_name("presets").glob("default-*.toml")
+    path.stem.removeprefix("default-") for path in PRESET_FOLDER.glob("default-*.toml")
 )
 DEFAULT_ALGORITHM = "ppo"
 

@@ -29,6 +29,8 @@ _PLUGINS = "gymnasium.envs"
 _MAX_BYTES = 1 << 16
 
 _command_modules: set[str] = set()
+#: The environments that each loaded file has registered.
+_registered_ids: dict[str, list[str]] = {}
 
 
 def allow_modules(modules: Iterable[str]) -> None:
@@ -195,6 +197,9 @@ def load_env_file(path: str, expected: str | None = None) -> str:
             f"with {expected[:12]}.",
             "restore the original file, or start a new run",
         )
+    from rlflame.rollout.envs.make import list_registered_ids  # imports Gymnasium
+
+    earlier_ids = set(list_registered_ids())
     try:
         user_code.load(path)
     except (Exception, SystemExit) as error:
@@ -202,9 +207,30 @@ def load_env_file(path: str, expected: str | None = None) -> str:
             f"--env-file {path!r} cannot be loaded: {type(error).__name__}: {error}.",
             f"{format_shell('python', Path(path))} shows the traceback",
         ) from error
+    _registered_ids.setdefault(path, [id for id in list_registered_ids() if id not in earlier_ids])
     os.environ[user_code.FILE_VARIABLE] = path
     allow_modules([module])
     return digest
+
+
+def find_file_environment(path: str) -> str:
+    """Load an environment file, and return the only ID that it registers.
+
+    Raise ConfigError if it registers none or several.
+    """
+    load_env_file(path)
+    ids, module = _registered_ids[os.path.abspath(path)], Path(path).stem
+    if not ids:
+        raise ConfigError(
+            f"--env-file {path!r} registers no environment.",
+            f"name a function or class that makes one: --env {module}:make_env",
+        )
+    if len(ids) > 1:
+        raise ConfigError(
+            f"--env-file {path!r} registers several environments: {', '.join(ids)}.",
+            f"name one of them: {format_shell('--env', ids[0])}",
+        )
+    return ids[0]
 
 
 def get_loaded_digest() -> str | None:

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rlflame.config.algorithms import (
     TRAITS,
@@ -77,6 +72,13 @@ class EnvironmentSettings(SettingsModel):
         "in its info or Dict observation, or its method action_masks.",
     )
 
+    episodes: Literal["auto", "fresh", "reuse"] = Field(
+        "auto",
+        description="Whether each episode uses a new instance of the environment (fresh) or the "
+        "instance of the previous episode (reuse). auto compares both before the run starts, "
+        "uses reuse if they are identical, and replaces auto by the choice in the recipe.",
+    )
+
     @model_validator(mode="after")
     def _check_kwargs(self) -> EnvironmentSettings:
         # Reject every value, because modes other than "human" may also open a window.
@@ -94,7 +96,7 @@ class EnvironmentSettings(SettingsModel):
     def _dump_settings(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out settings that few environments need, so that digests do not contain them."""
         data: dict[str, Any] = serialise(self)
-        for name in ("wrappers", "ignore", "action_mask"):
+        for name in ("wrappers", "ignore", "action_mask", "episodes"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 data.pop(name, None)
         return data

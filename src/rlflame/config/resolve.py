@@ -6,50 +6,35 @@ Precedence, highest first: options, --set, --config, the preset, the defaults.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested_dict import get_nested, merge, set_nested
-from rlflame.config.recipe import EvaluationSettings, RunConfig
+from rlflame.config.preset_catalog import (
+    ALIASES,
+    choose_preset,
+    read_named_preset,
+    read_preset,
+    resolve_env_id,
+)
+from rlflame.config.recipe import Recipe, RunConfig, make_defaults
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.validation import format_seen_value, parse_set, validate_config
+from rlflame.config.validation import (
+    format_seen_value,
+    parse_option_value,
+    parse_set,
+    validate_config,
+)
 from rlflame.config.wrapper_option import list_wrapper_names, parse_wrapper
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
 _PACKAGES = "runtime.flame.extra_dependencies"
-_PRESETS = resources.files("rlflame.config") / "presets"
-
-
-class Alias(NamedTuple):
-    """The Gymnasium id of a short name, and the family whose presets fit it."""
-
-    id: str
-    family: str
-
-
-#: Families of presets, and the ids that they fit.
-_FAMILIES = {
-    "cartpole": "CartPole-v1",
-    "pendulum": "Pendulum-v1",
-    "default": "Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Reacher-v5",
-    "lunarlander": "LunarLander-v3",
-    "mujoco": "BipedalWalker-v3 Hopper-v5 HalfCheetah-v5 Walker2d-v5 Ant-v5 Humanoid-v5 Swimmer-v5 "
-    "Pusher-v5 InvertedPendulum-v5 InvertedDoublePendulum-v5",
-}
-#: An alias is an id without its version, in lower case.
-ALIASES: dict[str, Alias] = {
-    id.partition("-")[0].lower(): Alias(id, family)
-    for family, ids in _FAMILIES.items()
-    for id in ids.split()
-}
-_ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
+_ALGORITHM_KEYS = ("algorithm", "learning.algorithm")
 #: Maps a field of the flags to the setting that takes its value unchanged.
 _FLAG_SETTINGS = {
     "env": "learning.environment.id",
@@ -65,32 +50,15 @@ _FLAG_SETTINGS = {
 }
 
 
-def resolve_env_id(name: str) -> str:
-    """Return the Gymnasium id for an alias, or the id itself."""
-    return ALIASES[name.lower()].id if name.lower() in ALIASES else name
-
-
-def make_short_name(id: str) -> str:
-    """Return the alias of an id, or the id as a valid folder name."""
-    return _ALIAS_BY_ID.get(id) or re.sub(r"[^\w.-]", "-", id).lower()
-
-
-def list_presets() -> list[str]:
-    return sorted(f.name[:-5] for f in _PRESETS.iterdir() if f.name.endswith(".toml"))
-
-
-def choose_preset(id: str, algorithm: str) -> str:
-    """Return the most specific preset: for the id, its family or only the algorithm."""
-    alias = _ALIAS_BY_ID.get(id)
-    names = [alias, ALIASES[alias].family] if alias else []
-    candidates = [f"{name}-{algorithm}" for name in (*names, "default")]
-    return next(name for name in candidates if name in list_presets())
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    if name not in list_presets():
-        raise ConfigError(f"There is no preset {name!r}.", f"presets: {', '.join(list_presets())}")
-    return toml_io.parse((_PRESETS / f"{name}.toml").read_text("utf-8"))
+def format_config(config: Recipe) -> str:
+    """Return a recipe or a config as TOML that `--config` reads back unchanged."""
+    learning = config.learning
+    base = make_defaults(learning.algorithm)
+    preset = read_preset(choose_preset(learning.environment.id, learning.algorithm))
+    overlay = preset.pop("continuous", {})
+    for layer in (preset, overlay):
+        base = merge(base, layer)
+    return toml_io.to_toml(config, base)
 
 
 def resolve(
@@ -102,14 +70,18 @@ def resolve(
     applies only to environments with continuous actions.
     """
     file_layer = _read_config_file(flags.config) if flags.config else {}
-    typed_layer = merge_layers(_make_set_layer(flags.sets), _make_flag_layer(flags))
+    flag_layer = _make_flag_layer(flags)
+    preset_layer = read_named_preset(flags.preset, merge_layers(file_layer, flag_layer))
+    algorithm = _find_algorithm(flags, file_layer, preset_layer)
+    typed_layer = merge_layers(_make_set_layer(flags.sets, algorithm), flag_layer)
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
-    if flags.env_file and not get_nested(user_layer, "learning.environment.id"):
-        raise ConfigError("--env-file needs --env with an id from the file.", "--env MyEnv-v0")
-    preset_layer = read_preset(flags.preset) if flags.preset else {}
-    environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
+    env_file = get_nested(user_layer, "runtime.env_file")
+    if isinstance(env_file, str) and get_nested(user_layer, "learning.environment.id") is None:
+        id = module_trust.find_file_environment(env_file)
+        set_nested(user_layer, "learning.environment.id", id)
+    environment = _choose_environment(user_layer, preset_layer)
     set_nested(user_layer, "learning.environment.id", environment)
     set_nested(user_layer, "learning.algorithm", algorithm)
     name = flags.preset or choose_preset(environment, algorithm)
@@ -120,7 +92,7 @@ def resolve(
     module_trust.check_modules(settings.id, settings.kwargs, settings.wrapper_names)
     if overlay is not None and has_continuous_actions(config):
         config = _validate_layers(base_layer, overlay, user_layer)
-    _check_until_return(config.evaluation)
+    _check_until_return(config)
     return _apply_batch_flags(config, flags), name
 
 
@@ -169,10 +141,10 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     return layer
 
 
-def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
+def _make_set_layer(sets: Sequence[str] | None, algorithm: str | None = None) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for text in sets or ():
-        set_nested(layer, *parse_set(text))
+        set_nested(layer, *parse_set(text, algorithm))
     _resolve_env_file(layer, Path.cwd())
     return layer
 
@@ -196,7 +168,7 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     }
     if isinstance(flags, TrainFlags):
         settings |= {
-            "learning.algorithm": flags.algo or None,
+            "learning.algorithm": flags.algo.lower() if flags.algo else None,
             "learning.provider": "torch" if flags.device == "cuda" else None,
             "learning.environment.kwargs": dict(map(_parse_env_argument, flags.env_kwargs or ())),
             "learning.environment.wrappers": [parse_wrapper(text) for text in flags.wrap or ()],
@@ -213,7 +185,7 @@ def _parse_env_argument(text: str) -> tuple[str, Any]:
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip().isidentifier():
         raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
-    return key.strip(), toml_io.parse_value(value_text.strip())
+    return key.strip(), parse_option_value("--env-kwargs", text, value_text)
 
 
 def _format_out(path: Path | None) -> str | None:
@@ -275,21 +247,32 @@ def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
     module_trust.allow_modules([*(flags.allow_modules or ()), *modules])
 
 
-def _choose_environment_and_algorithm(
-    user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
-) -> tuple[str, str]:
-    id = get_nested(user_layer, "learning.environment.id")
+def _choose_environment(user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]) -> str:
+    name = "learning.environment.id"
+    id = get_nested(merge(preset_layer, user_layer), name)
     id = ALIASES["cartpole"].id if id is None else id
     if not isinstance(id, str) or not id:
         raise ConfigError(f"{format_seen_value(id)} is not an environment id.", "--env hopper")
+    return resolve_env_id(id)
+
+
+def _find_algorithm(
+    flags: TrainFlags, file_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
+) -> str:
+    """Return the algorithm, which decides what the short names of settings mean."""
+    sets = [text.partition("=") for text in flags.sets or ()]
+    names = [value.strip() for key, _, value in sets if key.strip() in _ALGORITHM_KEYS]
     algorithm = (
-        get_nested(user_layer, "learning.algorithm")
+        flags.algo
+        or next(reversed(names), None)
+        or get_nested(file_layer, "learning.algorithm")
         or get_nested(preset_layer, "learning.algorithm")
         or DEFAULT_ALGORITHM
     )
-    if algorithm not in tuple(TRAITS):
+    name = str(algorithm).lower()
+    if name not in TRAITS:
         raise ConfigError(f"There is no algorithm {algorithm!r}.", f"--algo {' or '.join(TRAITS)}")
-    return resolve_env_id(id), algorithm
+    return name
 
 
 def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
@@ -302,14 +285,29 @@ def _validate_layers(*layers: Mapping[str, Any]) -> RunConfig:
     return config.model_copy(update={"learning": recipe.learning})
 
 
-def _check_until_return(evaluation: EvaluationSettings) -> None:
+def _check_until_return(config: RunConfig) -> None:
     """Reject a target return unless training includes evaluations of several episodes."""
+    evaluation, rollout = config.evaluation, config.learning.rollout
     every_steps, episodes = evaluation.every_steps, evaluation.episodes
-    if evaluation.until_return is not None and (every_steps is None or episodes == 1):
+    if evaluation.until_return is None:
+        return
+    if every_steps is None or episodes == 1:
         raise ConfigError(
             "--until-return needs evaluations of several episodes during training, but "
             f"every_steps is {toml_io.format_value(every_steps)} and episodes is {episodes}.",
             "--set evaluation.every_steps=50000 --set evaluation.episodes=8",
+        )
+    # An iteration is never cut short, so a run may take more steps than its budget.
+    unit, limits = rollout.steps_per_iteration, []
+    if config.stop_at_steps is not None:
+        limits.append(-(-config.stop_at_steps // unit) * unit)
+    if config.stop_at_iterations is not None:
+        limits.append(config.stop_at_iterations * unit)
+    if every_steps > min(limits):
+        raise ConfigError(
+            "--until-return needs evaluations during training, but the run ends after "
+            f"{min(limits):,} steps, and every_steps is {every_steps:,}.",
+            f"--set evaluation.every_steps={max(1, min(limits) // 10)}",
         )
 
 

@@ -110,6 +110,9 @@ class RuntimeSettings(SettingsModel):
     checkpoint_every_steps: Positive = Field(
         100_000, description="Steps between checkpoints. A run also saves one at its last step."
     )
+    checkpoint_every_minutes: float = Field(
+        5.0, gt=0.0, description="Minutes between checkpoints, for runs whose steps are slow."
+    )
     keep_checkpoints: Positive = Field(3, description="Number of recent checkpoints to keep.")
     video_every_steps: Positive | None = Field(
         None, description="Steps between short videos, in videos/. If unset, no videos."

@@ -1,11 +1,12 @@
 """Reads and writes settings as TOML; written values read back unchanged.
 
-TOML has no null, so the word "none" stands for an absent value. The literal text "none" is written
-with a leading backslash.
+TOML has no null. An absent value is left out, or written as the word "none" if a reader would
+otherwise use another value. Elsewhere, the literal text "none" is written with a leading backslash.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from rlflame.terminal_text import escape_unicode
 NONE = "none"
 _ESCAPED_NONE = re.compile(r"\\+none")
 _NEEDS_ESCAPE = re.compile(r"\\*none")
+_KWARGS = "learning.environment.kwargs"
 #: A key that tomllib reads without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 #: The tokens that can belong to a key; `other` ends a key.
@@ -34,6 +36,11 @@ _TOKENS = re.compile(
 #: Limits that no real config reaches.
 _MOST_PARTS = 32
 _DEEPEST = 64
+#: Python reads 00 as a number, but it is more likely part of a name, a date or a hash.
+_LEADING_ZEROS = re.compile(r"[+-]?0[0-9_]")
+_LONGEST_LITERAL = 65_536
+#: Words that are read as values in their usual spelling, such as true and False.
+_KEYWORDS = {"true", "false", "none", "null", "nil"}
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -80,23 +87,70 @@ def _check_values(value: Any, depth: int = 0) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a TOML value; other text is a string, so that words need no quotes."""
+    """Parse a TOML value or a Python literal; other text is a string without quotes.
+
+    Raise ValueError for text that starts like a list, a table, a tuple or a quoted string, or is a
+    misspelt true, false or none, but cannot be parsed.
+    """
     try:
         _check_keys(text)
         table = tomllib.loads(f"x = {text}")
         _check_values(table)
     except (ValueError, RecursionError):
-        return _replace_none(text)
+        return _replace_none(_parse_literal(text))
     value = table["x"] if len(table) == 1 else text
     # No setting is a date, so text that looks like one stays text.
     is_plain = isinstance(value, str | bool | int | float | list | dict)
     return _replace_none(value if is_plain else text)
 
 
-def to_toml(config: BaseModel) -> str:
-    """Return a config as TOML that reads back as the same config."""
+def _parse_literal(text: str) -> Any:
+    """Parse a Python literal such as False, None, (0.5, 2.0) or {"a": 1}."""
+    try:
+        is_text = _LEADING_ZEROS.match(text) or len(text) > _LONGEST_LITERAL
+        value = text if is_text else _make_plain_value(ast.literal_eval(text))
+        _check_values(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        is_misspelt = text.lower() in _KEYWORDS and text != NONE
+        if is_misspelt or text[:1] in tuple("([{\"'"):
+            spelling = format_value(text)
+            raise ValueError(
+                f"{text[:80]!r} is neither a TOML value nor a Python literal; to pass it as text, "
+                f"write {spelling if len(spelling) < 80 else 'it in quotes'}"
+            ) from error
+        return text
+    return value
+
+
+def _make_plain_value(value: Any) -> Any:
+    """Convert tuples to lists; raise ValueError for values that a recipe cannot contain."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("the keys of a table must be text")
+        return {key: _make_plain_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_plain_value(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ValueError(f"a recipe cannot contain a {type(value).__name__}")
+
+
+def describe_type(value: Any) -> str:
+    """Return the type of a parsed value in the words of the documentation."""
+    if value is None:
+        return NONE
+    names = {bool: "boolean", int: "integer", float: "number", str: "text"}
+    other = "table" if isinstance(value, Mapping) else "list"
+    return next((name for kind, name in names.items() if isinstance(value, kind)), other)
+
+
+def to_toml(config: BaseModel, base: Mapping[str, Any]) -> str:
+    """Return a config as TOML that reads back as the same config.
+
+    `base` contains the values that a reader uses for settings that are left out.
+    """
     lines: list[str] = []
-    _write_table(config.model_dump(mode="json"), "", lines)
+    _write_table(config.model_dump(mode="json"), "", lines, base)
     return "\n".join(lines).strip() + "\n"
 
 
@@ -113,19 +167,27 @@ def _replace_none(value: Any) -> Any:
     return value
 
 
-def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
+def _write_table(
+    table: Mapping[str, Any], path: str, lines: list[str], base: Mapping[str, Any]
+) -> None:
     inner = {name: value for name, value in table.items() if isinstance(value, Mapping)}
-    plain = {name: value for name, value in table.items() if name not in inner}
+    is_kwargs = path.startswith(_KWARGS)
+    plain = {
+        name: value
+        for name, value in table.items()
+        if name not in inner and (value is not None or is_kwargs or base.get(name) is not None)
+    }
     if path and (plain or not inner):
         lines += ["", f"[{path}]"]
-    # The section of an unused algorithm is absent, not a setting with the value none.
-    absent_sections = TRAITS.keys() if path == "learning" else set()
+    # In the section of an algorithm, every text is one of the choices of a setting.
+    has_choices = path.removeprefix("learning.") in TRAITS
     for name, value in plain.items():
-        if value is None and name in absent_sections:
-            continue
-        lines.append(f"{format_key(name)} = {format_value(value)}")
+        text = f'"{NONE}"' if has_choices and value == NONE else format_value(value)
+        lines.append(f"{format_key(name)} = {text}")
     for name, value in inner.items():
-        _write_table(value, f"{path}.{format_key(name)}" if path else format_key(name), lines)
+        inner_path = f"{path}.{format_key(name)}" if path else format_key(name)
+        inner_base = base.get(name)
+        _write_table(value, inner_path, lines, inner_base if isinstance(inner_base, dict) else {})
 
 
 def format_key(name: str) -> str:

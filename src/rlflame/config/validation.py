@@ -11,7 +11,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from rlflame.config import toml_io
+from rlflame.config.algorithms import TRAITS
 from rlflame.config.recipe import RunConfig
+from rlflame.config.synonyms import find_synonyms, format_synonym_hint
 from rlflame.errors import ConfigError
 
 _SHOULD = "Input should "
@@ -55,8 +57,8 @@ def make_error(error: ValidationError) -> ConfigError:
         reason = first["msg"].removeprefix("Value error, ")
         sentence = f"{subject}: {reason}" if subject else reason
     else:
-        seen_text = format_seen_value(first["input"])
-        sentence = f"{subject} should be {' or '.join(choices)}, but is {seen_text}"
+        seen_text, kind = format_seen_value(first["input"]), toml_io.describe_type(first["input"])
+        sentence = f"{subject} should be {' or '.join(choices)}, but is {seen_text} ({kind})"
     return ConfigError(f"{sentence}.", "rlflame config lists all settings")
 
 
@@ -83,20 +85,45 @@ def _is_json_value(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def parse_set(text: str) -> tuple[str, Any]:
-    """Parse `ppo.clip_range=0.1` into the setting's full path and its value."""
+def parse_set(text: str, algorithm: str | None = None) -> tuple[str, Any]:
+    """Parse `ppo.clip_range=0.1` into the setting's full path and its value.
+
+    A short name such as `learning_rate` belongs to the algorithm, if it is given.
+    """
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return _find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
+    return _find_full_key(key.strip(), algorithm), parse_option_value("--set", text, value_text)
 
 
-def _find_full_key(key: str) -> str:
+def parse_option_value(option: str, text: str, value_text: str) -> Any:
+    """Parse the value of an option such as `--set NAME=VALUE`."""
+    try:
+        return toml_io.parse_value(value_text.strip())
+    except ValueError as error:
+        example = "hidden=[64, 64]" if option == "--set" else "size=[5, 5]"
+        raise ConfigError(f"{option} {text!r:.200}: {error}.", f"{option} '{example}'") from error
+
+
+def _find_full_key(key: str, algorithm: str | None) -> str:
     head, marker, tail = key.partition("environment.kwargs.")
     if marker and head in ("", "learning."):
         return f"learning.environment.kwargs.{tail}"
     settings = list_settings()
     matches = [key] if key in settings else [p for p in settings if p.endswith(f".{key}")]
+    full_key = f"learning.{algorithm}.{key}"
+    matches = [full_key] if full_key in matches else matches
+    sections = tuple(f"learning.{name}." for name in TRAITS)
+    synonyms = find_synonyms(key)
+    if synonyms and full_key not in matches and all(path.startswith(sections) for path in matches):
+        paths = {
+            name: {name, f"learning.{name}", f"learning.{algorithm}.{name}"} for name in synonyms
+        }
+        names = [name for name in synonyms if not paths[name].isdisjoint(settings)] or synonyms
+        raise ConfigError(
+            f"There is no setting {key!r}; here it is called {' or '.join(names)}.",
+            format_synonym_hint(names),
+        )
     if not matches:
         raise make_unknown_error(key)
     if len(matches) > 1:

@@ -50,6 +50,7 @@ class Display(RunView):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)
+        self._seed_notes: set[str] = set()
 
     @contextlib.contextmanager
     def open(self, start: RunStart) -> Iterator[None]:
@@ -74,6 +75,10 @@ class Display(RunView):
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         """Show an event that `progress` already includes; `seed` is None outside a sweep."""
+        if seed is not None and event["event"] == "note":
+            if event["text"] in self._seed_notes:  # another seed has the same note
+                return
+            self._seed_notes.add(event["text"])
         if note := format_note(event, seed):
             self.show_note(note)
 
@@ -149,10 +154,6 @@ class StatusLine(NullView):
         groups = format_count(self._fleet.count_tasks(), "group")
         progress_text = f"{self._fleet.count_tasks('done')} of {groups} of episodes played"
         self.show_status(self._fleet.phase or progress_text)
-
-    def show_rendering(self, num_done: int, total: int) -> None:
-        episodes = format_count(total, "episode")
-        self.show_status(f"{num_done} of {episodes} rendered" if total > 1 else "rendering")
 
     def show_status(self, text: str) -> None:
         if self._interactive:

@@ -16,7 +16,12 @@ from rich.text import Text
 from rlflame.console.display import Display
 from rlflame.console.output import format_pairs, format_table, make_display_stream
 from rlflame.console.run_progress import RECENT_EPISODES, SeedProgress
-from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
+from rlflame.console.run_text import (
+    Pairs,
+    format_absent_return,
+    format_interquartile_mean,
+    format_seed_counts,
+)
 from rlflame.storage.metrics import LIVE_METRICS
 from rlflame.terminal_text import escape_controls, format_count, format_duration
 
@@ -109,8 +114,9 @@ class LiveDisplay(Display):
         counts |= {"done": fleet.count_tasks("done"), "retried": fleet.retries}
         tasks = ", ".join(f"{number} {state}" for state, number in counts.items())
         lines.append(("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks))
-        if (mean := row.recent_return) is not None:
-            lines.append(("return", f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"))
+        mean = row.recent_return
+        text = "" if mean is None else f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"
+        lines.append(("return", text or format_absent_return(progress)))
         metrics = row.events.get("iteration", {})
         # The metrics that show whether learning is sound.
         values = [

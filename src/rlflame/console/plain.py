@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rlflame.console.display import Display
 from rlflame.console.output import print_report, wrap_text
 from rlflame.console.recipe_summary import format_evaluation
-from rlflame.console.run_text import format_interquartile_mean, format_seed_counts
+from rlflame.console.run_text import (
+    format_absent_return,
+    format_interquartile_mean,
+    format_seed_counts,
+)
 from rlflame.terminal_text import format_duration
 
 if TYPE_CHECKING:
@@ -83,7 +87,11 @@ class PlainDisplay(Display):
                 total = progress.summary.iterations
                 position = f"{row.iteration}/{total}" if total else str(row.iteration)
                 cells = [f"Iteration {position:>7}"]
-            cells.append(f"mean return {'-' if mean is None else f'{mean:,.2f}':>10}")
+            if mean is None:
+                cells.append(format_absent_return(progress))
+                cells += [] if row.score is None else [f"evaluation {row.score:,.1f}"]
+            else:
+                cells.append(f"mean return {mean:>10,.2f}")
             cells += [] if loss is None else [f"loss {loss:10.4f}"]
         cells.append(f"{progress.steps_per_s:>7,.0f} steps/s")
         if remaining_s:

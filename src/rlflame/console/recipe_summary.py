@@ -84,10 +84,14 @@ class RecipeSummary:
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
         """Return the recipe as pairs of a name and a text; `seeds` lists the seeds."""
+        from rlflame.config.toml_io import describe_type
+
         env, learning = self.env, self.recipe.learning
         network, rollout, window = learning.network, learning.rollout, learning.policy_average
         actions = self._format_actions()
-        kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
+        kwargs = "".join(
+            f", {key}={value!r} ({describe_type(value)})" for key, value in env.kwargs.items()
+        )
         kwargs += "".join(f", {wrapper.name.partition(':')[2]}" for wrapper in env.wrappers)
         seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
         preset = f", preset {self.preset}" if self.preset else ""

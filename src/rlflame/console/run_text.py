@@ -77,6 +77,12 @@ def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
     return text if seed is None or not text else f"Seed {seed}: {text}"
 
 
+def format_absent_return(progress: RunProgress) -> str:
+    """Return the text to show instead of the mean return while there is none."""
+    is_resumed = progress.row.initial_counts[1] > 0
+    return f"no episode has ended {'since the run was resumed' if is_resumed else 'yet'}"
+
+
 def format_failure(seed: int, error: RlflameError) -> str:
     detail = shorten_tracebacks(error.detail).rstrip()
     return f"Seed {seed} failed: {escape_line(error.message)}" + (f"\n{detail}" if detail else "")
@@ -144,8 +150,10 @@ def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) 
         if result.complete:
             lines.append(("next", format_command("report", result.folder)))
         return lines
-    if result.has_trained and progress.final_return is not None:
-        lines.append(("return", f"{progress.final_return:,.2f} (final mean, with exploration)"))
+    if result.has_trained:
+        mean = progress.final_return
+        text = "" if mean is None else f"{mean:,.2f} (final mean, with exploration)"
+        lines.append(("return", text or format_absent_return(progress)))
     if result.complete and result.evaluation is not None:
         lines.append(("evaluation", format_evaluation(result.evaluation)))
     if result.best is not None and result.best != result.evaluation:

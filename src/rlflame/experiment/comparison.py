@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rlflame.config import nested_dict
 from rlflame.config.toml_io import format_value
 from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
 from rlflame.errors import CheckpointError, ConfigError, format_command
+from rlflame.experiment.resume import find_machine_differences
 from rlflame.learning.buffers.replay_buffer import count_segment_rows
 from rlflame.rollout.task import Array
 from rlflame.storage import replay_segments, run_folder, safetensors_file
@@ -68,6 +69,7 @@ class FileContent:
         position = f"step {progress.steps:,}, iteration {progress.iteration:,}"
         fingerprint = checkpoint.fingerprint.items()
         evaluation, best = checkpoint.evaluation, checkpoint.best
+        differences = find_machine_differences(checkpoint)
         return [
             ("file", f"{self.path}: {self.kind}, {format_count(len(tensors), 'tensor')}, {size}"),
             *RecipeSummary(checkpoint.recipe, checkpoint.env, "").format_lines(),
@@ -76,6 +78,7 @@ class FileContent:
             *([("evaluation", format_evaluation(evaluation))] if evaluation else []),
             *([("best", format_evaluation(best))] if best and best != evaluation else []),
             ("made with", ", ".join(f"{name} {x}" for name, x in fingerprint if name != "simd")),
+            *([("differs here", "; ".join(differences))] if differences else []),
             ("state digest", checkpoint.state_digest),
             ("digest", checkpoint.digest),
         ]
@@ -101,6 +104,7 @@ class FileContent:
             "evaluation": checkpoint.evaluation and checkpoint.evaluation.as_dict(),
             "best": checkpoint.best and checkpoint.best.as_dict(),
             "fingerprint": checkpoint.fingerprint,
+            "machine_differences": find_machine_differences(checkpoint),
             "state_digest": checkpoint.state_digest,
             "digest": checkpoint.digest,
             "tensors": {
@@ -218,9 +222,27 @@ def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
     return EvaluationPlan(record.episodes, record.seed, record.stochastic, record.max_episode_steps)
 
 
+def has_other_returns(
+    record: EvaluationRecord | None, seed: int, returns: Mapping[int, float]
+) -> bool:
+    """Return whether deterministic episodes have other returns than in the record.
+
+    `returns` maps the numbers of episodes to their returns. Episodes that the record does not
+    contain are not compared.
+    """
+    if record is None or record.stochastic or record.seed != seed:
+        return False
+    return any(
+        number < record.episodes and record.returns[number] != value
+        for number, value in returns.items()
+    )
+
+
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     """Raise ConfigError unless both policies were trained in the same environment."""
-    difference = nested_dict.find_first_difference(asdict(a.env), asdict(b.env))
+    difference = nested_dict.find_first_difference(
+        *(asdict(replace(source.env, episodes="auto")) for source in (a, b))
+    )
     if difference is not None:
         name, *values = difference
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.module_trust import check_modules
+from rlflame.config.preset_catalog import make_short_name
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
-from rlflame.config.resolve import make_short_name
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.config.toml_io import format_value
-from rlflame.errors import ConfigError, RlflameError
+from rlflame.errors import ConfigError
+from rlflame.experiment.env_failure import explain_env_failure
 from rlflame.experiment.learners import replica_main
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm
@@ -44,7 +45,7 @@ def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
     )
     if known_spec is None or settings.wrappers or settings.ignore:
         return inspect_env(settings)
-    return known_spec
+    return replace(known_spec, episodes=settings.episodes)
 
 
 def has_continuous_actions(config: RunConfig) -> bool:
@@ -58,7 +59,7 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
 
     modules = check_modules(settings.id, settings.kwargs, settings.wrapper_names)
     try:
-        return read_env_spec(
+        spec = read_env_spec(
             settings.id,
             dict(settings.kwargs),
             settings.max_episode_steps,
@@ -67,43 +68,9 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
             ignore=settings.ignore,
             masks=settings.action_mask == "auto",
         )
+        return replace(spec, episodes=settings.episodes)
     except (Exception, SystemExit) as error:
-        raise _explain_env_failure(settings, error) from error
-
-
-def _explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:
-    """Return the error for an environment that cannot be created or used."""
-    import gymnasium
-
-    from rlflame.rollout.envs.spaces import UnsupportedSpace
-
-    name, cause = settings.id, _get_first_line(error)
-    if isinstance(error, UnsupportedSpace):
-        return ConfigError(f"{name} has {error}. rlflame cannot use them.", error.hint)
-    if isinstance(error, gymnasium.error.UnregisteredEnv):
-        return ConfigError(
-            f"There is no environment {name!r}. {str(error).partition('. ')[2]}".rstrip(),
-            "rlflame envs lists some ids; yours needs --env-file FILE.py, which must register it",
-        )
-    if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
-        if error.__cause__ is not None:
-            cause = f"{cause}: {_get_first_line(error.__cause__)}"
-        return ConfigError(
-            f"{name} needs a package that is missing or cannot be imported: {cause}.",
-            "install it where rlflame is installed; a module in the current folder needs "
-            "--allow-module MODULE",
-        )
-    kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
-    hint = "check --env-kwargs" if kwargs_text else "rlflame envs lists the available environments"
-    if settings.wrappers:
-        kwargs_text += f" with the wrappers {', '.join(settings.wrapper_names)}"
-        hint = "check --wrap"
-    return ConfigError(f"{name} cannot be created{kwargs_text}: {cause}.", hint)
-
-
-def _get_first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+        raise explain_env_failure(settings, error) from error
 
 
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:

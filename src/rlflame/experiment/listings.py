@@ -7,6 +7,7 @@ has one line per seed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from rlflame.config import regular_file, resolve, toml_io
+from rlflame.config import preset_catalog, regular_file, toml_io
 from rlflame.config.algorithms import TRAITS
 from rlflame.config.recipe import EnvironmentSettings, RunConfig
 from rlflame.config.validation import walk_settings
@@ -175,7 +176,7 @@ def list_environments() -> list[dict[str, Any]]:
     from rlflame.experiment.components import inspect_env  # slow to import
 
     entries = []
-    for alias, target in resolve.ALIASES.items():
+    for alias, target in preset_catalog.ALIASES.items():
         sizes = dict[str, Any].fromkeys(("observations", "actions", "continuous", "problem"))
         try:
             spec = inspect_env(EnvironmentSettings(id=target.id))
@@ -184,7 +185,7 @@ def list_environments() -> list[dict[str, Any]]:
         except ConfigError as error:
             sizes["problem"] = error.message
         presets = [
-            resolve.choose_preset(target.id, name)
+            preset_catalog.choose_preset(target.id, name)
             for name, traits in TRAITS.items()
             if sizes["continuous"] is not False or not traits.squashed_actions
         ]
@@ -206,6 +207,24 @@ def list_settings() -> list[dict[str, Any]]:
             }
         )
     return settings
+
+
+def select_settings(
+    settings: list[dict[str, Any]], config: RunConfig, preset: str
+) -> list[dict[str, Any]]:
+    """Return the settings of the algorithm of a config, with its values.
+
+    A value that differs from the default comes from the preset, which is named.
+    """
+    selection = []
+    others = tuple(f"learning.{name}." for name in TRAITS if name != config.learning.algorithm)
+    for setting in settings:
+        if not setting["name"].startswith(others):
+            # Not from a dump, which leaves out some settings with a default value.
+            value = functools.reduce(getattr, setting["name"].split("."), config)
+            source = None if value == setting["default"] else preset
+            selection.append({**setting, "value": value, "preset": source})
+    return selection
 
 
 def _format_range(schema: dict[str, Any]) -> str:

@@ -131,6 +131,7 @@ def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
             "The compiled kernels are not installed, so updates are slower. The results are the "
             "same. To install them, install a C compiler, then reinstall rlflame."
         )
+    yield from _list_learning_warnings(recipe)
     version = find_unverified_version(recipe.learning.environment.id)
     if version is not None:
         yield f"Gymnasium {version} steps MuJoCo: rlflame's loop is not verified for this version."
@@ -142,6 +143,28 @@ def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
         yield (
             f"The image{place} ({shape}) is flattened, because rlflame has no network for images "
             "yet."
+        )
+
+
+def _list_learning_warnings(recipe: Recipe) -> Iterator[str]:
+    """Yield warnings about settings with which a run learns little or nothing."""
+    learning, steps = recipe.learning, recipe.stop_at_steps
+    name, replay, field = learning.algorithm, learning.replay, learning.traits.batch_field
+    if replay is not None and steps is not None and steps <= replay.learning_starts:
+        yield (
+            f"This run learns nothing: it ends after {steps:,} steps, and {name} takes random "
+            f"actions in the first {replay.learning_starts:,} (learning.{name}.learning_starts)."
+        )
+    batch, rollout = learning.rollout.steps_per_iteration, learning.rollout
+    size = getattr(learning.settings, field) if field is not None and replay is None else 0
+    if rollout.unit == "steps" and size > batch:
+        yield (
+            f"learning.{name}.{field} is {size:,}, but an iteration collects only {batch:,} "
+            "samples: every minibatch is the whole batch."
+        )
+    if not learning.network.hidden:
+        yield (
+            "learning.network.hidden is empty: the policy is a linear function of the observation."
         )
 
 

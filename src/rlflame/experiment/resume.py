@@ -72,12 +72,11 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
             f"{recipe.evaluation.until_return:g}; it cannot continue.",
             f"start a new run from its policy: {format_train_command(source, policy)}",
         )
-    if _is_annealed(source):
-        new_steps = steps - progress.steps if steps > progress.steps else steps
+    if is_annealed(source):
         raise ConfigError(
             "The learning rate of this run reached 0 by step "
             f"{progress.steps:,}; more steps would not change the weights.",
-            f"start a new run from its policy: {format_train_command(source, policy, new_steps)}",
+            "start a new run from its policy: " + _format_schedule_command(source, policy, steps),
         )
     if steps <= progress.steps:
         raise ConfigError(
@@ -99,12 +98,25 @@ def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
     """
     if source.progress.reached:
         return format_train_command(source, policy)
-    if _is_annealed(source):
-        return format_train_command(source, policy, source.progress.steps)
+    if is_annealed(source):
+        return _format_schedule_command(source, policy, 2 * source.progress.steps)
     return format_command("resume", run, "--steps", 2 * source.progress.steps)
 
 
-def _is_annealed(source: Checkpoint) -> bool:
+def _format_schedule_command(source: Checkpoint, policy: Path, steps: int) -> str:
+    """Return the command that starts a new run up to step N with a new schedule."""
+    run = find_config(policy).parent
+    if not (run / "config.toml").is_file():
+        return format_train_command(source, policy, count_new_steps(source, steps))
+    return format_command("resume", run, "--steps", steps, "--new-schedule")
+
+
+def count_new_steps(source: Checkpoint, steps: int) -> int:
+    """Return the steps of a new run that continues a finished one up to step N."""
+    return steps - source.progress.steps if steps > source.progress.steps else steps
+
+
+def is_annealed(source: Checkpoint) -> bool:
     learning = source.recipe.learning
     return learning.settings.anneal_learning_rate and source.progress.is_spent(
         learning.horizon_steps, learning.horizon_iterations
@@ -136,20 +148,31 @@ def format_train_command(source: Checkpoint, policy: Path, steps: int | None = N
 
     If `steps` is given, the new run and its schedules end after that many steps.
     """
-    learning, folder = source.recipe.learning, policy.parent
-    config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
+    learning, config = source.recipe.learning, find_config(policy)
     options: list[object] = ["--init-from", policy]
     options += ["--steps", steps] if steps is not None else []
     if not config.exists():
         names = ("--env", learning.environment.id, "--algo", learning.algorithm)
         return format_command("train", *names, *options)
-    resets = ["learning.init_policy"] if learning.init_policy is not None else []
-    resets += ["evaluation.until_return"] if source.progress.reached else []
+    sets = [word for text in list_resets(source, steps) for word in ("--set", text)]
+    return format_command("train", "--config", config, *options, *sets)
+
+
+def find_config(policy: Path) -> Path:
+    """Return the path of the config of the run that wrote a policy."""
+    folder = policy.parent
+    return (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
+
+
+def list_resets(source: Checkpoint, steps: int | None) -> list[str]:
+    """List the settings of a run that a new run from its policy must unset, as NAME=none."""
+    learning = source.recipe.learning
+    names = ["learning.init_policy"] if learning.init_policy is not None else []
+    names += ["evaluation.until_return"] if source.progress.reached else []
     if steps is not None:
         horizons = ("horizon_iterations", "horizon_steps")
-        resets += [f"learning.{name}" for name in horizons if getattr(learning, name) is not None]
-    sets = [word for name in resets for word in ("--set", f"{name}=none")]
-    return format_command("train", "--config", config, *options, *sets)
+        names += [f"learning.{name}" for name in horizons if getattr(learning, name) is not None]
+    return [f"{name}=none" for name in names]
 
 
 def find_machine_differences(

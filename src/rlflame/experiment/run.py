@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import toml_io
 from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import Recipe, RunConfig
+from rlflame.config.resolve import format_config
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
+from rlflame.experiment.episode_choice import choose_episode_start
 from rlflame.experiment.gpu import find_device_hint
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.learners.learner_group import LearnerGroup, open_learner_group
@@ -75,6 +76,7 @@ def train_run(config: RunConfig, host: RunHost, preset: str, init_from: Path | N
         host.show_warning(hint)
     source = components.make_initial_checkpoint(recipe, env, start)
     with _open_fleet(runtime, recipe, host) as rollouts:
+        source = choose_episode_start(source, rollouts[0], host.stop, host.view.show_note)
         name = str(recipe.learning.seed)
         folder = components.create_folder(runtime, recipe.learning, name, host.view.show_note)
         try:
@@ -115,10 +117,10 @@ def resume_run(
             return _make_result(folder, runtime, source, complete=True, has_trained=False)
         resume.check_device(source, target)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
-        for difference in resume.find_machine_differences(source, fingerprint):
+        if differences := resume.find_machine_differences(source, fingerprint):
             host.view.show_note(
-                f"This machine differs from the previous one ({difference}); results may not be "
-                "bit-identical."
+                f"This machine differs from the previous one ({'; '.join(differences)}), so the "
+                "result may not be bit-identical to that of an uninterrupted run."
             )
         source = replace(source, fingerprint=fingerprint)
         _, env, _ = run_preflight(
@@ -179,6 +181,7 @@ class Run:
             self.folder,
             self.source,
             every_steps=self.runtime.checkpoint_every_steps,
+            every_minutes=self.runtime.checkpoint_every_minutes,
             keep_count=self.runtime.keep_checkpoints,
             observer=host.view,
             take_counts=lambda: {**counts.take(), **traffic.take()},
@@ -255,7 +258,7 @@ class Run:
         with report_disk_errors(self.folder.path):
             self.folder.check()
             safetensors_file.write_atomically(
-                self.folder.path / "config.toml", toml_io.to_toml(config).encode()
+                self.folder.path / "config.toml", format_config(config).encode()
             )
 
 

@@ -93,6 +93,8 @@ class Camera:
         self._resize = resize
         self.steps: Collection[int] = ()
         self.images: list[StepImage] = []
+        #: Called after each image.
+        self.report_image: Callable[[], None] = lambda: None
 
     def capture(self, env: RestorableEnv) -> None:
         if env.elapsed not in self.steps:
@@ -107,6 +109,7 @@ class Camera:
                 env.elapsed,
             )
         self.images.append(StepImage(env.elapsed, env.episode_return, self._resize(picture)))
+        self.report_image()
 
 
 class CameraEnv(RestorableEnv):
@@ -135,11 +138,11 @@ class EpisodePlayer:
         self._job = job
         #: The spec for recording images. Without images, the spec of the job is used.
         self._render_env = env
-        self._camera = Camera(resize)
+        self.camera = Camera(resize)
         self._worker = RolloutWorker()
         self._camera_worker = RolloutWorker(
             lambda spec, count: GymnasiumVectorEnv(
-                spec, count, lambda spec, row: CameraEnv(spec, row, self._camera, mode)
+                spec, count, lambda spec, row: CameraEnv(spec, row, self.camera, mode)
             )
         )
 
@@ -155,9 +158,9 @@ class EpisodePlayer:
         self, side: int, episode: int, steps: Collection[int], cap: int | None = None
     ) -> tuple[PlayedEpisode, list[StepImage]]:
         """Play an episode and render an image after each of `steps`; step 0 is the reset."""
-        self._camera.steps, self._camera.images = steps, []
+        self.camera.steps, self.camera.images = steps, []
         (played_episode,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
-        return played_episode, self._camera.images
+        return played_episode, self.camera.images
 
     def close(self) -> None:
         self._worker.close()

@@ -28,7 +28,7 @@ from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 
 KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
-ProgressCallback = Callable[[int, int], None]
+ProgressCallback = Callable[[str], None]
 #: The maximum size of a GIF. A larger one is encoded with fewer colours and frames.
 MAX_GIF_BYTES = 5_000_000
 #: At a higher frame rate, viewers play GIFs much too slowly.
@@ -96,7 +96,7 @@ def render(
     *,
     initial_policy: PolicyArrays | None = None,
     show_output: bool = False,
-    report_progress: ProgressCallback = lambda count, of: None,
+    report_progress: ProgressCallback = lambda text: None,
 ) -> RenderResult:
     """Render to a file, which is written atomically, or to a window if `out` is None."""
     check_options(options)
@@ -111,7 +111,7 @@ def render_in_subprocess(
     job: RenderJob,
     *,
     show_output: bool = False,
-    report_progress: ProgressCallback = lambda count, of: None,
+    report_progress: ProgressCallback = lambda text: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> RenderResult:
     """Render a job; if it needs MuJoCo's graphics, use the first renderer that works."""
@@ -162,10 +162,13 @@ def _run_job(
         show_output=show_output,
         environment={**blas.make_child_environment(), **variables},
     )
+    progress_text = "starting the renderer"
     has_graphics, deadline = not job.uses_mujoco, time.monotonic() + gl_backend.PROBE_TIMEOUT_S
     try:
         process.channel.send(MessageKind.ORDER, job.as_dict())
         while not is_stopped():
+            # Report again while the process is silent, so that a log shows that it is alive.
+            report_progress(progress_text)
             try:
                 message = process.channel.receive(_POLL_S)
                 kind, value = message.kind, message.value
@@ -177,7 +180,7 @@ def _run_job(
                 raise _make_loss_error(process, error, has_graphics) from error
             has_graphics = True
             if kind is MessageKind.BEAT:
-                report_progress(value["made"], value["of"])
+                progress_text = value["text"]
             elif kind is MessageKind.RESULT:
                 return RenderResult.from_dict(value)
             elif kind is MessageKind.FAILURE:

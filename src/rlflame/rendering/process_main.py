@@ -52,13 +52,13 @@ def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKi
     """Render the job; return the kind and the value of the answer."""
     from rlflame.rendering.job import RenderError, RenderJob
 
-    def report_progress(count: int, of: int) -> None:
-        channel.send(MessageKind.BEAT, {"made": count, "of": of})
+    def report_progress(text: str) -> None:
+        channel.send(MessageKind.BEAT, {"text": text})
 
     job = RenderJob.from_dict(order)
     os.nice(job.nice)
     try:
-        report_progress(0, job.options.episodes)
+        report_progress("making the environment")
         user_code.load_from_environment()
         from rlflame.rendering import video
 

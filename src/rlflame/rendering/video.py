@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from rlflame.rendering import episodes
 from rlflame.rendering.episodes import EpisodePlayer, StepImage
 from rlflame.rendering.job import PlayedEpisode, RenderJob, RenderKind, RenderResult
 from rlflame.rollout.task import Array
+from rlflame.terminal_text import format_count
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -79,20 +81,21 @@ class Video:
         #: The number of steps per frame. The video plays at the environment's speed.
         self._stride = max(1, round(self._info.steps_per_s / rate))
 
-    def draw(
-        self, report_progress: Callable[[int, int], None] = lambda count, of: None
-    ) -> RenderResult:
-        """Render the job; `report_progress(count, of)` is called after each episode."""
+    def draw(self, report_progress: Callable[[str], None] = lambda text: None) -> RenderResult:
+        """Render the job; `report_progress` is called with a description of each stage."""
         try:
+            report_progress(f"playing {format_count(self._options.candidates, 'episode')}")
             best_episodes = self._player.score_episodes(self._options.candidates)
             if len(best_episodes) > self._options.episodes:  # the best episodes, best first
                 best_episodes.sort(key=lambda episode: -episode.episode_return)
             clips = []
-            for episode in best_episodes[: self._options.episodes]:
+            for number, episode in enumerate(best_episodes[: self._options.episodes], 1):
+                name = f"episode {number} of {self._options.episodes}"
+                self._player.camera.report_image = _make_image_counter(name, report_progress)
                 clips.append(self._render_episode(episode))
-                report_progress(len(clips), self._options.episodes)
         finally:
             self._player.close()
+        report_progress("encoding the images")
         return self._assemble(clips)
 
     def _render_episode(self, episode: PlayedEpisode) -> _EpisodeImages:
@@ -146,6 +149,18 @@ class Video:
         if self._options.candidates > 1:
             caption += f", episode {clip.episode.episode}"
         return add_caption(image.picture, (caption, f"return {image.episode_return:,.1f}"))
+
+
+def _make_image_counter(name: str, report_progress: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that reports the number of images after every tenth one."""
+    numbers = itertools.count(1)
+
+    def count_image() -> None:
+        number = next(numbers)
+        if number % 10 == 1:
+            report_progress(f"rendering {name}, image {number:,}")
+
+    return count_image
 
 
 def resize_image(picture: Array, width: int | None, height: int | None) -> Image.Image:

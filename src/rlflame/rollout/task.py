@@ -34,6 +34,8 @@ Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
 #: The deterministic action, a sampled action, or a uniformly distributed action.
 ActionMode = Literal["best", "sample", "uniform"]
+#: See `EnvSpec.episodes`.
+EpisodeStart = Literal["auto", "fresh", "reuse", "compare"]
 EnvStateKind = Literal["fresh", "replay", "mujoco"]
 #: The position of a task: slot, row, seed of the episode, and steps since its start.
 TaskPosition = tuple[int, int, int, int]
@@ -80,6 +82,10 @@ class EnvSpec:
     action_high: tuple[float, ...]
     #: The shape of the environment's actions, or None if they are flat.
     action_shape: tuple[int, ...] | None = None
+    #: The instance in which an episode starts: a new one (`fresh`) or that of the previous episode
+    #: (`reuse`). `auto` reuses only the instances of environments that were tested for it.
+    #: `compare` plays both beside each other (`episode_comparison.py`).
+    episodes: EpisodeStart = "auto"
     #: The modules that may be imported to make the environment. Only the driver sets them.
     modules: tuple[str, ...] = field(default=(), compare=False)
     #: The leaves of the spaces. Empty for a single flat Box of observations, and for actions that

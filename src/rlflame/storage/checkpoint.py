@@ -78,6 +78,8 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     digest = _hash_recipe(state_digest, recipe)
     env = asdict(checkpoint.env)
     del env["modules"]  # each command decides which modules an environment may import
+    if env["episodes"] == "auto":
+        del env["episodes"]
     metadata = {
         "kind": "checkpoint" if checkpoint.resumable else "policy",
         "recipe": recipe,
@@ -240,7 +242,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     the registration of the environment sets the limit.
     """
     settings = recipe.learning.environment
-    names = ("id", "kwargs", "max_episode_steps")
+    names = ("id", "kwargs", "max_episode_steps", "episodes")
     # Compare them as text, because True == 1 in Python.
     expected, actual = (
         json.dumps(

@@ -289,11 +289,21 @@ def format_resume_hint(folder: Path) -> str:
     return _format_restart(folder) if (folder / "config.toml").exists() else RETRY_HINT
 
 
+def find_policy_file(path: Path) -> Path:
+    """Return the file of the best policy of a run folder, or the path of a file itself."""
+    if not path.is_dir():
+        return path
+    if seeds := sorted(path.glob("seed-*")):
+        raise CheckpointError(
+            f"{path} is the folder of a sweep over several seeds.", f"name a seed: {seeds[0]}"
+        )
+    # best.safetensors comes before latest.safetensors
+    return next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
+
+
 def load_policy_file(path: Path) -> Checkpoint:
     """Load a policy from a file, or the best policy of a run folder."""
-    if path.is_dir():  # best.safetensors comes before latest.safetensors
-        path = next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
-    return checkpoint.load(path)
+    return checkpoint.load(find_policy_file(path))
 
 
 @contextlib.contextmanager

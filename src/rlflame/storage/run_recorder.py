@@ -7,6 +7,7 @@ import filecmp
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -65,13 +66,18 @@ class FileRecorder:
         template: Checkpoint,
         *,
         every_steps: int,
+        every_minutes: float,
         keep_count: int,
         observer: RunObserver,
         take_counts: Callable[[], dict[str, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._template = template
         self._every_steps = every_steps
+        self._every_s = 60.0 * every_minutes
+        self._clock = clock
+        self._saved_s = clock()
         self._keep_count = keep_count
         self._observer = observer
         self._take_counts = take_counts
@@ -168,6 +174,7 @@ class FileRecorder:
     ) -> None:
         previous, every_steps = self._saved_progress, self._every_steps
         is_due = previous is None or progress.steps // every_steps > previous.steps // every_steps
+        is_due = is_due or self._clock() - self._saved_s >= self._every_s
         if (is_due or final or self._folder.is_unlocked) and progress != previous:
             with self.time_phase("checkpoint"):
                 self._save(take())
@@ -297,7 +304,7 @@ class FileRecorder:
         for old in list_step_files(folder)[: -self._keep_count]:
             old.unlink(missing_ok=True)
         self._segments.prune(lambda: find_needed_segments(folder))
-        self._saved_progress = progress
+        self._saved_progress, self._saved_s = progress, self._clock()
         return path
 
 

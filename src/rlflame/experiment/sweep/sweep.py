@@ -13,6 +13,7 @@ import numpy as np
 from rlflame.config import toml_io
 from rlflame.config.nested_dict import find_first_difference
 from rlflame.config.recipe import RunConfig
+from rlflame.config.resolve import format_config
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.experiment import resume
@@ -60,12 +61,13 @@ class SeedStatus:
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     lines = [
-        toml_io.to_toml(sweep.config),
+        format_config(sweep.config),
         "[job]",
         f"seeds = {toml_io.format_value(list(sweep.seeds))}",
         f"preset = {toml_io.format_value(sweep.preset)}",
-        f"init_from = {toml_io.format_value(sweep.init_from)}",
     ]
+    if sweep.init_from is not None:
+        lines.append(f"init_from = {toml_io.format_value(sweep.init_from)}")
     with run_folder.report_disk_errors(folder, run_folder.RETRY_HINT):
         safetensors_file.write_atomically(folder / SWEEP_FILE, ("\n".join(lines) + "\n").encode())
 
@@ -137,6 +139,9 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
             recipe.model_dump(include={"learning", "evaluation"})
             for recipe in (checkpoint.recipe, sweep.make_seed_config(status.seed, folder))
         )
+        # A seed records its own choice.
+        if "episodes" not in current["learning"]["environment"]:
+            recorded_recipe["learning"]["environment"].pop("episodes", None)
         if difference := find_first_difference(recorded_recipe, current):
             name, saved_value, value = difference
             saved_text = toml_io.format_value(saved_value)

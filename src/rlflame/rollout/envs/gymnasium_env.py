@@ -29,7 +29,13 @@ from ..task import (
 )
 from .make import make_env
 from .spaces import MaskReader, has_equal_leaves
-from .vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
+from .vector_env import (
+    GLOBAL_RANDOM_CAUSE,
+    REPLAY_MISMATCH,
+    EpisodePosition,
+    make_fault,
+    report_fault,
+)
 
 #: Gymnasium's MuJoCo environments, whose physics state can be set exactly.
 _EXACT_MUJOCO = {module for module in SOURCE_HASHES if module.endswith("_v5")}
@@ -41,6 +47,22 @@ _REUSABLE = _EXACT_MUJOCO | {
 }
 _REUSABLE |= {f"gymnasium.envs.box2d.{name}" for name in ("lunar_lander", "bipedal_walker")}
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
+
+
+def is_known_reusable(id: str) -> bool:
+    """Return whether the environment of an ID was tested to reset like a new instance."""
+    registration = gymnasium.registry.get(id)
+    if registration is None or registration.additional_wrappers:
+        return False
+    entry = registration.entry_point
+    module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+    return module in _REUSABLE
+
+
+def read_global_random() -> bytes:
+    """Return the state of np.random, which changes whenever numbers are drawn from it."""
+    _, keys, *position = np.random.get_state(legacy=True)
+    return np.asarray(keys).tobytes() + repr(position).encode()
 
 
 class RestorableEnv:
@@ -146,6 +168,7 @@ class RestorableEnv:
 
     def restore(self, state: EnvState, out: Float32) -> None:
         """Restore an episode that began in another process."""
+        random_state = read_global_random()
         self.reset(state.episode, state.seed, out)
         if state.kind == "mujoco":
             if not self._exact_mujoco:
@@ -165,7 +188,8 @@ class RestorableEnv:
             self.step(np.array(action), out)
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
-            raise self._make_fault(REPLAY_MISMATCH)
+            uses_global_random = read_global_random() != random_state
+            raise self._make_fault(REPLAY_MISMATCH + uses_global_random * GLOBAL_RANDOM_CAUSE)
 
     def render(self) -> Any:
         """Render the environment in the mode that was passed to the constructor."""
@@ -188,6 +212,8 @@ class RestorableEnv:
         plain = all(type(layer) in KNOWN_WRAPPERS for layer in iterate_wrappers(env))
         self._step, self._limit = _unwrap_step(env)
         self._is_reusable = plain and module in _REUSABLE
+        if self.spec.episodes != "auto":
+            self._is_reusable = self.spec.episodes == "reuse"
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         if self.spec.mask_size:
             self._mask_reader = MaskReader(env, self.spec.mask_source)

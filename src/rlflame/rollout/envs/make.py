@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
+from gymnasium.envs import registration
 
 from ..task import EnvSpec, MaskSource, WrapperSpec
 from .spaces import (
@@ -112,7 +113,8 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         import_env_code(spec.id)
         # Silence MuJoCo before the environment is made, because loading a model may warn.
         _silence_mujoco()
-        env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
+        target = find_constructor(spec.id) or spec.id
+        env: gymnasium.Env[Any, Any] = gymnasium.make(target, disable_env_checker=True, **options)
         for wrapper in spec.wrappers:
             arguments = {key: _to_lists(value) for key, value in wrapper.kwargs.items()}
             env = load_wrapper(wrapper.name)(env, **arguments)
@@ -133,8 +135,44 @@ def _check_model_file(kwargs: Mapping[str, Any]) -> None:
 
 def find_step_limit(id: str) -> int | None:
     """Return the registered step limit of an environment, or None if it has none."""
-    registration = gymnasium.registry.get(id.partition(":")[2] or id)
-    return None if registration is None else registration.max_episode_steps
+    spec = gymnasium.registry.get(id.partition(":")[2] or id)
+    return None if spec is None else spec.max_episode_steps
+
+
+def find_constructor(id: str) -> registration.EnvSpec | None:
+    """Return a registration for `module:name` if it names a function or class, else None.
+
+    An ID that the module registers has priority over its functions and classes. The module is
+    imported, so callers must first check that it is allowed.
+    """
+    module, _, name = id.rpartition(":")
+    if not module or not name.isidentifier():
+        return None
+    constructor = getattr(importlib.import_module(module), name, None)
+    if not callable(constructor) or registration.find_highest_version(None, name) is not None:
+        return None
+    return registration.EnvSpec(id, entry_point=f"{module}:{name}")
+
+
+def list_registered_ids() -> list[str]:
+    return list(gymnasium.registry)
+
+
+def list_constructors(module: str) -> list[str]:
+    """Return `module:Class` for each environment class in an imported module."""
+    members = vars(sys.modules[module]) if module in sys.modules else {}
+    return [
+        f"{module}:{name}"
+        for name, value in members.items()
+        if isinstance(value, type)
+        and issubclass(value, gymnasium.Env)
+        and not value.__module__.startswith("gymnasium.")
+    ]
+
+
+def is_registered(id: str) -> bool:
+    """Return whether an ID names an environment, a function or a class of a module."""
+    return id.rpartition(":")[2] in gymnasium.registry or find_constructor(id) is not None
 
 
 def import_env_code(id: str) -> None:

@@ -22,6 +22,12 @@ REPLAY_MISMATCH = (
     "cannot be moved or resumed, and a new run needs --set rollout.unit=episodes"
 )
 
+#: Added to errors about episodes that cannot be repeated, if np.random was used in them.
+GLOBAL_RANDOM_CAUSE = (
+    "; the likely cause is that it draws numbers from np.random, which reset(seed=...) does not "
+    "seed: use self.np_random instead"
+)
+
 
 class EpisodePosition(NamedTuple):
     """The current episode of a row, as in the first fields of an `EpisodeStat`."""
@@ -93,6 +99,10 @@ def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
     """Make `count` environments, using the fastest implementation that supports them."""
     from .gymnasium_env import GymnasiumVectorEnv
 
+    if spec.episodes == "compare":
+        from .episode_comparison import ComparisonEnv
+
+        return ComparisonEnv(spec)
     return _make_mujoco_vector_env(spec, count) or GymnasiumVectorEnv(spec, count)
 
 

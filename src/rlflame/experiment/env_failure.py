@@ -1,0 +1,119 @@
+"""Explains why an environment cannot be created, with the option or package that helps."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from rlflame.config.recipe import EnvironmentSettings
+from rlflame.config.toml_io import format_value
+from rlflame.errors import ConfigError, RlflameError, format_shell
+
+
+class EnvPackage(NamedTuple):
+    """A package with environments, the module that registers them, and their IDs."""
+
+    package: str
+    module: str
+    ids: str
+
+
+_HIGHWAY = (
+    "highway|merge|roundabout|parking|intersection|racetrack|lane-keeping|two-way|u-turn|exit"
+)
+#: Well-known packages whose environments exist only after their module was imported.
+_PACKAGES = (
+    EnvPackage("ale-py", "ale_py", r"ALE/.+"),
+    EnvPackage("minigrid", "minigrid", r"(MiniGrid|BabyAI)-.+"),
+    EnvPackage("highway-env", "highway_env", rf"({_HIGHWAY})(-.+)?-v\d+"),
+    EnvPackage(
+        "gymnasium-robotics",
+        "gymnasium_robotics",
+        r"(Fetch(Reach|Push|Slide|PickAndPlace)|Hand(Reach|Manipulate)|AdroitHand|"
+        r"(Ant|Point)Maze|FrankaKitchen).*",
+    ),
+    EnvPackage("panda-gym", "panda_gym", r"Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip).*"),
+    EnvPackage("pybullet_envs_gymnasium", "pybullet_envs_gymnasium", r".+BulletEnv-v\d+"),
+    EnvPackage("shimmy[dm-control]", "shimmy", r"dm_control/.+"),
+)
+#: Frames of these packages only pass an error on.
+_PASSING_PACKAGES = ("/gymnasium/", "/rlflame/", "<frozen ")
+
+
+def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:
+    """Return the error for an environment that cannot be created or used."""
+    import gymnasium
+
+    from rlflame.rollout.envs.make import is_registered
+    from rlflame.rollout.envs.spaces import UnsupportedSpace
+
+    name, cause = settings.id, _get_first_line(error)
+    if isinstance(error, UnsupportedSpace):
+        return ConfigError(f"{name} has {error}. rlflame cannot use them.", error.hint)
+    if isinstance(error, gymnasium.error.UnregisteredEnv) and not is_registered(name):
+        return _explain_unknown_id(name, str(error))
+    if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
+        if error.__cause__ is not None:
+            cause = f"{cause}: {_get_first_line(error.__cause__)}"
+        return ConfigError(
+            f"{name} needs a package that is missing or cannot be imported: {cause}.",
+            "install it where rlflame is installed; a module in the current folder needs "
+            "--allow-module MODULE",
+        )
+    kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
+    place = _find_raising_line(error)
+    hint = f"correct {place}" if place else "rlflame envs lists the available environments"
+    options = ["--env-kwargs"] * bool(kwargs_text) + ["--wrap"] * bool(settings.wrappers)
+    if settings.wrappers:
+        kwargs_text += f" with the wrappers {', '.join(settings.wrapper_names)}"
+    if options:
+        check = f"check {' and '.join(options)}"
+        hint = f"{check}, or {hint}" if place else check
+    kind = f"{type(error).__name__}: " if place else ""
+    return ConfigError(f"{name} cannot be created{kwargs_text}: {kind}{cause}.", hint)
+
+
+def _explain_unknown_id(id: str, text: str) -> ConfigError:
+    """Return the error for an ID that no imported module registers."""
+    package = next((item for item in _PACKAGES if re.fullmatch(item.ids, id)), None)
+    if package is not None:
+        spelling = format_shell("--env", f"{package.module}:{id}")
+        install = format_shell("pip", "install", package.package)
+        is_installed = find_spec(package.module) is not None
+        return ConfigError(
+            f"The environment {id} is in the package {package.package}, which must be imported.",
+            spelling if is_installed else f"{install}, then {spelling}",
+        )
+    module, _, name = id.rpartition(":")
+    if module:
+        from rlflame.rollout.envs.make import list_constructors
+
+        names = list_constructors(module)
+        choices = f"; {module} has {', '.join(names)}" if names else ""
+        return ConfigError(
+            f"The module {module} neither registers an environment {name!r} nor defines a function "
+            f"or class of that name{choices}.",
+            f"register it in {module}, or name a function or class: --env {module}:"
+            f"{names[0].partition(':')[2] if names else 'make_env'}",
+        )
+    return ConfigError(
+        f"There is no environment {id!r}. {text.partition('. ')[2]}".rstrip(),
+        "rlflame envs lists some ids; yours needs --env-file FILE.py, which must register it",
+    )
+
+
+def _get_first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    # Gymnasium appends the arguments, which the message already contains.
+    text = text.partition(" was raised from the environment creator for ")[0]
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
+def _find_raising_line(error: BaseException) -> str:
+    """Return the line of the user's code that raised an error, or "" if a library raised it."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    frames = [f for f in frames if not any(text in f.filename for text in _PASSING_PACKAGES)]
+    return f"line {frames[-1].lineno} of {Path(frames[-1].filename)}" if frames else ""
