@@ -128,6 +128,19 @@ def test_an_environment_that_keeps_state_gets_new_instances_and_one_note(
     assert 'episodes = "fresh"' in (tmp_path / "run" / "config.toml").read_text()
 
 
+def test_a_wrapper_may_keep_state_of_a_known_environment(tmp_path):
+    wrapper = {"name": "gymnasium.wrappers:NormalizeObservation", "kwargs": {}}
+    environment = {"id": "CartPole-v1", "kwargs": {}, "wrappers": [wrapper]}
+    config = make_config(tmp_path, "plain")
+    learning = config.learning.model_dump() | {"environment": environment}
+    config = RunConfig.model_validate(config.model_dump() | {"learning": learning})
+    view = Notes()
+    folder = api.train(config, show=view).folder
+    source = checkpoint.load(folder / "latest.safetensors")
+    assert source.env.episodes == "fresh"
+    assert any("CartPole-v1 keeps state between episodes" in note for note in view.notes)
+
+
 def test_global_random_numbers_are_named_as_the_cause(tmp_path):
     source, notes = train(tmp_path, "random")
     assert source.env.episodes == "fresh"

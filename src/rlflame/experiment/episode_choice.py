@@ -54,6 +54,8 @@ def choose_episode_start(
 def is_known(source: Checkpoint) -> bool:
     """Return whether an environment was tested to reset like a new instance."""
     env = source.env
+    if env.wrappers:
+        return False
     if find_known_spec(env.id, dict(env.kwargs), env.max_episode_steps) is not None:
         return True
     from rlflame.rollout.envs.gymnasium_env import is_known_reusable  # imports Gymnasium

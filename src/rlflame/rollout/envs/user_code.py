@@ -38,6 +38,8 @@ SAFE_WRAPPERS = frozenset(
         "FrameStackObservation",
         "GrayscaleObservation",
         "MaxAndSkipObservation",
+        "NormalizeObservation",
+        "NormalizeReward",
         "RepeatAction",
         "RescaleAction",
         "RescaleObservation",
