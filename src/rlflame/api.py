@@ -93,7 +93,10 @@ class LoadedPolicy:
                 raise ValueError(
                     "The policy needs an action mask: policy(observation, action_mask)."
                 )
-            self._mask_encoder.write(action_mask, self._rows[0, size:])
+            try:
+                self._mask_encoder.write(action_mask, self._rows[0, size:])
+            except SpaceError as error:
+                raise ValueError(f"You {error}.") from None
         actions = self._policy.to_environment(self._policy.mode(self._rows))
         action = self._decoder.decode(actions[0])
         return action.copy() if isinstance(action, np.ndarray) else action
@@ -106,7 +109,11 @@ class LoadedPolicy:
                 except SpaceError as error:
                     raise ValueError(f"The policy cannot use an observation {error}.") from None
             else:
-                flat = np.asarray(observation, np.float32).ravel()
+                try:
+                    flat = np.asarray(observation, np.float32).ravel()
+                except (TypeError, ValueError):
+                    kind = type(observation).__name__
+                    raise ValueError(f"The observation is not numbers but {kind}.") from None
                 if flat.shape != out.shape:
                     raise ValueError(
                         f"The observation has {flat.size} values; the policy needs {out.size}."

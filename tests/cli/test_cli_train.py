@@ -150,6 +150,54 @@ def test_numbers_of_steps_are_read_as_they_are_spoken(text, steps):
     assert resolved("--steps", text)["stop_at_steps"] == steps
 
 
+@pytest.mark.parametrize("text", ["1,5k", "1,00", ",5", "1e5,000"])
+def test_a_decimal_comma_is_refused(text):
+    ended = rlflame("train", "--steps", text, "--dry-run")
+    assert ended.code == 2
+    assert f"{text!r} is not a number" in ended.err
+
+
+def test_the_next_command_allows_the_modules_of_wrappers(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Mine(CartPoleEnv):\n    pass\n"
+        "gymnasium.register('Mine-v0', Mine, max_episode_steps=20)\n"
+    )
+    wrapper = "gymnasium.wrappers:RecordEpisodeStatistics"
+    words = ("--env-file", tmp_path / "mine.py", "--allow-module", "gymnasium.wrappers")
+    ended = rlflame("train", *TINY, "--steps", "64", "--wrap", wrapper, *words, "--out", "mine")
+    assert ended.code == 0
+    lines = (ended.out + ended.err).splitlines()
+    (command,) = [line for line in lines if "rlflame eval" in line]
+    assert "--env-file" in command
+    assert "--allow-module gymnasium.wrappers" in command
+
+
+def test_a_policy_for_other_actions_is_not_a_start(tmp_path):
+    (tmp_path / "two.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "from gymnasium.spaces import Box, MultiDiscrete\n"
+        "class Two(gymnasium.Env):\n"
+        "    observation_space = Box(-1.0, 1.0, (2,))\n"
+        "    def __init__(self, counts=(2, 4)):\n"
+        "        self.action_space = MultiDiscrete(counts)\n"
+        "    def reset(self, **options):\n"
+        "        super().reset(**options)\n"
+        "        return np.zeros(2, np.float32), {}\n"
+        "    def step(self, action):\n"
+        "        return np.zeros(2, np.float32), 1.0, False, False, {}\n"
+        "gymnasium.register('Two-v0', Two, max_episode_steps=8)\n"
+    )
+    words = ("train", *TINY, "--env-file", tmp_path / "two.py", "--steps", "64")
+    assert rlflame(*words, "--out", "first").code == 0
+    start = ("--init-from", "first/best.safetensors", "--dry-run")
+    assert rlflame(*words, *start).code == 0
+    ended = rlflame(*words, *start, "--env-kwargs", "counts=[4, 2]")
+    assert ended.code == 2
+    assert "its tensors or its actions are different" in ended.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

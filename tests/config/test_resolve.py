@@ -51,6 +51,28 @@ def test_set_over_file_over_preset_over_default(tmp_path, layer, expected):
     assert resolve(**layers(tmp_path)[layer]).learning.ppo.gae_lambda == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "reuse"),
+        ({"steps": 500}, "reuse"),
+        ({"env": "Acrobot-v1"}, "auto"),
+        ({"env_kwargs": ["sutton_barto_reward=true"]}, "auto"),
+        ({"wrap": ["gymnasium.wrappers:NormalizeReward"]}, "auto"),
+        ({"sets": ["environment.max_episode_steps=9"]}, "auto"),
+        ({"env": "Acrobot-v1", "sets": ["environment.episodes=fresh"]}, "fresh"),
+    ],
+)
+def test_a_choice_in_a_file_does_not_apply_to_another_environment(tmp_path, changes, expected):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[learning.environment]\nid = "CartPole-v1"\nepisodes = "reuse"\nignore = ["a"]\n'
+    )
+    environment = resolve(config=file, **changes).learning.environment
+    assert environment.episodes == expected
+    assert environment.ignore == (("a",) if expected == "reuse" else ())
+
+
 def test_an_option_wins_over_set_and_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[learning]\nseed = 3\n[runtime]\nworkers = 3\n")

@@ -12,6 +12,7 @@ from commands import TINY, rlflame
 
 from rlflame import api
 from rlflame.config import module_trust
+from rlflame.config.recipe import WrapperSettings
 from rlflame.config.wrapper_option import parse_wrapper
 from rlflame.errors import ConfigError
 from rlflame.rollout.envs import user_code
@@ -37,11 +38,26 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("a.b:C", {}),
         ("a.b:C,x=1", {"x": 1}),
         ("a.b:C,shape=[4, 2],mode=zero", {"shape": [4, 2], "mode": "zero"}),
+        ("a.b:C,shape=(2,2),x=1", {"shape": [2, 2], "x": 1}),
+        ("a.b:C,shape=[[2,2],[1]],x=1", {"shape": [[2, 2], [1]], "x": 1}),
         ('a.b:C, text="x,y", table={a = 1, b = 2}', {"text": "x,y", "table": {"a": 1, "b": 2}}),
     ],
 )
 def test_arguments_are_toml_values(text, kwargs):
     assert parse_wrapper(text) == {"name": "a.b:C", "kwargs": kwargs}
+
+
+@pytest.mark.parametrize("value", ["FALSE", "[1", "(0.5, 2.0"])
+def test_a_value_that_does_not_parse_is_refused(value):
+    with pytest.raises(ConfigError, match="--wrap"):
+        parse_wrapper(f"{RESCALE},min_action={value}")
+
+
+@pytest.mark.parametrize("key", ["stack_size", "delay"])
+def test_a_wrapper_that_a_file_may_name_cannot_need_any_amount_of_memory(key):
+    wrapper = {"name": "gymnasium.wrappers:FrameStackObservation", "kwargs": {key: 10**9}}
+    with pytest.raises(ValueError, match="must be at most 1,000"):
+        WrapperSettings.model_validate(wrapper)
 
 
 @pytest.mark.parametrize("text", ["", "Rescale", "a:B,1", "a:B,x", "a:B,=3"])

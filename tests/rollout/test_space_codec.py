@@ -139,6 +139,10 @@ def test_whole_numbers_of_64_bits_do_not_overflow() -> None:
     [
         ("Discrete", 1, "that contains 1, outside its space"),
         ("Discrete", 7, "that contains 7, outside its space"),
+        ("Discrete", 3.7, "that contains np.float64.3.7., but its space has integers"),
+        ("Discrete", np.nan, "but its space has integers"),
+        ("Discrete", "3", "but its space has integers"),
+        ("Discrete", None, "but its space has integers"),
         ("MultiDiscrete", [[0, 0], [0, 4]], "that contains 4, outside its space"),
         ("MultiBinary", [0, 1], r"that has the shape \(2,\)"),
         ("Tuple", (np.zeros(2), 3), "whose part '1' contains 3"),
@@ -173,6 +177,8 @@ def test_masks_have_one_array_or_the_form_of_the_space() -> None:
         ([1, 0, 0, 0, 0, 1, 0, 0], "allows no choice for action 1"),
         ([0] * 8, "allows no choice for action 0"),
         ([1] * 7, "7 numbers, but its actions have 8 choices"),
+        ([np.nan] * 8, "values other than finite numbers"),
+        (["a"] * 8, "values other than finite numbers"),
     ],
 )
 def test_a_mask_that_allows_nothing_or_does_not_fit_is_refused(mask: Any, words: str) -> None:

@@ -756,6 +756,8 @@ def test_counters_that_are_no_run_s_are_refused(file, forge, progress):
         ("environment", {"action_kind": "continuous"}),
         ("environment", {"action_low": [0.0]}),
         ("environment", {"action_shape": [2]}),
+        ("environment", {"action_counts": [10**12]}),
+        ("environment", {"action_counts": [2], "mask_source": "info"}),
         ("environment", {"action_start": 2**63}),
         ("environment", {"action_start": -(2**64)}),
     ],

@@ -33,6 +33,7 @@ from rlflame.storage import checkpoint, run_folder, safetensors_file
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
 from rlflame.storage.run_folder import (
     RunFolder,
+    find_policy_file,
     is_locked,
     list_step_files,
     load_newest_checkpoint,
@@ -219,6 +220,17 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     with pytest.raises(CheckpointError, match="not a run folder"):
         RunFolder.open(tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
+
+
+def test_the_policy_of_a_folder_is_the_best_or_the_latest(tmp_path):
+    (tmp_path / "a_policy.safetensors").touch()
+    best, latest = tmp_path / "best.safetensors", tmp_path / "latest.safetensors"
+    assert find_policy_file(tmp_path) == best  # which does not exist
+    latest.touch()
+    assert find_policy_file(tmp_path) == latest
+    best.touch()
+    assert find_policy_file(tmp_path) == best
+    assert find_policy_file(latest) == latest
 
 
 def test_the_second_trainer_is_refused(tmp_path):

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 _names, _last = ", ".join(ALGORITHM_NAMES[:-1]), ALGORITHM_NAMES[-1]
 ALGO_HELP = f"Algorithm: {_names} or {_last}. [default: {DEFAULT_ALGORITHM}]"
 
-_COUNT = re.compile(r"(-?[0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+]?[0-9]{1,2})?)([kKmM]?)")
+#: Commas separate groups of three digits; a decimal comma is refused.
+_COUNT = re.compile(
+    r"(-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][+]?[0-9]{1,2})?)([kKmM]?)"
+)
 
 CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="Checkpoint, policy file or run folder.")

@@ -74,11 +74,15 @@ def check_modules(
 
 
 def format_module_options(
-    id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str] = ()
+    id: str, kwargs: Mapping[str, Any], wrappers: Sequence[str] = (), env_file: str | None = None
 ) -> list[str]:
-    """Return the options that allow a later command to use this environment."""
+    """Return the options that allow a later command to use this environment.
+
+    The option --env-file also allows the file's own module.
+    """
     names = dict.fromkeys(find_named_modules(id, kwargs, wrappers))
-    modules = (module for module in names if module not in read_trusted_modules())
+    allowed = [*read_trusted_modules(), *([Path(env_file).stem] if env_file else [])]
+    modules = (module for module in names if module not in allowed)
     return [word for module in modules for word in ("--allow-module", module)]
 
 

@@ -24,6 +24,11 @@ from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 WIDTH_UNIT = 8
 
 
+#: Arguments of Gymnasium's wrappers that determine how much memory or time a step needs.
+_WRAPPER_SIZES = {"stack_size", "delay", "skip", "num_repeats", "bins"}
+_LARGEST_WRAPPER_SIZE = 1000
+
+
 class WrapperSettings(SettingsModel):
     """A wrapper that is applied to the environment."""
 
@@ -36,6 +41,15 @@ class WrapperSettings(SettingsModel):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Arguments for the constructor of the wrapper."
     )
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> WrapperSettings:
+        # A file may name these wrappers, so they must not need much memory or time.
+        for key in _WRAPPER_SIZES & self.kwargs.keys():
+            size = self.kwargs[key]
+            if isinstance(size, int | float) and size > _LARGEST_WRAPPER_SIZE:
+                raise ValueError(f"{key} is {size}, but must be at most {_LARGEST_WRAPPER_SIZE:,}")
+        return self
 
 
 class EnvironmentSettings(SettingsModel):

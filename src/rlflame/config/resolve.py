@@ -76,6 +76,7 @@ def resolve(
     typed_layer = merge_layers(_make_set_layer(flags.sets, algorithm), flag_layer)
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
+    _drop_old_choices(file_layer, typed_layer)
     user_layer = merge_layers(file_layer, typed_layer)
     env_file = get_nested(user_layer, "runtime.env_file")
     if isinstance(env_file, str) and get_nested(user_layer, "learning.environment.id") is None:
@@ -139,6 +140,17 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         )
     _resolve_env_file(layer, path.parent)
     return layer
+
+
+def _drop_old_choices(file_layer: dict[str, Any], typed_layer: Mapping[str, Any]) -> None:
+    """Remove what a run found out about its environment, if options change the environment."""
+    settings = get_nested(file_layer, "learning.environment")
+    changes = get_nested(typed_layer, "learning.environment")
+    names = [name for name, value in changes.items() if value] if isinstance(changes, dict) else []
+    has_file = get_nested(typed_layer, "runtime.env_file") is not None
+    if isinstance(settings, dict) and (has_file or set(names) - {"episodes"}):
+        settings.pop("episodes", None)
+        settings.pop("ignore", None)
 
 
 def _make_set_layer(sets: Sequence[str] | None, algorithm: str | None = None) -> dict[str, Any]:

@@ -96,12 +96,19 @@ def parse_set(text: str, algorithm: str | None = None) -> tuple[str, Any]:
     return _find_full_key(key.strip(), algorithm), parse_option_value("--set", text, value_text)
 
 
+#: Examples of the values of options.
+_VALUE_EXAMPLES = {
+    "--set": "hidden=[64, 64]",
+    "--wrap": "gymnasium.wrappers:ReshapeObservation,shape=[2, 2]",
+}
+
+
 def parse_option_value(option: str, text: str, value_text: str) -> Any:
     """Parse the value of an option such as `--set NAME=VALUE`."""
     try:
         return toml_io.parse_value(value_text.strip())
     except ValueError as error:
-        example = "hidden=[64, 64]" if option == "--set" else "size=[5, 5]"
+        example = _VALUE_EXAMPLES.get(option, "size=[5, 5]")
         raise ConfigError(f"{option} {text!r:.200}: {error}.", f"{option} '{example}'") from error
 
 

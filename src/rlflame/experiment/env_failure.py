@@ -40,7 +40,7 @@ _PACKAGES = (
     EnvPackage("shimmy[dm-control]", "shimmy", r"dm_control/.+"),
 )
 #: Frames of these packages only pass an error on.
-_PASSING_PACKAGES = ("/gymnasium/", "/rlflame/", "<frozen ")
+_PASSING_PACKAGES = ("/gymnasium/", "/rlflame/", "/site-packages/", "<frozen ")
 
 
 def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> RlflameError:

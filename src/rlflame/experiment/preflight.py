@@ -178,11 +178,14 @@ def _load_start_policy(
     from rlflame.storage.run_folder import load_policy_file
 
     source = load_policy_file(file)
-    if compute_array_shapes(source.policy_spec) != compute_array_shapes(
-        make_policy_spec(learning, env)
-    ):
+    spec = make_policy_spec(learning, env)
+    layouts = [
+        (compute_array_shapes(item), item.action_kind, item.action_counts, item.choice_spans)
+        for item in (source.policy_spec, spec)
+    ]
+    if layouts[0] != layouts[1]:
         raise ConfigError(
-            f"{file} does not fit this recipe: its tensors have different names or shapes.",
+            f"{file} does not fit this recipe: its tensors or its actions are different.",
             "set learning.network and the environment as in that file: "
             f"{format_command('inspect', file)}",
         )

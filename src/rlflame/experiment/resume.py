@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlflame.config import module_trust
-from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
+from rlflame.config.module_trust import format_module_options
+from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command, format_shell
 from rlflame.experiment.components import make_env_spec
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
 from rlflame.learning.factory import has_device, make_algorithm, make_buffer
@@ -73,10 +74,15 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
             f"start a new run from its policy: {format_train_command(source, policy)}",
         )
     if is_annealed(source):
+        environment = recipe.learning.environment
+        options = format_shell(
+            *format_module_options(environment.id, environment.kwargs, environment.wrapper_names)
+        )
+        command = _format_schedule_command(source, policy, steps)
         raise ConfigError(
             "The learning rate of this run reached 0 by step "
             f"{progress.steps:,}; more steps would not change the weights.",
-            "start a new run from its policy: " + _format_schedule_command(source, policy, steps),
+            f"start a new run from its policy: {command} {options}".rstrip(),
         )
     if steps <= progress.steps:
         raise ConfigError(

@@ -272,10 +272,12 @@ def _make_result(
 ) -> RunResult:
     environment = result.recipe.learning.environment
     options: list[object] = [
-        *format_module_options(environment.id, environment.kwargs, environment.wrapper_names)
+        *format_module_options(
+            environment.id, environment.kwargs, environment.wrapper_names, runtime.env_file
+        )
     ]
     if runtime.env_file is not None:
-        options = ["--env-file", Path(runtime.env_file)]  # also allows the file's module
+        options = ["--env-file", Path(runtime.env_file), *options]
     best = resume.find_best_policy(folder.path, folder.latest)
     command = resume.format_continue_command(result, folder.path, best)
     return RunResult(

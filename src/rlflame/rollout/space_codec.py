@@ -108,7 +108,7 @@ class ObservationEncoder:
             if not leaf.counts:
                 out[span] = part.reshape(-1)
                 continue
-            values = part.reshape(-1).astype(np.int64)
+            values = _read_integers(part.reshape(-1), leaf)
             choices = values - self._starts[number]
             is_outside = (choices < 0) | (choices >= self._sizes[number])
             if is_outside.any():
@@ -117,6 +117,17 @@ class ObservationEncoder:
             columns = out[span]
             columns[...] = 0.0
             columns[firsts + choices] = 1.0
+
+
+def _read_integers(numbers: Array, leaf: SpaceLeaf) -> Array:
+    if numbers.dtype.kind in "biu":
+        return numbers.astype(np.int64)
+    if numbers.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            values = numbers.astype(np.int64)
+        if (values == numbers).all():
+            return values
+    raise SpaceError(f"{_format_subject(leaf)} contains {numbers[0]!r}, but its space has integers")
 
 
 def _format_subject(leaf: SpaceLeaf) -> str:
@@ -220,6 +231,8 @@ class MaskEncoder:
                 f"gave an action mask of {len(numbers)} numbers, but its actions have "
                 f"{self._size} choices"
             )
+        if numbers.dtype.kind not in "biuf" or not np.isfinite(numbers).all():
+            raise SpaceError("gave an action mask with values other than finite numbers")
         out[...] = numbers != 0
         totals = np.add.reduceat(out, self._firsts)
         if not totals.all():

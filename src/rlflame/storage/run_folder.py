@@ -297,8 +297,8 @@ def find_policy_file(path: Path) -> Path:
         raise CheckpointError(
             f"{path} is the folder of a sweep over several seeds.", f"name a seed: {seeds[0]}"
         )
-    # best.safetensors comes before latest.safetensors
-    return next(iter(sorted(path.glob("*.safetensors"))), path / "best.safetensors")
+    best, latest = path / "best.safetensors", path / "latest.safetensors"
+    return latest if latest.exists() and not best.exists() else best
 
 
 def load_policy_file(path: Path) -> Checkpoint:

@@ -35,8 +35,10 @@ def test_the_kernels_are_used_where_they_were_compiled():
 
 
 def test_the_variable_disables_the_kernels(monkeypatch):
-    monkeypatch.setenv(library.VARIABLE, "off")
-    assert load_kernels() is None
+    for value in ("off", "0", "No"):
+        monkeypatch.setenv(library.VARIABLE, value)
+        load_kernels.cache_clear()
+        assert load_kernels() is None
 
 
 def test_a_damaged_library_is_not_used(tmp_path, monkeypatch):
@@ -57,6 +59,11 @@ def test_a_library_without_the_functions_is_not_used(tmp_path, monkeypatch):
     target = str(tmp_path / f"_kernels{suffix}")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", target, source], check=True)
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert load_kernels() is None
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch):
+    monkeypatch.setattr(library, "_VERSION", library._VERSION + 1)
     assert load_kernels() is None
 
 

@@ -77,6 +77,17 @@ def test_upstream_may_have_any_layout():
     compare((5, 16, 16, 3), True, x, generator.standard_normal((9, 3), dtype=np.float32).T)
 
 
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_an_upstream_that_the_kernels_cannot_read_is_left_to_numpy(change):
+    sizes = (5, 16, 16, 3)
+    vector, gradients = make_vector(sizes), FlatVector(make_vector(sizes).shapes)
+    network = make_mlp(vector, gradients, "n", 3, True)
+    network.forward(np.ones((9, 5), np.float32))
+    upstream = np.ones((3, 9)) if change == "dtype" else np.ones((3, 4), np.float32)
+    with pytest.raises((ValueError, TypeError)):
+        network.backward(upstream)
+
+
 def test_two_threads_may_compute_passes_at_the_same_time():
     sizes, rows = (17, 64, 64, 6), 256
     generator = np.random.default_rng(3)

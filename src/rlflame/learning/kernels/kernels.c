@@ -79,6 +79,11 @@ typedef struct {
     size clips_values;
 } minibatch;
 
+/* The version and the sizes of the structures, which library.py compares with its own. */
+#define VERSION 1
+const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(gaussian),
+                               sizeof(minibatch)};
+
 static void apply_unary(const ufunc *function, const float *x, float *y, size count)
 {
     char *arguments[2] = {(char *)x, (char *)y};

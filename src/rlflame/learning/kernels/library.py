@@ -16,9 +16,12 @@ import numpy as np
 
 from rlflame.rollout.task import Array, Float32
 
-#: Set to "off" to disable the kernels.
+#: Set to "off", "0", "no" or "false" to disable the kernels.
 VARIABLE = "RLFLAME_KERNELS"
+_OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
+#: The version of the functions in kernels.c. Increase it in both files with every change.
+_VERSION = 1
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
 _DATA_OFFSET = object.__basicsize__
 _read_pointer = c_void_p.from_address
@@ -103,6 +106,10 @@ class Kernels:
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
+        structures = _Functions, NetworkBuffers, GaussianBuffers, MinibatchFields
+        layout = [_VERSION, *map(ctypes.sizeof, structures)]
+        if list((c_int64 * len(layout)).in_dll(library, "rlflame_layout")) != layout:
+            raise LookupError(f"{path} was compiled from another version of kernels.c")
         array = np.zeros(3)[1:]
         if get_address(array) != array.ctypes.data:
             raise LookupError("numpy's arrays have another structure")
@@ -139,11 +146,11 @@ class Kernels:
 def load_kernels() -> Kernels | None:
     """Return the kernels, or None if they are disabled or cannot be used."""
     path = _find_library()
-    if path is None or os.environ.get(VARIABLE) == "off":
+    if path is None or os.environ.get(VARIABLE, "").lower() in _OFF:
         return None
     try:
         return Kernels(path)
-    except (OSError, AttributeError, LookupError):
+    except (OSError, AttributeError, LookupError, ValueError):
         return None
 
 

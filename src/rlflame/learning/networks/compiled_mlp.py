@@ -61,7 +61,7 @@ class CompiledMLP(MLP):
 
     def backward(self, upstream: Float32) -> None:
         space = self._workspace
-        if isinstance(space, CompiledWorkspace) and upstream.flags.c_contiguous:
+        if isinstance(space, CompiledWorkspace) and _is_readable(upstream, space.out.shape):
             self.kernels.backward(space.address, get_address(upstream))
         else:
             super().backward(upstream)
@@ -73,7 +73,7 @@ class CompiledMLP(MLP):
         if (
             latent_gradient is not None
             or not isinstance(space, CompiledWorkspace)
-            or not upstream.flags.c_contiguous
+            or not _is_readable(upstream, (self._sizes[layer + 1], space.out.shape[-1]))
         ):
             return super()._backward_layer(layer, upstream, latent_gradient)
         self.kernels.backward_layer(space.address, layer, get_address(upstream))
@@ -101,6 +101,11 @@ class CompiledMLP(MLP):
             target[: len(arrays)] = [get_address(array) for array in arrays]
         space.address = ctypes.addressof(network)
         return space
+
+
+def _is_readable(array: Float32, shape: tuple[int, ...]) -> bool:
+    """Return whether the kernels can read an array; numpy handles all others."""
+    return array.dtype == np.float32 and array.shape == shape and array.flags.c_contiguous
 
 
 def make_mlp(
