@@ -304,10 +304,12 @@ def test_what_was_forked_ends_as_ever_and_rings_nobody():
     assert running.returncode == 0, running.stderr
 
 
-def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
-    """A worker hangs inside a step, but the run ends."""
+@pytest.mark.parametrize("episodes", ["auto", "reuse"])
+def test_a_signal_does_not_wait_for_a_rollout(episodes, tmp_path):
+    """A worker hangs inside a step, but the run ends. With auto, it hangs before the run starts."""
     marker = tmp_path / "never"
     kwargs = ("--env-kwargs", "fault=wait", "--env-kwargs", f"marker={marker}")
+    kwargs += ("--set", f"environment.episodes={episodes}")
     words = ("train", "--env", "fakes:Fake-v0", *kwargs, *LOCAL, "--out", tmp_path / "x")
     running = process(*words)
     wait_until(marker.with_suffix(".here").exists)
@@ -316,7 +318,10 @@ def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
     spoken = finished(running)
     assert spoken.code == 130
     assert not any(map(is_alive, children))
-    assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
+    file = tmp_path / "x/latest.safetensors"
+    assert file.exists() == (episodes == "reuse")
+    if file.exists():
+        assert checkpoint.load(file).progress.steps == 0
 
 
 def test_a_signal_does_not_wait_for_an_executor(tmp_path):

@@ -150,7 +150,7 @@ def test_the_commands_of_the_readme_work_as_they_stand(short: None, reader: Path
         ("start.md", 11),
         ("guides/training.md", 13),
         ("guides/seeds.md", 6),
-        ("guides/environments.md", 5),
+        ("guides/environments.md", 7),
     ],
 )
 def test_the_commands_of_a_page_work_as_they_stand(
