@@ -236,11 +236,7 @@ def make(env: str, name: str, provider: str, *sets: str, on_device: bool = True)
 
 
 def compare_twice(env: str, name: str, *sets: str) -> str:
-    first, second = (make(env, name, "torch", *sets) for _ in range(2))
-    for learner in (first, second):
-        learner.learn(0)
-        learner.learn(1)
-    return compare_states(first, second)
+    return compare_after_learning(*(make(env, name, "torch", *sets) for _ in range(2)))
 
 
 def compare_resumed(env: str, name: str, *sets: str) -> str:
@@ -255,10 +251,16 @@ def compare_resumed(env: str, name: str, *sets: str) -> str:
 
 def compare_replays(env: str, name: str, *sets: str) -> str:
     """Compare a learner that samples on the device with one that samples in CPU memory."""
-    first, second = (make(env, name, "torch", *sets, on_device=here) for here in (True, False))
+    places = True, False
+    return compare_after_learning(
+        *(make(env, name, "torch", *sets, on_device=place) for place in places)
+    )
+
+
+def compare_after_learning(first: Learner, second: Learner) -> str:
     for learner in (first, second):
-        for number in range(3):
-            learner.learn(number)
+        learner.learn(0)
+        learner.learn(1)
     return compare_states(first, second)
 
 

@@ -18,6 +18,7 @@ WIDE = {"network": {"hidden": [256, 256]}}
 #: Recipes of docs/guides/learners.md that a GPU speeds up, and others.
 FASTER = {
     "SAC with 256x256 units": {"algorithm": "sac", **WIDE},
+    "SAC with minibatches of 128": {"algorithm": "sac", "sac": {"batch_size": 128}, **WIDE},
     "SAC with 400x300 units": {"algorithm": "sac", "network": {"hidden": [400, 300]}},
     "PPO with 256x256 units and large minibatches": {"ppo": {"minibatch_size": 4096}, **WIDE}
     | {"rollout": {"steps": 128}},
@@ -28,14 +29,14 @@ SLOWER = {
     "PPO with 256x256 units and small minibatches": {"ppo": {"minibatch_size": 64}, **WIDE},
     "PPO with large minibatches": {"ppo": {"minibatch_size": 2048}},
     "PPO with small batches": {"ppo": {"minibatch_size": 4096}, **WIDE}
-    | {"rollout": {"num_slots": 1, "steps": 16}},
+    | {"rollout": {"num_slots": 1, "steps": 8}},
     "PPO with whole episodes": {"ppo": {"minibatch_size": 4096}, **WIDE}
     | {"rollout": {"unit": "episodes", "steps": 500}},
     "PPO with two shards": {"ppo": {"minibatch_size": 2048}, "gradient_shards": 2, **WIDE},
     "SAC with 64x64 units": {"algorithm": "sac", "network": {"hidden": [64, 64]}},
     "SAC with one layer": {"algorithm": "sac", "network": {"hidden": [256]}},
     "SAC without a hidden layer": {"algorithm": "sac", "network": {"hidden": []}},
-    "SAC with small batches": {"algorithm": "sac", "sac": {"batch_size": 128}, **WIDE},
+    "SAC with small batches": {"algorithm": "sac", "sac": {"batch_size": 64}, **WIDE},
     "REINFORCE": {"algorithm": "reinforce", "rollout": {"unit": "episodes", "steps": 500}, **WIDE},
     "SAC on a GPU": {"algorithm": "sac", "provider": "torch", "device": "cuda", **WIDE},
 }

@@ -12,7 +12,7 @@ from rlflame.config.recipe import LearningSettings
 HINT = "This recipe runs faster on this GPU: --device cuda"
 #: From the measurements in docs/guides/learners.md: a GPU is at least twice as fast if a weight
 #: matrix between hidden layers and the minibatches have at least these sizes.
-_MIN_WEIGHTS, _MIN_SAMPLES = 256 * 256, 256
+_MIN_WEIGHTS, _MIN_SAMPLES = 256 * 256, 128
 
 
 def find_device_hint(learning: LearningSettings, root: Path = Path("/")) -> str | None:

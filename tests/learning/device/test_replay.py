@@ -24,8 +24,9 @@ few_rows = small_segments(8)
 
 
 def on_device(made, update):
-    fields = made.gather(torch.from_numpy(made.draw_rows(update)))
-    return dict(zip(Transitions.__slots__, (field.numpy() for field in fields), strict=True))
+    numbers = torch.from_numpy(made.draw_rows(update)).to(made._table.device)
+    fields = [field.cpu().numpy() for field in made.gather(numbers)]
+    return dict(zip(Transitions.__slots__, fields, strict=True))
 
 
 def assert_same_bytes(made, buffer):
@@ -58,6 +59,18 @@ def test_samples_are_those_of_the_buffer(world, capacity, iterations, n_step, di
     buffer = buffer_for(world, capacity, n_step=n_step, discount=discount)
     made = DeviceReplay(buffer, CPU)
     for steps in iterations:
+        buffer.add(world.iteration(steps), {})
+        made.send_new()
+        assert_same_bytes(made, buffer)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no card here")
+@pytest.mark.parametrize("n_step", [1, 4])
+def test_samples_on_a_gpu_are_those_of_the_buffer(n_step):
+    world = World(2, 8, np.random.default_rng(n_step), 0.2, observation_size=17, action_size=6)
+    buffer = buffer_for(world, 20_000, n_step=n_step)
+    made = DeviceReplay(buffer, torch.device("cuda:0"))
+    for steps in (3, 700, 500, 400, 1):
         buffer.add(world.iteration(steps), {})
         made.send_new()
         assert_same_bytes(made, buffer)
@@ -100,6 +113,25 @@ def test_each_transition_is_sent_once_and_the_latest_row_again():
             buffer.add(world.iteration(4), {})
             made.send_new()
     assert [call.args[:2] for call in copy.call_args_list] == [(0, 8), (6, 16), (14, 24)]
+
+
+@small_parts
+def test_the_memory_of_a_copy_is_filled_again_only_after_it(monkeypatch):
+    calls = []
+    event = mock.Mock()
+    event.synchronize.side_effect = lambda: calls.append("wait")
+    event.record.side_effect = lambda stream: calls.append(f"record on {stream}")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    world = World(1, 2, np.random.default_rng(0))
+    buffer = buffer_for(world, 100)
+    made = DeviceReplay(buffer, CPU)
+    made._copy = event
+    whole = buffer.copy_steps
+    monkeypatch.setattr(buffer, "copy_steps", lambda *a: calls.append("write") or whole(*a))
+    buffer.add(world.iteration(4), {})
+    made.send_new()
+    # Eight transitions are sent in two parts.
+    assert calls == ["wait", "write", "record on stream"] * 2
 
 
 def test_next_observations_are_those_of_the_next_row_even_if_an_environment_reports_others():
