@@ -199,6 +199,28 @@ def make_update_table() -> str:
     return format_table(head, rows)
 
 
+def make_kernels_table() -> str:
+    """The time of training runs with numpy alone and with the compiled kernels."""
+    groups: dict[tuple[str, str, str], dict[str, list[Row]]] = {}
+    for row in read_records("kernels.csv"):
+        sides = groups.setdefault((row["env"], row["algo"], row["steps"]), {"off": [], "on": []})
+        sides[row["kernels"]].append(row)
+    rows = []
+    for (env, algo, steps), sides in groups.items():
+        seconds, learning = (
+            [[float(row[name]) for row in sides[kernels]] for kernels in ("off", "on")]
+            for name in ("seconds", "learn_seconds")
+        )
+        rows.append((
+            f"{algo.upper()}, {int(steps):,} steps of {preset_catalog.resolve_env_id(env)}",
+            *(f"{median(values):.1f}" for values in seconds),
+            *(format_range([off / on for off, on in zip(*values, strict=True)], 2)
+              for values in (seconds, learning)),
+        ))  # fmt: skip
+    head = ("run", "numpy, s", "kernels, s", "speed-up", "speed-up of updates")
+    return format_table(head, rows)
+
+
 def make_rollouts_table() -> str:
     """The speed of two workers, and of two processes without a driver."""
     rows = []

@@ -48,6 +48,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "speed-sac": (BENCHMARKS, speed_tables.make_sac_table),
     "speed-reinforce": (BENCHMARKS, speed_tables.make_reinforce_table),
     "speed-update": (BENCHMARKS, speed_tables.make_update_table),
+    "speed-kernels": (BENCHMARKS, speed_tables.make_kernels_table),
     "speed-rollouts": (BENCHMARKS, speed_tables.make_rollouts_table),
     "speed-flame": (BENCHMARKS, partial(speed_tables.make_text_table, "flame_overhead.csv")),
     "robustness": (BENCHMARKS, partial(speed_tables.make_text_table, "robustness.csv")),
