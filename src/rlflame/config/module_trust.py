@@ -81,8 +81,8 @@ def format_module_options(
     The option --env-file also allows the file's own module.
     """
     names = dict.fromkeys(find_named_modules(id, kwargs, wrappers))
-    allowed = [*read_trusted_modules(), *([Path(env_file).stem] if env_file else [])]
-    modules = (module for module in names if module not in allowed)
+    exempt = [*read_trusted_modules(), *([Path(env_file).stem] if env_file else [])]
+    modules = (module for module in names if module not in exempt)
     return [word for module in modules for word in ("--allow-module", module)]
 
 

@@ -26,7 +26,6 @@ WIDTH_UNIT = 8
 
 #: Arguments of Gymnasium's wrappers that determine how much memory or time a step needs.
 _WRAPPER_SIZES = {"stack_size", "delay", "skip", "num_repeats", "bins"}
-_LARGEST_WRAPPER_SIZE = 1000
 
 
 class WrapperSettings(SettingsModel):
@@ -45,10 +44,9 @@ class WrapperSettings(SettingsModel):
     @model_validator(mode="after")
     def _check_sizes(self) -> WrapperSettings:
         # A file may name these wrappers, so they must not need much memory or time.
-        for key in _WRAPPER_SIZES & self.kwargs.keys():
-            size = self.kwargs[key]
-            if isinstance(size, int | float) and size > _LARGEST_WRAPPER_SIZE:
-                raise ValueError(f"{key} is {size}, but must be at most {_LARGEST_WRAPPER_SIZE:,}")
+        for key, size in self.kwargs.items():
+            if key in _WRAPPER_SIZES and isinstance(size, int | float) and size > 1000:
+                raise ValueError(f"{key} is {size}, but must be at most 1,000")
         return self
 
 
@@ -85,7 +83,6 @@ class EnvironmentSettings(SettingsModel):
         description="Action masks. auto uses the masks that the environment reports: action_mask "
         "in its info or Dict observation, or its method action_masks.",
     )
-
     episodes: Literal["auto", "fresh", "reuse"] = Field(
         "auto",
         description="Whether each episode uses a new instance of the environment (fresh) or the "

@@ -146,11 +146,10 @@ def _drop_old_choices(file_layer: dict[str, Any], typed_layer: Mapping[str, Any]
     """Remove what a run found out about its environment, if options change the environment."""
     settings = get_nested(file_layer, "learning.environment")
     changes = get_nested(typed_layer, "learning.environment")
-    names = [name for name, value in changes.items() if value] if isinstance(changes, dict) else []
-    has_file = get_nested(typed_layer, "runtime.env_file") is not None
-    if isinstance(settings, dict) and (has_file or set(names) - {"episodes"}):
-        settings.pop("episodes", None)
-        settings.pop("ignore", None)
+    names = {name for name, value in (changes or {}).items() if value} - {"episodes"}
+    if isinstance(settings, dict) and (names or get_nested(typed_layer, "runtime.env_file")):
+        for name in ("episodes", "ignore"):
+            settings.pop(name, None)
 
 
 def _make_set_layer(sets: Sequence[str] | None, algorithm: str | None = None) -> dict[str, Any]:

@@ -45,9 +45,9 @@ def has_valid_spaces(env: EnvSpec) -> bool:
 
 def _is_tree(paths: Sequence[tuple[str | int, ...]]) -> bool:
     """Return whether no path is equal to another path or leads through it."""
-    known = set(paths)
-    return len(known) == len(paths) and not any(
-        path[:length] in known for path in paths for length in range(len(path))
+    path_set = set(paths)
+    return len(path_set) == len(paths) and not any(
+        path[:length] in path_set for path in paths for length in range(len(path))
     )
 
 
