@@ -24,7 +24,7 @@ from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 WIDTH_UNIT = 8
 
 
-#: Arguments of Gymnasium's wrappers that determine how much memory or time a step needs.
+#: Arguments of Gymnasium's wrappers that determine memory or time; a file may name the wrappers.
 _WRAPPER_SIZES = {"stack_size", "delay", "skip", "num_repeats", "bins"}
 
 
@@ -43,7 +43,6 @@ class WrapperSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> WrapperSettings:
-        # A file may name these wrappers, so they must not need much memory or time.
         for key, size in self.kwargs.items():
             if key in _WRAPPER_SIZES and isinstance(size, int | float) and size > 1000:
                 raise ValueError(f"{key} is {size}, but must be at most 1,000")
