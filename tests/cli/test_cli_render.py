@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -91,7 +92,9 @@ def test_what_cannot_be_read_or_drawn(easel, tmp_path):
 
 
 def test_the_best_policy_of_a_folder_is_rendered(easel, tmp_path):
-    assert rlflame("render", tmp_path, "-o", "x.png").code == 0
+    (tmp_path / "run").mkdir()
+    shutil.copy(easel, tmp_path / "run" / "best.safetensors")
+    assert rlflame("render", tmp_path / "run", "-o", "x.png").code == 0
     assert rlflame("render", easel, "-o", "y.png").code == 0
     assert Path("x.png").read_bytes() == Path("y.png").read_bytes()
     (tmp_path / "empty").mkdir()
