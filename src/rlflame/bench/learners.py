@@ -60,6 +60,9 @@ class TimedProcessGroup:
         with self._watch.time_phase("exchange"):
             return self._group.broadcast(value)
 
+    def share_memory(self, size: int) -> None:
+        """Return None, so that all exchanges are timed."""
+
 
 class LearnersBenchmark(Benchmark):
     """Times the same training with each number of learners listed in `workers`."""

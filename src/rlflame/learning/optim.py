@@ -17,12 +17,12 @@ from .normalization import SCALE_HINT
 _PIECE = 65_536
 BETA_1, BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - BETA_1, np.float32), np.array(1 - BETA_2, np.float32)
-#: Every `_SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they are too small to change
+#: Every `SWEEP` steps, moments below `_STILL_LIMITS` are set to zero; they are too small to change
 #: a weight. Otherwise, the moments of a dead unit would shrink into the subnormal range of float32
 #: and stay there, because 0.9 times the smallest subnormal number rounds up to that number.
 #: Subnormal arithmetic is a hundred times slower on some processors. Moments above the limits
 #: cannot become subnormal before the next sweep.
-_SWEEP = 64
+SWEEP = 64
 _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
@@ -58,16 +58,21 @@ class Adam:
     ) -> None:
         """Apply the current step to a slice of the vector; slices are independent."""
         count = self.count.value
-        correction = math.sqrt(1.0 - BETA_2**count)
-        epsilon = np.array(self.epsilon * correction, np.float32)
-        rate = np.array(learning_rate * correction / (1.0 - BETA_1**count), np.float32)
+        rate, epsilon = (
+            np.array(value, np.float32) for value in self.compute_rates(count, learning_rate)
+        )
         start, end, _ = part.indices(len(parameters))
         self._move(parameters, gradient, rate, epsilon, slice(start, end))
-        if count % _SWEEP == 0:
+        if count % SWEEP == 0:
             first, second = self.first[part], self.second[part]
             is_still = np.abs(first) < _STILL_LIMITS[0]
             first[is_still] = 0.0
             second[is_still & (second < _STILL_LIMITS[1])] = 0.0
+
+    def compute_rates(self, step: int, learning_rate: float) -> tuple[float, float]:
+        """Return the rate and epsilon of a step, including the corrections of the moments."""
+        correction = math.sqrt(1.0 - BETA_2**step)
+        return learning_rate * correction / (1.0 - BETA_1**step), self.epsilon * correction
 
     def _move(
         self, parameters: Float32, gradient: Float32, rate: Array, epsilon: Array, part: slice
@@ -171,12 +176,16 @@ class GradientGuard:
     def is_refused(self, norm: float, sums: Metrics) -> bool:
         """Return whether the norm or any sum is not finite; count such minibatches."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
-            self.counts[1] = 0
+            self.accept()
             return False
         self.counts += 1
         if self.counts[1] >= self.limit:
             raise self.make_error(int(self.counts[1]), norm)
         return True
+
+    def accept(self) -> None:
+        """Record a minibatch whose gradient was finite."""
+        self.counts[1] = 0
 
     def make_error(self, times: int, norm: float) -> LearningError:
         return LearningError(

@@ -20,7 +20,7 @@ from rlflame.experiment.learners import replica_main
 from rlflame.learning.optim import clip_by_norm
 from rlflame.learning.parallel.process_group import release_replicas
 from rlflame.learning.parallel.units import Units
-from rlflame.learning.ppo import ppo
+from rlflame.learning.ppo import loss, ppo
 
 #: With a small epsilon, Adam would turn a rounding error in a small gradient into a full step.
 STRICT_PPO = PPO | {
@@ -116,7 +116,7 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
 
     monkeypatch.setattr(Units, "compute_gradient", gradient)
     learned_by(4, recipe(STRICT["ppo"], iterations=1))
-    limit = ppo.KL_STOP_FACTOR * STRICT["ppo"]["ppo"]["target_kl"]
+    limit = loss.KL_STOP_FACTOR * STRICT["ppo"]["ppo"]["target_kl"]
     # All shards end at the same minibatch, long before the last epoch.
     assert len({len(seen) for seen in own.values()}) == 1
     assert 1 < len(own[0]) < 10 * 4

@@ -1,4 +1,4 @@
-/* Passes of small multilayer perceptrons, the loss of PPO, and Adam.
+/* Passes of small multilayer perceptrons, the loss of PPO, Adam, and PPO's loop over minibatches.
  *
  * numpy computes the same results in several dozen calls. For small minibatches, most of the time
  * of these calls is overhead. The kernels call numpy's own BLAS for matrix products and numpy's own
@@ -11,6 +11,7 @@
  * library.py.
  */
 #include <math.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -24,6 +25,14 @@
 #define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define VECTORISED
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ __volatile__("yield")
+#else
+#define PAUSE()
 #endif
 
 typedef int64_t size;
@@ -79,10 +88,49 @@ typedef struct {
     size clips_values;
 } minibatch;
 
+/* The squared norm of a network's gradient, and the sums of its loss. */
+#define NUMBERS 5
+#define NETWORKS 2
+
+/* The part of shared memory that one learner writes. Exchanges alternate between the two rows, so a
+ * learner may write the next numbers before the other learner has read these. */
+typedef struct {
+    size exchange;
+    char padding[56];
+    double numbers[2][8];
+} mailbox;
+
+/* PPO's loop over the minibatches of an epoch. */
+typedef struct {
+    /* The samples of the whole epoch, in shuffled order. */
+    minibatch samples;
+    double log_volume_constant;
+    /* The actor and the critic. */
+    const network *networks[NETWORKS];
+    const gaussian *head;
+    float *losses;
+    float *parameters, *gradient, *first, *second;
+    size starts[NETWORKS], ends[NETWORKS];
+    /* Whether this learner computes the network. */
+    size owns[NETWORKS];
+    /* The rate and epsilon of each step of Adam, and the number of earlier steps. */
+    const float *rates, *epsilons;
+    size steps;
+    /* The next minibatch, and the number of minibatches. */
+    size position, count;
+    size has_max_norm, has_kl_limit;
+    double max_norm, kl_limit;
+    double numbers[NETWORKS][NUMBERS];
+    double totals[NETWORKS][NUMBERS], norm;
+    /* The memory of this learner and of the other one, or null if there is only one learner. */
+    mailbox *outbox, *inbox;
+    size exchange, waits;
+} epoch;
+
 /* The version and the sizes of the structures, which library.py compares with its own. */
-#define VERSION 1
+#define VERSION 2
 const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(gaussian),
-                               sizeof(minibatch)};
+                               sizeof(minibatch), sizeof(mailbox), sizeof(epoch)};
 
 static void apply_unary(const ufunc *function, const float *x, float *y, size count)
 {
@@ -314,4 +362,124 @@ VECTORISED void rlflame_adam(float *parameters, const float *gradient, float *fi
         second[i] = second[i] + (gradient[i] * gradient[i] - second[i]) * to_second;
         parameters[i] = parameters[i] - first[i] / (sqrtf(second[i]) + epsilon) * rate;
     }
+}
+
+VECTORISED static void scale(float *x, float factor, size count)
+{
+    for (size i = 0; i < count; i++)
+        x[i] = x[i] * factor;
+}
+
+/* Set moments that are too small to change a weight to zero; optim.py explains why. */
+VECTORISED static void drop_still_moments(float *first, float *second, size count)
+{
+    for (size i = 0; i < count; i++) {
+        const int is_still = fabsf(first[i]) < 1e-28f;
+        first[i] = is_still ? 0.0f : first[i];
+        second[i] = is_still && second[i] < 1e-34f ? 0.0f : second[i];
+    }
+}
+
+/* Compute the gradients of this learner's networks, their squared norms and their sums. */
+static void compute_gradients(const functions *f, epoch *e)
+{
+    const size rows = e->networks[0]->rows, first_row = e->position * rows;
+    const size observation_size = e->networks[0]->sizes[0];
+    minibatch batch = e->samples;
+    batch.observations += first_row * observation_size;
+    if (e->owns[0]) {
+        double sums[4], *numbers = e->numbers[0];
+        batch.actions += first_row * e->head->actions;
+        batch.log_probs += first_row;
+        batch.advantages += first_row;
+        rlflame_policy_gradient(f, e->networks[0], e->head, &batch, e->log_volume_constant, sums);
+        numbers[1] = -sums[0];
+        numbers[2] = -((double)rows * (sums[1] + 0.5 * (double)e->head->actions));
+        numbers[3] = sums[2];
+        numbers[4] = sums[3];
+    }
+    if (e->owns[1]) {
+        batch.returns += first_row;
+        batch.old_values += first_row;
+        e->numbers[1][1] = rlflame_value_gradient(f, e->networks[1], &batch, e->losses);
+    }
+    for (size n = 0; n < NETWORKS; n++)
+        if (e->owns[n]) {
+            const float *gradient = e->gradient + e->starts[n];
+            e->numbers[n][0] = (double)f->dot(e->ends[n] - e->starts[n], gradient, 1, gradient, 1);
+        }
+}
+
+static void send_numbers(epoch *e)
+{
+    double *row = e->outbox->numbers[++e->exchange & 1];
+    memcpy(row, e->numbers[e->owns[0] ? 0 : 1], sizeof e->numbers[0]);
+    __atomic_store_n(&e->outbox->exchange, e->exchange, __ATOMIC_RELEASE);
+}
+
+/* Wait about a millisecond for the numbers of the other learner; return 0 if they did not arrive. */
+static int receive_numbers(epoch *e)
+{
+    for (int i = 0; i < 1000; i++) {
+        for (int j = 0; j < 50; j++) {
+            if (__atomic_load_n(&e->inbox->exchange, __ATOMIC_ACQUIRE) >= e->exchange) {
+                const double *row = e->inbox->numbers[e->exchange & 1];
+                memcpy(e->numbers[e->owns[0] ? 1 : 0], row, sizeof e->numbers[0]);
+                return 1;
+            }
+            PAUSE();
+        }
+        sched_yield();
+    }
+    return 0;
+}
+
+/* Clip the gradient and take a step of Adam. */
+static void take_step(epoch *e, double norm)
+{
+    for (size n = 0; n < NETWORKS; n++) {
+        const size start = e->starts[n], count = e->ends[n] - start;
+        if (!e->owns[n])
+            continue;
+        if (e->has_max_norm && norm > e->max_norm)
+            scale(e->gradient + start, (float)(e->max_norm / (norm + 1e-6)), count);
+        rlflame_adam(e->parameters + start, e->gradient + start, e->first + start,
+                     e->second + start, count, (float)(1 - 0.9), (float)(1 - 0.999), *e->rates,
+                     *e->epsilons);
+        if ((e->steps + 1) % 64 == 0)
+            drop_still_moments(e->first + start, e->second + start, count);
+    }
+    e->steps++;
+    e->rates++;
+    e->epsilons++;
+}
+
+/* Learn from the next minibatches. Return 0 at the end of the epoch, 1 if the other learner is late,
+ * or 2 at a minibatch that ppo.py must handle: its numbers are not finite, or its KL estimate
+ * exceeds the limit. */
+size rlflame_run_epoch(const functions *f, epoch *e)
+{
+    const double rows = (double)e->networks[0]->rows;
+    for (; e->position < e->count; e->position++) {
+        if (!e->waits) {
+            compute_gradients(f, e);
+            if (e->inbox)
+                send_numbers(e);
+        }
+        e->waits = e->inbox && !receive_numbers(e);
+        if (e->waits)
+            return 1;
+        const double norm = sqrt(e->numbers[0][0] + e->numbers[1][0]);
+        int is_finite = isfinite(norm);
+        for (size i = 1; i < NUMBERS; i++)
+            is_finite &= isfinite(e->numbers[0][i]) && isfinite(e->numbers[1][i]);
+        if (!is_finite || (e->has_kl_limit && e->numbers[0][3] / rows > e->kl_limit))
+            return 2;
+        for (size n = 0; n < NETWORKS; n++)
+            for (size i = 1; i < NUMBERS; i++)
+                e->totals[n][i] += e->numbers[n][i];
+        e->norm = norm;
+        take_step(e, norm);
+    }
+    return 0;
 }

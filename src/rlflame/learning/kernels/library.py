@@ -21,7 +21,7 @@ VARIABLE = "RLFLAME_KERNELS"
 _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
 #: The version of the functions in kernels.c. Increase it in both files with every change.
-_VERSION = 1
+_VERSION = 2
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
 _DATA_OFFSET = object.__basicsize__
 _read_pointer = c_void_p.from_address
@@ -82,6 +82,37 @@ class MinibatchFields(ctypes.Structure):
     )
 
 
+class Mailbox(ctypes.Structure):
+    """The memory in which one of two learners writes numbers for the other."""
+
+    _fields_ = (
+        ("exchange", c_int64),
+        ("padding", c_char * 56),
+        ("numbers", c_double * 8 * 2),
+    )
+
+
+class EpochFields(ctypes.Structure):
+    """The state of PPO's loop over minibatches, which `run_epoch` advances."""
+
+    _fields_ = (
+        ("samples", MinibatchFields),
+        ("log_volume_constant", c_double),
+        ("networks", c_void_p * 2),
+        *((name, c_void_p) for name in ("head", "losses")),
+        *((name, c_void_p) for name in ("parameters", "gradient", "first", "second")),
+        *((name, c_int64 * 2) for name in ("starts", "ends", "owns")),
+        *((name, c_void_p) for name in ("rates", "epsilons")),
+        *((name, c_int64) for name in ("steps", "position", "count")),
+        *((name, c_int64) for name in ("has_max_norm", "has_kl_limit")),
+        *((name, c_double) for name in ("max_norm", "kl_limit")),
+        *((name, c_double * 5 * 2) for name in ("numbers", "totals")),
+        ("norm", c_double),
+        *((name, c_void_p) for name in ("outbox", "inbox")),
+        *((name, c_int64) for name in ("exchange", "waits")),
+    )
+
+
 class _PyUfunc(ctypes.Structure):
     """The start of numpy's public structure PyUFuncObject."""
 
@@ -106,7 +137,10 @@ class Kernels:
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
-        structures = _Functions, NetworkBuffers, GaussianBuffers, MinibatchFields
+        structures = (
+            *(_Functions, NetworkBuffers, GaussianBuffers, MinibatchFields),
+            *(Mailbox, EpochFields),
+        )
         layout = [_VERSION, *map(ctypes.sizeof, structures)]
         if list((c_int64 * len(layout)).in_dll(library, "rlflame_layout")) != layout:
             raise LookupError(f"{path} was compiled from another version of kernels.c")
@@ -129,14 +163,17 @@ class Kernels:
             (library.rlflame_backward_layer, (pointer, c_int64, pointer)),
             (library.rlflame_policy_gradient, (pointer, pointer, pointer, c_double, pointer)),
             (library.rlflame_value_gradient, (pointer, pointer, pointer)),
+            (library.rlflame_run_epoch, (pointer,)),
         ):
             function.argtypes, function.restype = [pointer, *types], None
         library.rlflame_value_gradient.restype = c_double
+        library.rlflame_run_epoch.restype = c_int64
         self.forward = functools.partial(library.rlflame_forward, functions)
         self.backward = functools.partial(library.rlflame_backward, functions)
         self.backward_layer = functools.partial(library.rlflame_backward_layer, functions)
         self.compute_policy_gradient = functools.partial(library.rlflame_policy_gradient, functions)
         self.compute_value_gradient = functools.partial(library.rlflame_value_gradient, functions)
+        self.run_epoch = functools.partial(library.rlflame_run_epoch, functions)
         self.step_adam = library.rlflame_adam
         self.step_adam.argtypes = [pointer] * 4 + [c_int64] + [c_float] * 4
         self.step_adam.restype = None

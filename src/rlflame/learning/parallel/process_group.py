@@ -15,11 +15,22 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float32, PolicyArrays
 
 from ..base import Algorithm, Batch, Metrics, ReplayBatch, State, Transitions, compute_digest
+
+
+class SharedMemory(NamedTuple):
+    """Memory that all learners of a group can access, without a barrier."""
+
+    #: One row of bytes for each learner.
+    rows: NDArray[np.uint8]
+    #: Waits until another learner has written what `is_ready` looks for. Raises LostLearner if
+    #: another learner has ended or is late.
+    wait_until: Callable[[Callable[[], bool]], None]
 
 
 class ProcessGroup(Protocol):
@@ -43,6 +54,9 @@ class ProcessGroup(Protocol):
         `wire` must be able to encode the value.
         """
 
+    def share_memory(self, size: int) -> SharedMemory | None:
+        """Return zeroed memory of `size` bytes for each learner, or None if there is none."""
+
 
 class SingleProcessGroup:
     """A group of one learner."""
@@ -58,6 +72,9 @@ class SingleProcessGroup:
 
     def broadcast(self, value: Any) -> Any:
         return value
+
+    def share_memory(self, size: int) -> None:
+        """Return None, because there is no other learner."""
 
 
 class Shard(NamedTuple):

@@ -23,11 +23,15 @@ from rlflame.errors import LearnerFailure
 from rlflame.rollout import wire
 from rlflame.rollout.task import Float32
 
+from .process_group import SharedMemory
+
 #: The number of times that a waiting learner polls before it sleeps. Polling takes about two
 #: milliseconds, which is longer than learners usually wait for each other on a small minibatch.
 _SPIN_COUNT = 1500
 #: The longest timeout that `poll` accepts, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
+#: The longest sleep between two looks at shared memory.
+_LONGEST_SLEEP_MS = 32.0
 _MIN_REGION = 256
 #: The bytes that announce an arrival. They alternate, because a fast learner may arrive at the next
 #: barrier before a slow one has counted the arrivals at this one.
@@ -147,6 +151,11 @@ class SharedMemoryGroup:
         self._wait_for_all()
         return value if self.rank == 0 else wire.decode(row.tobytes())
 
+    def share_memory(self, size: int) -> SharedMemory:
+        region = _Region(self._descriptors.memory, self._end, self.size, size)
+        self._end = region.end
+        return SharedMemory(region.rows[0], self._wait_until)
+
     def close(self) -> None:
         """Release the memory and close the pipes."""
         self._regions.clear()
@@ -209,3 +218,17 @@ class SharedMemoryGroup:
             failure = LostLearner("Another learner has ended.")
             failure.is_hung = not ready
             raise failure
+
+    def _wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Sleep, at first for a millisecond and then for longer, until `is_ready` returns True."""
+        waited_ms, sleep_ms = 0.0, 1.0
+        while not is_ready():
+            is_late = self._deadline_s is not None and waited_ms > 1000.0 * self._deadline_s
+            # While this learner waits, no other one can be at a later barrier. The inbox is
+            # therefore readable only if another learner has ended.
+            if is_late or self._sleep_poll.poll(sleep_ms):
+                failure = LostLearner("Another learner has ended.")
+                failure.is_hung = is_late
+                raise failure
+            waited_ms += sleep_ms
+            sleep_ms = min(2.0 * sleep_ms, _LONGEST_SLEEP_MS)

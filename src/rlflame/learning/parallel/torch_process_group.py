@@ -72,6 +72,9 @@ class TorchProcessGroup:
             _reset_group_count()
             raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
 
+    def share_memory(self, size: int) -> None:
+        """Return None, because learners may run on several machines."""
+
     def use_device(self, device: str) -> None:
         location = np.frombuffer(f"{platform.node()} {device}".encode(), np.uint8)
         if select_backend(device, gather_digests(self, {"place": location})) == "gloo":

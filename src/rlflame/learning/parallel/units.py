@@ -18,7 +18,7 @@ from rlflame.rollout.task import Float32
 
 from ..base import Metrics
 from ..optim import compute_square_norm
-from .process_group import Shard, Shards
+from .process_group import ProcessGroup, Shard, Shards, SharedMemory
 
 #: The gradients of adjacent shards `[shards, parameters]`, and the sums of their losses.
 ShardGradients = tuple[Float32, Sequence[Metrics]]
@@ -44,6 +44,8 @@ class Units:
         #: For each network: the squared norm of its gradient, and its sums.
         self._numbers = np.zeros((len(self._names), 1 + self._sum_count))
         self._message: Float32 = self._numbers.view(np.float32)
+        self._memory: SharedMemory | None = None
+        self._memory_group: ProcessGroup | None = None
         self.divide()
 
     def divide(self) -> None:
@@ -79,6 +81,26 @@ class Units:
         self._row: Float32 = np.zeros(row_size, np.float32)
         width = self._width + 2 * self._sum_count
         self._parts: Float32 = np.zeros((self._per_learner, width), np.float32)
+
+    @property
+    def shard_count(self) -> int:
+        return self._shards.count
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this learner computes all units."""
+        return self._is_alone
+
+    def share_memory(self, size: int) -> SharedMemory | None:
+        """Return memory for two learners that compute one network each, if there is any.
+
+        The memory belongs to the current group, and stays the same until the group is replaced.
+        """
+        if self._is_spread or self._group.size != len(self._names):
+            return None
+        if self._group is not self._memory_group:
+            self._memory, self._memory_group = self._group.share_memory(size), self._group
+        return self._memory
 
     def compute_gradient(
         self, rows: int, compute_parts: PartialGradients

@@ -31,7 +31,7 @@ _BUFFERS = "log_probs", "log_ratio", "ratio", "slope", "objective"
 _CHECK_ROWS = 5, 64
 
 
-class _Space:
+class Space:
     """The buffers for a number of rows."""
 
     def __init__(
@@ -72,8 +72,9 @@ class CompiledPpo(NumpyPpo):
             log_std=get_address(log_std),
             log_std_gradient=get_address(networks.gradients["actor.log_std"]),
         )
-        self._constant = 0.5 * len(log_std) * LOG_TWO_PI
-        self._space: _Space | None = None
+        #: The part of the log volume that does not depend on the parameters.
+        self.log_volume_constant = 0.5 * len(log_std) * LOG_TWO_PI
+        self._space: Space | None = None
         self._rows = 0
         self._minibatch = MinibatchFields()
         self._address = ctypes.addressof(self._minibatch)
@@ -84,16 +85,14 @@ class CompiledPpo(NumpyPpo):
         self, minibatch: PpoMinibatch, count: int, networks: Sequence[str] = tuple(NETWORKS)
     ) -> tuple[Float32, Metrics]:
         rows = len(minibatch.returns)
-        if rows != self._rows:
-            self._space, self._rows = self._make_space(rows), rows
-        space = self._space
+        space = self.prepare_space(rows)
         if space is None:
             return super().compute_gradient(minibatch, count, networks)
-        self._set_minibatch(minibatch, count, networks)
+        self.write_minibatch(self._minibatch, minibatch, rows, count, networks)
         sums: Metrics = {}
         if "actor" in networks:
             self._kernels.compute_policy_gradient(
-                space.actor, space.head, self._address, self._constant, self._sums_address
+                space.actor, space.head, self._address, self.log_volume_constant, self._sums_address
             )
             objective, log_volume, kl, changes = self._sums.tolist()
             entropy = rows * (log_volume + 0.5 * self._gaussian.actions)
@@ -115,15 +114,35 @@ class CompiledPpo(NumpyPpo):
         # A call costs so little that a common pass of several shards would not be faster.
         return PpoProvider.compute_shards(self, minibatch, count, networks, shards)
 
-    def _make_space(self, rows: int) -> _Space | None:
+    @property
+    def gradient(self) -> Float32:
+        return self._networks.gradients.data
+
+    def prepare_space(self, rows: int) -> Space | None:
+        """Return the buffers for a number of rows, or None if the kernels cannot compute it."""
+        if rows != self._rows:
+            self._space, self._rows = self._make_space(rows), rows
+        return self._space
+
+    def _make_space(self, rows: int) -> Space | None:
         networks = self._networks.actor.network, self._networks.critic
         actor, critic = (network.prepare_workspace(rows) for network in networks)
         if isinstance(actor, CompiledWorkspace) and isinstance(critic, CompiledWorkspace):
-            return _Space(actor, critic, self._gaussian, rows)
+            return Space(actor, critic, self._gaussian, rows)
         return None
 
-    def _set_minibatch(self, batch: PpoMinibatch, count: int, networks: Sequence[str]) -> None:
-        target = self._minibatch
+    def write_minibatch(
+        self,
+        target: MinibatchFields,
+        batch: PpoMinibatch,
+        rows: int,
+        count: int,
+        networks: Sequence[str],
+    ) -> None:
+        """Write the addresses of samples, and the coefficients for a minibatch or shard.
+
+        The minibatch has `count` rows, of which `rows` are in the shard.
+        """
         target.observations = _find_address(batch.observations)
         if "actor" in networks:
             target.actions = _find_address(batch.actions)
@@ -135,7 +154,7 @@ class CompiledPpo(NumpyPpo):
         target.lowest_ratio = 1.0 - batch.clip_range
         target.highest_ratio = 1.0 + batch.clip_range
         target.policy_scale = -1.0 / count
-        target.entropy_slope = -batch.entropy_weight / count * len(batch.returns)
+        target.entropy_slope = -batch.entropy_weight / count * rows
         target.value_scale = 2.0 * batch.value_weight / count
         target.clips_values = batch.clip_range_value is not None
         target.value_limit = batch.clip_range_value or 0.0

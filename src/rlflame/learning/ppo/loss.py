@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import GradientProvider, Metrics
@@ -29,6 +30,8 @@ NETWORKS = {
     "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
     "critic": ("value_loss",),
 }
+#: Training on a batch stops once a minibatch's KL estimate exceeds this multiple of the target.
+KL_STOP_FACTOR = 1.5
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -240,6 +243,40 @@ class NumpyPpo(PpoProvider):
         return group.gradients.data, [
             dict(zip(sums, values, strict=True)) for values in zip(*columns, strict=True)
         ]
+
+
+class LossMeans:
+    """Averages metrics over the minibatches of one iteration."""
+
+    def __init__(self, settings: PpoSettings) -> None:
+        self._settings = settings
+        self.sums: Metrics = {}
+        self.samples = 0
+        self.norm = 0.0
+
+    def add(self, samples: int, sums: Metrics, norm: float) -> None:
+        self.samples += samples
+        self.norm = norm
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def make_metrics(self, epochs_done: int) -> Metrics:
+        """Return means over all samples; omit them if all minibatches were skipped."""
+        metrics = {"epochs_done": float(epochs_done)}
+        if self.samples:
+            means = {name: total / self.samples for name, total in self.sums.items()}
+            loss = (
+                means["policy_gradient_loss"]
+                + self._settings.value_weight * means["value_loss"]
+                + self._settings.entropy_weight * means["entropy_loss"]
+            )
+            metrics |= {"loss": loss, **means, "gradient_norm": self.norm}
+        return metrics
+
+
+def find_kl_limit(settings: PpoSettings) -> float | None:
+    """Return the KL estimate of a minibatch above which training on a batch stops."""
+    return None if settings.target_kl is None else KL_STOP_FACTOR * settings.target_kl
 
 
 def find_spans(parameters: FlatVector) -> dict[str, slice]:

@@ -24,10 +24,16 @@ from ..normalization import RewardScaler, make_normaliser, make_policy
 from ..optim import GradientGuard, apply_schedule, clip, make_adam
 from ..parallel.process_group import Shard, Shards
 from ..parallel.units import ShardGradients, Units
-from .loss import NETWORKS, PpoMinibatch, PpoProvider, compute_norm, find_spans
-
-#: Training on a batch stops once a minibatch's KL estimate exceeds this multiple of the target.
-KL_STOP_FACTOR = 1.5
+from .compiled_epoch import make_compiled_epoch
+from .loss import (
+    NETWORKS,
+    LossMeans,
+    PpoMinibatch,
+    PpoProvider,
+    compute_norm,
+    find_kl_limit,
+    find_spans,
+)
 
 
 class Ppo:
@@ -65,6 +71,9 @@ class Ppo:
             reward_scaler=None if self._scaler is None else self._scaler.state,
         )
         self._units = Units(self.shards, find_spans(parameters), NETWORKS)
+        self._compiled_epoch = make_compiled_epoch(
+            settings, spec, parameters, provider, self._adam, self._units
+        )
         #: The shuffled samples of an epoch, by field.
         self._buffers: dict[str, Array] = {}
 
@@ -146,13 +155,24 @@ class Ppo:
     def _run_epochs(self, samples: Samples, learning_rate: float, clip_range: float) -> Metrics:
         """Take one optimizer step per minibatch; stop early at the KL limit."""
         settings, totals = self._settings, LossMeans(self._settings)
-        target, parameters = settings.target_kl, self._parameters.data
-        kl_limit = None if target is None else KL_STOP_FACTOR * target
+        parameters, kl_limit = self._parameters.data, find_kl_limit(settings)
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
                 self._units.share_vector(parameters)
                 self._estimate(samples)
-            for minibatch in self._make_minibatches(samples, epoch, clip_range):
+            all_rows = self._shuffle(samples, epoch, clip_range)
+            start, end = 0, len(all_rows.returns)
+            while True:
+                if self._compiled_epoch is not None:
+                    steps = self._compiled_epoch.run(all_rows, start, totals, learning_rate)
+                    self._updates.value += steps
+                    start += steps * settings.minibatch_size
+                    if steps:
+                        self._guard.accept()
+                if start >= end:
+                    break
+                minibatch = all_rows.select_rows(slice(start, start + settings.minibatch_size))
+                start += settings.minibatch_size
                 count = len(minibatch.returns)
                 gradient, norm, sums = self._compute_gradient(minibatch, count)
                 if self._guard.is_refused(norm, sums):
@@ -181,11 +201,8 @@ class Ppo:
         gradient, squares, sums = self._units.compute_gradient(count, compute_parts)
         return gradient, compute_norm(squares), sums
 
-    def _make_minibatches(
-        self, samples: Samples, epoch: int, clip_range: float
-    ) -> Iterator[PpoMinibatch]:
-        """Yield minibatches as slices of one shuffled, contiguous copy of the samples."""
-        settings, size = self._settings, self._settings.minibatch_size
+    def _shuffle(self, samples: Samples, epoch: int, clip_range: float) -> PpoMinibatch:
+        """Return a shuffled, contiguous copy of all samples, whose slices are the minibatches."""
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
         names = self._units.own_names
@@ -201,9 +218,10 @@ class Ppo:
         arrays = {name: self._take_rows(name, array, order) for name, array in fields.items()}
         # The learner does not read the fields of networks that other learners compute.
         advantages = arrays.get("advantages", samples.advantages)
+        settings = self._settings
         if settings.normalise_advantages == "minibatch":
-            advantages = standardise_parts(advantages, size)
-        epoch_samples = PpoMinibatch(
+            advantages = standardise_parts(advantages, settings.minibatch_size)
+        return PpoMinibatch(
             observations=arrays["observations"],
             actions=arrays.get("actions", samples.actions),
             log_probs=arrays.get("log_probs", samples.log_probs),
@@ -215,8 +233,6 @@ class Ppo:
             value_weight=settings.value_weight,
             entropy_weight=settings.entropy_weight,
         )
-        for start in range(0, len(order), size):
-            yield epoch_samples.select_rows(slice(start, start + size))
 
     def _take_rows(self, name: str, array: Array, order: Int64) -> Array:
         """Copy the rows of an array in a new order; the copy is valid until the next epoch."""
@@ -258,35 +274,6 @@ class Samples:
         residual = float((self.returns - self.values).var())
         share = 1.0 - residual / variance if variance > 0.0 else 0.0
         return share if math.isfinite(share) else 0.0
-
-
-class LossMeans:
-    """Averages metrics over the minibatches of one iteration."""
-
-    def __init__(self, settings: PpoSettings) -> None:
-        self._settings = settings
-        self._sums: Metrics = {}
-        self._samples = 0
-        self._norm = 0.0
-
-    def add(self, samples: int, sums: Metrics, norm: float) -> None:
-        self._samples += samples
-        self._norm = norm
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-
-    def make_metrics(self, epochs_done: int) -> Metrics:
-        """Return means over all samples; omit them if all minibatches were skipped."""
-        metrics = {"epochs_done": float(epochs_done)}
-        if self._samples:
-            means = {name: total / self._samples for name, total in self._sums.items()}
-            loss = (
-                means["policy_gradient_loss"]
-                + self._settings.value_weight * means["value_loss"]
-                + self._settings.entropy_weight * means["entropy_loss"]
-            )
-            metrics |= {"loss": loss, **means, "gradient_norm": self._norm}
-        return metrics
 
 
 def compute_discount(settings: PpoSettings, progress: float) -> float:

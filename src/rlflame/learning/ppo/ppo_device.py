@@ -18,8 +18,8 @@ from ..device.graph import Mirror, UpdateGraph
 from ..device.optim import DeviceAdam, DeviceGuard, clip, replace_if
 from ..networks.flat_vector import FlatVector
 from ..torch_gradients import TorchPpo
-from .loss import NETWORKS, PpoMinibatch
-from .ppo import KL_STOP_FACTOR, LossMeans, Ppo, Samples
+from .loss import KL_STOP_FACTOR, NETWORKS, LossMeans, PpoMinibatch
+from .ppo import Ppo, Samples
 
 #: The sums over samples that the loss reports, in this order.
 _SUMS = tuple(name for names in NETWORKS.values() for name in names)
