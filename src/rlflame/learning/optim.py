@@ -176,14 +176,14 @@ class GradientGuard:
     def is_refused(self, norm: float, sums: Metrics) -> bool:
         """Return whether the norm or any sum is not finite; count such minibatches."""
         if math.isfinite(norm) and all(map(math.isfinite, sums.values())):
-            self.accept()
+            self.record_success()
             return False
         self.counts += 1
         if self.counts[1] >= self.limit:
             raise self.make_error(int(self.counts[1]), norm)
         return True
 
-    def accept(self) -> None:
+    def record_success(self) -> None:
         """Record a minibatch whose gradient was finite."""
         self.counts[1] = 0
 

@@ -97,7 +97,7 @@ class CompiledEpoch:
         fields.steps, fields.position, fields.count = self._adam.count.value, 0, count
         for row, sums in zip(fields.totals, NETWORKS.values(), strict=True):
             row[1 : 1 + len(sums)] = [totals.sums.get(name, 0.0) for name in sums]
-        self._run()
+        self._run_all()
         steps = int(fields.position)
         if steps:
             self._adam.count.value += steps
@@ -107,13 +107,13 @@ class CompiledEpoch:
                 totals.sums |= zip(sums, row[1:], strict=False)
         return steps
 
-    def _run(self) -> None:
+    def _run_all(self) -> None:
         """Run the loop to its end; sleep while the other learner is late."""
         self._fields.waits = 0
-        if not self._continue() and self._memory is not None:
-            self._memory.wait_until(self._continue)
+        if not self._run_part() and self._memory is not None:
+            self._memory.wait_until(self._run_part)
 
-    def _continue(self) -> bool:
+    def _run_part(self) -> bool:
         """Continue the loop; return False if the other learner is late."""
         return bool(self._kernels.run_epoch(self._address) != _LATE)
 

@@ -160,7 +160,7 @@ class Ppo:
             if epoch and settings.recompute_advantages:
                 self._units.share_vector(parameters)
                 self._estimate(samples)
-            all_rows = self._shuffle(samples, epoch, clip_range)
+            all_rows = self._draw_epoch_samples(samples, epoch, clip_range)
             start, end = 0, len(all_rows.returns)
             while True:
                 if self._compiled_epoch is not None:
@@ -168,7 +168,7 @@ class Ppo:
                     self._updates.value += steps
                     start += steps * settings.minibatch_size
                     if steps:
-                        self._guard.accept()
+                        self._guard.record_success()
                 if start >= end:
                     break
                 minibatch = all_rows.select_rows(slice(start, start + settings.minibatch_size))
@@ -201,7 +201,7 @@ class Ppo:
         gradient, squares, sums = self._units.compute_gradient(count, compute_parts)
         return gradient, compute_norm(squares), sums
 
-    def _shuffle(self, samples: Samples, epoch: int, clip_range: float) -> PpoMinibatch:
+    def _draw_epoch_samples(self, samples: Samples, epoch: int, clip_range: float) -> PpoMinibatch:
         """Return a shuffled, contiguous copy of all samples, whose slices are the minibatches."""
         generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
