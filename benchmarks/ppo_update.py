@@ -6,13 +6,14 @@
 The learner uses the preset of the environment and trains on random numbers. The script measures
 four variants:
 
-update      the update of rlflame, between two optimizer steps
+update      the update of rlflame, a minibatch of several epochs with the shuffles
 products    only the matrix products of an update, the lower limit of any implementation in numpy
 matmul      the update of rlflame with `np.matmul` in place of `np.dot`
 autograd    the update with torch's autograd
 
-Each of these times is a tenth percentile, which is nearly equal on busy and idle machines. The time
-of an iteration includes values, advantages and shuffling. It is the lowest processor time.
+The time of the products is a tenth percentile, which is nearly equal on busy and idle machines. The
+time of an update is the lowest mean over the minibatches of an iteration. The time of an iteration
+also includes values and advantages. It is the lowest processor time.
 """
 
 from __future__ import annotations
@@ -38,21 +39,10 @@ from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.base import Batch
 from rlflame.learning.factory import make_algorithm
-from rlflame.learning.optim import Adam
 
 ROUNDS = 7
 COLUMNS = ["env", "minibatch", "update_us", "products_us", "matmul_us", "autograd_us",
            "iteration_ms", "processor", "others_before"]  # fmt: skip
-
-
-class Marked(Adam):
-    """Adam that records the time at which each of its steps ends."""
-
-    marks: list[int]
-
-    def apply(self, *given, **named) -> None:  # type: ignore[no-untyped-def]
-        super().apply(*given, **named)
-        self.marks.append(time.perf_counter_ns())
 
 
 def main() -> None:
@@ -95,22 +85,27 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     if spec.action_kind == "discrete":
         raise ConfigError(f"{env} has no continuous actions.", "--env hopper")
     learner = make_algorithm(learning, spec)
-    learner._adam.__class__, learner._adam.marks = Marked, []
+    run_epochs, spent_us = learner._run_epochs, []
+
+    def time_epochs(*given):  # type: ignore[no-untyped-def]
+        begun = time.perf_counter_ns()
+        metrics = run_epochs(*given)
+        spent_us.append((time.perf_counter_ns() - begun) / 1e3)
+        return metrics
+
+    learner._run_epochs = time_epochs
     rollout = learning.rollout
     batch = drawn(rollout.steps, rollout.columns, spec, learner.get_policy())
     sizes = (spec.observation_size, *spec.hidden)
-    updates, bare, whole = [], [], []
+    count = learning.ppo.epochs * (rollout.steps * rollout.columns // rows)
+    bare, whole = [], []
     for number in range(ROUNDS):
-        learner._adam.marks.clear()
         begun = time.process_time()
         learner.update(batch, 0.0)
         whole.append(time.process_time() - begun)
-        between = np.diff(learner._adam.marks) / 1e3
         if number:
-            # Steps between which an epoch starts take longer; the quantile excludes them.
-            updates.append(np.quantile(between, 0.1))
-            bare.append(products_us(sizes, (spec.action_size, 1), rows, len(between)))
-    return min(updates), min(bare), 1e3 * min(whole)
+            bare.append(products_us(sizes, (spec.action_size, 1), rows, count))
+    return min(spent_us) / count, min(bare), 1e3 * min(whole)
 
 
 def products_us(hidden: tuple[int, ...], outputs: tuple[int, ...], rows: int, times: int) -> float:
