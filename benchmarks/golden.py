@@ -61,6 +61,11 @@ PARTS = (
     (r"learner\.", "learner"),
     (r"envs", "environment states"),
 )
+#: The instructions that OpenBLAS's kernels for a processor need.
+REQUIRED_FLAGS = {
+    "SkylakeX": {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"},
+    "Haswell": {"avx2", "fma"},
+}
 #: The arrays that contain the environment states as one encoded message.
 STATES = re.compile(r"envs$")
 #: Arrays of this type and shape are digests that include names, so they are not hashed.
@@ -370,6 +375,18 @@ def run_cases(
 # Comparing --------------------------------------------------------------------------------------
 
 
+def use_core(expected: Table) -> None:
+    """Let OpenBLAS use the kernels of the table's processor, if this one supports them.
+
+    OpenBLAS may choose other kernels for a newer processor with the same instructions.
+    """
+    cpu_facts = Path("/proc/cpuinfo")
+    flags = set(cpu_facts.read_text().split()) if cpu_facts.exists() else set()
+    core = expected.fingerprint.get("core", "")
+    if REQUIRED_FLAGS.get(core, {""}) <= flags:
+        os.environ.setdefault("OPENBLAS_CORETYPE", core)
+
+
 def list_machine_differences(expected: Table, actual: Table) -> list[str]:
     """List the differences between two machines that may change results."""
     before, now = expected.fingerprint, actual.fingerprint
@@ -474,6 +491,7 @@ def main() -> int:
     try:
         with make_runner(options.fleet, options.workers, options.jobs, options.source) as runner:
             if not (options.write or options.against):
+                use_core(expected)
                 machine = list_machine_differences(expected, run_cases(runner, names[:1]))
                 if machine:
                     print(

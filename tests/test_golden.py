@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import golden
@@ -42,9 +43,19 @@ FAST = [
 
 
 @pytest.fixture(scope="module")
-def expected() -> golden.Table:
+def module_environment() -> Iterator[pytest.MonkeyPatch]:
+    """Restores the variables that `golden.use_core` sets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENBLAS_CORETYPE", "x")
+        patch.delenv("OPENBLAS_CORETYPE")
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def expected(module_environment: pytest.MonkeyPatch) -> golden.Table:
     """The table. Tests are skipped on machines that may give other results."""
     table = golden.Table.read(golden.TABLE)
+    golden.use_core(table)
     with golden.make_runner("inline", None, 1, SOURCE) as runner:
         made_here = golden.run_cases(runner, FAST[:1])
     if differences := golden.list_machine_differences(table, made_here):
