@@ -6,7 +6,8 @@
 cold        seconds from opening the fleet to the first fragment
 fragments   milliseconds per empty fragment of 100 kB, with 20 fragments in flight
 iteration   milliseconds for 8 fragments of 100 kB and 0.8 MB of new weights, compared with flamepy
-executors   efficiency of 20 executors with fragments that take 1, 10, 100 and 1000 ms
+executors   efficiency and rate of 20 and 64 executors with fragments that take 1, 10, 100 and
+            1000 ms
 flat        contents of the object cache and memory of all processes during 1,000 iterations
 reinforce   episodes per second of REINFORCE on Hopper; with --example DIR, compared with Flame's
             own example
@@ -59,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=[*measures, []], default=[])
     parser.add_argument("--iterations", type=positive, default=1000, help="iterations of `flat`")
+    parser.add_argument("--executors", type=positive, nargs="+", default=[20, 64], metavar="N")
     parser.add_argument("--example", type=Path, help="folder of Flame's example")
     options = parser.parse_args()
     for name in options.what or measures:
@@ -183,18 +185,31 @@ def plain_runner(arrays: PolicyArrays) -> list[float]:
 
 
 def executors(options: argparse.Namespace) -> None:
-    with fleet(20, cpu=0, memory="1m", min_executors=20) as opened:
+    """Print the rate and the efficiency of executors whose fragments mostly sleep."""
+    for number in options.executors:
+        measure_executors(number)
+
+
+def measure_executors(number: int) -> None:
+    with fleet(number, cpu=0, memory="1m", min_executors=number) as opened:
         deadline = time.monotonic() + 240.0
-        while len(opened.probe()) < 20 and time.monotonic() < deadline:
-            once(opened, tasks(40, 0.2), 0)
-        print(f"executors: {len(opened.probe())} have answered")
-        for milliseconds in (1, 10, 100, 1000):
-            count = {1: 400, 10: 400, 100: 320, 1000: 60}[milliseconds]
-            once(opened, tasks(40, milliseconds / 1000.0), 1)
-            seconds = min(once(opened, tasks(count, milliseconds / 1000.0), s) for s in (2, 3))
-            ideal = count * milliseconds / 1000.0 / 20
-            print(f"executors: {count} fragments of {milliseconds} ms in {seconds:.2f} s, ideal "
-                  f"{ideal:.2f} s: efficiency {ideal / seconds:.2f}")  # fmt: skip
+        while len(opened.probe()) < number and time.monotonic() < deadline:
+            once(opened, tasks(2 * number, 0.2), 0)
+        print(f"executors: {len(opened.probe())} of {number} have answered", flush=True)
+        for milliseconds, rounds in ((1, 20), (10, 20), (100, 16), (1000, 3)):
+            count = rounds * number
+            once(opened, tasks(2 * number, milliseconds / 1000.0), 1)
+            results = []
+            for seed in (2, 3):
+                begun = time.process_time()
+                seconds = once(opened, tasks(count, milliseconds / 1000.0), seed)
+                results.append((seconds, time.process_time() - begun))
+            seconds, busy = min(results)
+            ideal = count * milliseconds / 1000.0 / number
+            print(f"executors: {number}, {count} fragments of {milliseconds} ms: {seconds:.2f} s, "
+                  f"ideal {ideal:.2f} s: efficiency {ideal / seconds:.2f}, {count / seconds:.0f} "
+                  f"fragments/s, {1e3 * busy / count:.2f} ms of the driver's processor time each",
+                  flush=True)  # fmt: skip
 
 
 def flat(options: argparse.Namespace) -> None:
