@@ -16,6 +16,7 @@
 #include <string.h>
 
 #define MAX_LAYERS 16
+#define BLOCK_ROWS 16
 /* Constants of CBLAS. */
 #define ROW_MAJOR 101
 #define PLAIN 111
@@ -128,7 +129,7 @@ typedef struct {
 } epoch;
 
 /* The version and the sizes of the structures, which library.py compares with its own. */
-#define VERSION 2
+#define VERSION 3
 const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(gaussian),
                                sizeof(minibatch), sizeof(mailbox), sizeof(epoch)};
 
@@ -165,14 +166,23 @@ static void multiply(const functions *f, int transpose_a, int transpose_b, size 
                 out, n);
 }
 
+/* Transpose a matrix [rows, columns] in blocks of rows, which stay in the processor's cache. */
+static void transpose(const float *x, float *out, size rows, size columns)
+{
+    for (size first = 0; first < rows; first += BLOCK_ROWS) {
+        const size end = first + BLOCK_ROWS < rows ? first + BLOCK_ROWS : rows;
+        for (size column = 0; column < columns; column++)
+            for (size row = first; row < end; row++)
+                out[column * rows + row] = x[row * columns + column];
+    }
+}
+
 /* Write the outputs for the rows of x, or for the inputs in the buffer if x is null. */
 void rlflame_forward(const functions *f, const network *net, const float *x)
 {
     const size rows = net->rows, inputs = net->sizes[0];
     if (x)
-        for (size row = 0; row < rows; row++)
-            for (size unit = 0; unit < inputs; unit++)
-                net->inputs[0][unit * rows + row] = x[row * inputs + unit];
+        transpose(x, net->inputs[0], rows, inputs);
     for (size layer = 0; layer < net->layers; layer++) {
         const int is_last = layer == net->layers - 1;
         const size units = net->sizes[layer + 1], fan_in = net->sizes[layer] + 1;

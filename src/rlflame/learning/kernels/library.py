@@ -21,7 +21,7 @@ VARIABLE = "RLFLAME_KERNELS"
 _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
 #: The version of the functions in kernels.c. Increase it in both files with every change.
-_VERSION = 2
+_VERSION = 3
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
 _DATA_OFFSET = object.__basicsize__
 _read_pointer = c_void_p.from_address
