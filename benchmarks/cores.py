@@ -5,6 +5,7 @@
 
 workers     steps per second of PPO on HalfCheetah with one worker up to one per core
 learners    the same with mujoco-ppo-wide, a worker per core, and 1 to 8 learners
+driver      processor time that the driver needs to collect a step, with 2, 15 and 60 workers
 engines     microseconds of a PPO minibatch, and updates per second of SAC, by engine
 bits        whether 1, 2, 4 and 8 learners end with the same weights, for each algorithm
 kills       whether a run ends with the same weights if learners are killed or stopped, or if the
@@ -33,11 +34,15 @@ from card import count_sac_updates, time_ppo, time_run
 from idle import others, processor
 from script import ended, positive, table
 
+from rlflame.bench.case import make_env_case
+from rlflame.bench.rollouts import RolloutRounds
+from rlflame.fleet.local import LocalFleet
 from rlflame.learning import torch_gradients
 from rlflame.learning.kernels.library import VARIABLE
 from rlflame.rollout.machine import count_usable_cores
 from rlflame.storage.checkpoint import compute_state_digest, load
 from rlflame.terminal_text import format_count
+from rlflame.training.stop_signal import NullStop
 
 COLUMNS = ["part", "case", "variant", "value", "unit", "processor", "cores", "card",
            "others_before"]  # fmt: skip
@@ -65,8 +70,8 @@ Result = tuple[str, str, float | str, str]
 
 def main() -> int:
     parts: dict[str, Callable[[int], Iterator[Result]]] = {
-        "workers": measure_workers, "learners": measure_learners, "engines": measure_engines,
-        "bits": compare_learners, "kills": compare_kills,
+        "workers": measure_workers, "learners": measure_learners, "driver": measure_driver,
+        "engines": measure_engines, "bits": compare_learners, "kills": compare_kills,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
@@ -116,6 +121,22 @@ def measure_run(
         runs.append(time_run(words, steps, "cpu"))
     for name, unit in (("steps_per_s", "steps/s"), ("learned_per_s", "steps/s, learning alone")):
         yield case, variant, median(run[name] for run in runs), unit
+
+
+def measure_driver(repeat: int) -> Iterator[Result]:
+    case, _ = make_env_case("halfcheetah", algorithm="ppo", preset="mujoco-ppo-wide", sets=())
+    for workers in (2, 15, 60):
+        with (
+            LocalFleet(workers) as fleet,
+            RolloutRounds(case, fleet, NullStop(), "sample") as rounds,
+        ):
+            rounds.warm_up()
+            times = []
+            for _ in range(3 * repeat):
+                begun = time.process_time()
+                steps = sum(int(fragment.lengths.sum()) for fragment in rounds.collect())
+                times.append(1e6 * (time.process_time() - begun) / steps)
+        yield "mujoco-ppo-wide", format_count(workers, "worker"), median(times), "us of a step"
 
 
 def list_counts() -> list[int]:

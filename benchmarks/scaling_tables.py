@@ -42,6 +42,17 @@ def make_run_table(part: str, head: str) -> str:
     return format_table((head, *names), rows)
 
 
+def make_driver_table() -> str:
+    """The driver's processor time for a step."""
+    rows = []
+    for row in select("driver"):
+        time_us = float(row["value"])
+        rows.append(
+            (f"`{row['case']}`, {row['variant']}", f"{time_us:.2f}", f"{1e6 / time_us:,.0f}")
+        )
+    return format_table(("preset and workers", "driver, µs per step", "limit, steps/s"), rows)
+
+
 def make_engine_table() -> str:
     """The time of an update by engine."""
     engines = [*dict.fromkeys(row["variant"] for row in select("engines"))]

@@ -17,6 +17,7 @@ from pathlib import Path
 import experiment_tables
 import reference_tables
 import result_tables
+import scaling_tables
 import source_tree
 import speed_tables
 from records import ROOT
@@ -28,6 +29,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 EXPERIMENTS = ROOT / "docs" / "experiments.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REFERENCE = ROOT / "docs" / "reference"
+SCALING = ROOT / "docs" / "scaling.md"
 LEARNERS = ROOT / "docs" / "guides" / "learners.md"
 
 #: The page of each block, and the function that makes its text.
@@ -64,6 +66,22 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "reference-settings": (REFERENCE / "settings.md", reference_tables.make_settings),
     "reference-commands": (REFERENCE / "commands.md", reference_tables.make_commands),
     "source-tree": (ARCHITECTURE, source_tree.make_table),
+    "scaling-machine": (SCALING, scaling_tables.make_machine),
+    "scaling-workers": (
+        SCALING, partial(scaling_tables.make_run_table, "workers", "preset and workers"),
+    ),
+    "scaling-learners": (
+        SCALING, partial(scaling_tables.make_run_table, "learners", "preset and learners"),
+    ),
+    "scaling-driver": (SCALING, scaling_tables.make_driver_table),
+    "scaling-engines": (SCALING, scaling_tables.make_engine_table),
+    "scaling-bits": (
+        SCALING, partial(scaling_tables.make_check_table, "bits", ("run", "learners")),
+    ),
+    "scaling-kills": (
+        SCALING, partial(scaling_tables.make_check_table, "kills", ("learners", "fault")),
+    ),
+    "scaling-earlier": (SCALING, scaling_tables.make_earlier_table),
     "card": (LEARNERS, speed_tables.make_card_table),
 }  # fmt: skip
 
