@@ -156,6 +156,19 @@ def test_a_damaged_config_is_named_and_may_be_removed(folder):
     assert rlflame(*words).code == 0
 
 
+def test_a_policy_is_compared_with_the_checkpoint_that_it_comes_from(folder, tmp_path):
+    run, file = folder / "short", tmp_path / "policy.safetensors"
+    assert rlflame("export", run / "latest.safetensors", "-o", file).code == 0
+    shown = rlflame("inspect", file, run)
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.lines[-1] == f"The policies of {file} and {run} are bit-identical."
+    assert rlflame("inspect", file, run, "--json").json()["equal"]
+    weights = {name: array + 1 for name, array in checkpoint.load(file).policy.items()}
+    save_with(file, tmp_path / "other.safetensors", policy=weights)
+    shown = rlflame("inspect", run, tmp_path / "other.safetensors")
+    assert (shown.code, "differ first in tensor policy." in shown.out) == (1, True)
+
+
 def test_two_trainers_on_one_folder(folder):
     lock = os.open(folder / "short/.lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
