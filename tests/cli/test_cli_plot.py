@@ -71,12 +71,14 @@ def test_what_a_run_s_own_picture_shows(tmp_path):
     assert list(every.get_ydata()) == returns
     assert list(every.get_xdata()) == list(range(1, 61))
     assert every.get_alpha() == 0.6
-    assert list(average.get_xdata()) == list(range(50, 61))
-    assert list(average.get_ydata()) == [24.5 + k for k in range(11)]
+    assert list(average.get_xdata()) == list(range(1, 61))
+    # The mean of the 25 points before a point, the point itself and the 24 points after it.
+    assert list(average.get_ydata())[25:36] == [24.5 + k for k in range(11)]
+    assert average.get_ydata()[0] == sum(range(25)) / 50
     assert to_rgb(average.get_color()) == (1.0, 0.0, 0.0)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Training episodes", "Return")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["Episode", "Mean of the last 50"]
+    assert labels == ["Episode", "Mean over 50 episodes"]
     assert axes.xaxis.get_gridlines()[0].get_visible()
 
 

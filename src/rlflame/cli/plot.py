@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlflame.cli.image_window import open_image
 from rlflame.cli.options import Debug
 from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
 from rlflame.errors import ConfigError, format_command
@@ -28,7 +29,7 @@ _AXIS_HELP = (
 Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Average each point with the N - 1 before it. [default: 1]"),
+    typer.Option(metavar="N", help="Average the N points around each point. [default: 1]"),
 ]
 _METRIC_HELP = (
     "Metric: a name in metrics.jsonl, or episode_return. [default: evaluation returns if each run "
@@ -53,7 +54,8 @@ def plot(
     """Plot the learning curves of runs.
 
     Each environment has a separate panel. Runs that differ only in the seed become one curve with a
-    95% confidence interval. Without matplotlib, the plot is drawn in the terminal.
+    95% confidence interval. Without --out, a terminal with a display also opens the image in a
+    window. Without matplotlib, the plot is drawn in the terminal.
     """
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart
@@ -81,6 +83,8 @@ def plot(
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
     print_result(str(target))
+    if out is None:
+        open_image(target)
 
 
 def _draw_runs(

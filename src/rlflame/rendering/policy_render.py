@@ -139,10 +139,14 @@ def render_in_subprocess(
     )
 
 
+def has_display(environment: Mapping[str, str]) -> bool:
+    names = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform == "darwin" or any(environment.get(name) for name in names)
+
+
 def check_display(environment: Mapping[str, str]) -> None:
     """Raise an error if there is no display for a window."""
-    has_display = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if sys.platform != "darwin" and not has_display:
+    if not has_display(environment):
         raise RenderError(
             "There is no display here, so no window can be opened (DISPLAY and WAYLAND_DISPLAY "
             "are not set).",
