@@ -63,7 +63,15 @@ class Watched:
     events: list[FleetEvent]
 
     def kinds(self, slot: int) -> list[str]:
-        return [event.kind for event in self.events if event.slot == slot]
+        return [event.kind for event in self.events if event.slot == slot and event.purpose]
+
+    def count_episodes(self) -> Counter[str]:
+        """The training episodes of each worker."""
+        counts: Counter[str] = Counter()
+        for event in self.events:
+            if event.kind == "episodes":
+                counts[event.text] += event.count
+        return counts
 
     def send(self, tasks: Sequence[RolloutTask]) -> Any:
         """Submit with the weights that `rollouts.run` uses."""
@@ -495,3 +503,15 @@ def test_choices_outside_the_action_space_are_not_believed() -> None:
         actions[3, 1] = bad
         with pytest.raises(FleetError, match="not a fragment of this task"):
             check_fragment(task, dataclasses.replace(right, actions=actions))
+
+
+def test_the_episodes_of_each_worker_add_up(watched: Watched) -> None:
+    tasks = slots(6)
+    fragments = list(watched.send(tasks))
+    counts = watched.count_episodes()
+    assert sum(counts.values()) == sum(len(fragment.episodes) for fragment in fragments) > 0
+    assert "" not in counts
+    assert len(counts) <= max(2, watched.fleet.capacity)
+    evaluations = [dataclasses.replace(task, purpose="evaluate") for task in tasks]
+    list(watched.send(evaluations))
+    assert watched.count_episodes() == counts
