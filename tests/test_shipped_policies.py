@@ -40,7 +40,9 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
     assert learning.algorithm == wanted
     command = SCRIPT["command"](path.stem)
     sets = [value for word, value in itertools.pairwise(command) if word == "--set"]
-    config = make_config(told[told.index("--env") + 1], wanted, sets, {"seed": learning.seed})
+    config = make_config(
+        told[told.index("--env") + 1], wanted, sets, {"learning.seed": learning.seed}
+    )
     # Otherwise, `rlflame inspect` would find a difference in the policy that the command trains.
     assert config.recipe.copy_with_horizon() == found.recipe
 

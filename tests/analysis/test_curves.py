@@ -149,9 +149,10 @@ def test_reinforce_without_evaluations_is_drawn_episode_by_episode(tmp_path):
     (line,) = chart.series
     assert line.dots[0].tolist() == list(range(1, 61))
     assert line.dots[1].tolist() == list(range(60))
-    assert line.x.tolist() == list(range(50, 61))
-    # The means of 0..49, 1..50, ..., 10..59.
-    assert line.y.tolist() == [24.5 + k for k in range(11)]
+    assert line.x.tolist() == list(range(1, 61))
+    # The means of 0..49, 1..50, ..., 10..59; the ends are repeated beyond the ends.
+    assert line.y.tolist()[25:36] == [24.5 + k for k in range(11)]
+    assert line.y[-1] == (sum(range(34, 60)) + 24 * 59) / 50
     few = run(tmp_path / "b", algorithm="reinforce", episodes=episodes[:49])
     assert not len(curves.make_chart([few]).series[0].x)
     over_steps = curves.make_chart([few], "total-steps", "episode_return").series[0]

@@ -451,16 +451,6 @@ def test_equal_states_of_different_recipes_are_not_equal(folder):
     assert "differ first in recipe evaluation.episodes: 2 and 77" in spoken.lines[-1]
 
 
-def test_a_policy_alone_is_not_the_checkpoint_it_came_from(folder):
-    file = folder / "short/latest.safetensors"
-    found = checkpoint.load(file)
-    copy = folder / "policy.safetensors"
-    checkpoint.save(copy, checkpoint.make_policy_checkpoint(found, found.evaluation))
-    spoken = rlflame("inspect", file, copy)
-    assert spoken.code == 1
-    assert "only in the first" in spoken.lines[-1]
-
-
 def test_machines_that_differ_are_named_beside_the_difference(folder):
     file, copy = policy(folder / "short"), folder / "copy.safetensors"
     weights = {k: v + np.float32(1) for k, v in checkpoint.load(file).policy.items()}

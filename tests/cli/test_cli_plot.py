@@ -505,3 +505,17 @@ def test_where_there_is_no_room_there_are_no_figures(tmp_path):
         make_speedup_chart(table(tmp_path, "workers,backend,seconds", *rows))
     ).axes
     assert not axes.texts
+
+
+@pytest.mark.parametrize("words", [(), ("-o", "x.png")])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_opens_the_image_unless_its_file_is_chosen(
+    runs, monkeypatch, words, is_terminal
+):
+    images: list[Path] = []
+    monkeypatch.setattr("rlflame.rendering.image_window.open_image", images.append)
+    monkeypatch.setattr("rlflame.cli.plot.is_interactive", lambda stream: is_terminal)
+    spoken = rlflame("plot", "runs/ppo-0", *words)
+    assert spoken.code == 0, spoken.err
+    assert spoken.lines == [str(Path(words[-1] if words else "runs/ppo-0/plot.png"))]
+    assert images == ([Path("runs/ppo-0/plot.png")] if is_terminal and not words else [])

@@ -698,9 +698,9 @@ def test_a_new_schedule_is_counted_in_iterations_too(tmp_path):
 def test_the_end_of_a_run_in_iterations(tmp_path):
     run = tmp_path / "run"
     words = ("--algo", "reinforce", *TINY_REINFORCE, "--iterations", "2", "-o", run)
-    trained = rlflame("train", *words)
-    assert trained.code == 0
-    assert f"resume {run} --iterations 4" in " ".join(trained.out.split())
+    assert rlflame("train", *words).code == 0
+    finished = rlflame("resume", run)
+    assert f"resume {run} --iterations 4" in " ".join(finished.out.split())
     refused = rlflame("resume", run, "--iterations", "1")
     assert (refused.code, "--iterations 4" in refused.err) == (2, True)
     refused = rlflame("resume", run, "--iterations", "4", "--steps", "4000")

@@ -213,8 +213,8 @@ def smooth_values(values: Float64, window: int) -> Float64:
 
     Beyond both ends, the first and the last value are repeated.
     """
-    padded = np.pad(values, (window // 2, (window - 1) // 2), mode="edge")
-    sums = np.concatenate(([0.0], np.cumsum(padded)))
+    values = np.pad(values, (window // 2, (window - 1) // 2), mode="edge")
+    sums = np.concatenate(([0.0], np.cumsum(values)))
     means: Float64 = (sums[window:] - sums[:-window]) / window
     return means
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.cli.image_window import open_image
 from rlflame.cli.options import Debug
-from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
+from rlflame.console.output import (
+    can_encode,
+    is_interactive,
+    print_note,
+    print_result,
+    print_result_lines,
+)
 from rlflame.errors import ConfigError, format_command
 
 if TYPE_CHECKING:
@@ -59,6 +65,7 @@ def plot(
     """
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart
+    from rlflame.rendering.image_window import open_image
     from rlflame.storage import safetensors_file
 
     if out is not None and str(out) != "-":
@@ -83,7 +90,7 @@ def plot(
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
     print_result(str(target))
-    if out is None:
+    if out is None and is_interactive(sys.stdout):
         open_image(target)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from rlflame.cli.image_window import open_image
 from rlflame.cli.options import (
     DryRun,
     ExistingRun,
@@ -25,6 +25,7 @@ from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
 from rlflame.console.output import (
     as_json_text,
     format_pairs,
+    is_interactive,
     print_note,
     print_result,
     print_result_lines,
@@ -265,6 +266,7 @@ def _print_dry_run(
 def _draw_returns(result: RunResult, display: RunView) -> None:
     from rlflame.analysis.curves import EPISODE_RETURN
     from rlflame.analysis.plots.matplotlib_backend import write_image
+    from rlflame.rendering.image_window import open_image
 
     try:
         out = write_image(result.folder, "returns.png", EPISODE_RETURN)
@@ -272,7 +274,8 @@ def _draw_returns(result: RunResult, display: RunView) -> None:
         display.show_note(f"{error.message} {error.hint}")
     else:
         display.show_note(f"The episode returns are plotted in {out}.")
-        open_image(out)
+        if is_interactive(sys.stdout):
+            open_image(out)
 
 
 def _check_complete(result: RunResult, stop: SignalStop) -> None:

@@ -102,10 +102,12 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
             f"register it in {module}, or name a function or class: --env {module}:"
             f"{names[0].partition(':')[2] if names else 'make_env'}",
         )
-    suggestion = _format_suggestion(id, text) or "rlflame envs lists some ids"
+    suggestion = _format_suggestion(id, text)
+    choices = "rlflame envs lists some ids"
     return ConfigError(
         f"There is no environment {id!r}. {text.partition('. ')[2]}".rstrip(),
-        f"{suggestion}; your own needs --env-file FILE.py, which must register it",
+        f"{f'{suggestion}; {choices}' if suggestion else choices}; yours needs --env-file FILE.py, "
+        "which must register it",
     )
 
 

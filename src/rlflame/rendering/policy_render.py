@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from rlflame.errors import (
     replace_suffix,
 )
 from rlflame.rendering import episodes, gl_backend
+from rlflame.rendering.image_window import has_display
 from rlflame.rendering.job import RenderError, RenderJob, RenderKind, RenderOptions, RenderResult
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
@@ -137,11 +137,6 @@ def render_in_subprocess(
         f"MuJoCo cannot render on this machine: {'; '.join(reasons)}.",
         gl_backend.find_install_command(),
     )
-
-
-def has_display(environment: Mapping[str, str]) -> bool:
-    names = ("DISPLAY", "WAYLAND_DISPLAY")
-    return sys.platform == "darwin" or any(environment.get(name) for name in names)
 
 
 def check_display(environment: Mapping[str, str]) -> None:

@@ -6,20 +6,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from rlflame.console.output import is_interactive
+
+def has_display(environment: Mapping[str, str]) -> bool:
+    names = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform == "darwin" or any(environment.get(name) for name in names)
 
 
 def open_image(image: Path) -> bool:
-    """Open an image in a window; return whether there is a display for it.
-
-    A script or a pipe opens no window, and neither does a session without a display.
-    """
-    from rlflame.rendering.policy_render import has_display
-
+    """Open an image in a window; return False without a display or a viewer."""
     viewer = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
-    if viewer is None or not is_interactive(sys.stdout) or not has_display(os.environ):
+    if viewer is None or not has_display(os.environ):
         return False
     silence = subprocess.DEVNULL
     subprocess.Popen(  # the viewer stays open after the command
