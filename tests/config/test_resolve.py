@@ -131,17 +131,17 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
         resolve(config=Path("sub/mine.toml"))
     assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
     monkeypatch.setenv(user_code.FILE_VARIABLE, "")  # restored after the test
-    (tmp_path / "sub" / "two.py").touch()
-    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"], env="cartpole")
-    assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    (tmp_path / "sub" / "second.py").touch()
+    by_set = resolve(config=mine, sets=["runtime.env_file=sub/second.py"], env="cartpole")
+    assert by_set.runtime.env_file == str(tmp_path / "sub" / "second.py")
     # A file imports modules from its own folder, not from the folder of a link to it.
-    (tmp_path / "link.py").symlink_to("sub/two.py")
+    (tmp_path / "link.py").symlink_to("sub/second.py")
     linked = resolve(sets=["runtime.env_file=link.py"], env="cartpole")
-    assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    assert linked.runtime.env_file == str(tmp_path / "sub" / "second.py")
     (tmp_path / "deep").symlink_to("sub/deeper")
     (tmp_path / "sub" / "deeper").mkdir()
-    linked = resolve(sets=["runtime.env_file=deep/../two.py"], env="cartpole")
-    assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    linked = resolve(sets=["runtime.env_file=deep/../second.py"], env="cartpole")
+    assert linked.runtime.env_file == str(tmp_path / "sub" / "second.py")
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
