@@ -52,6 +52,14 @@ machine with the same fingerprint (CPU type and instruction sets, operating syst
 versions). On other machines, the command checks whether the new 95% interval overlaps the recorded
 interval. The second command renders a video.
 
+The last column of the table contains the command that trains a policy again. On a machine with the
+same fingerprint, the new policy has the same bits. For example:
+
+```
+rlflame train --env cartpole --seed 0 --set evaluation.final_episodes={episodes}
+rlflame inspect checkpoints/cartpole.safetensors runs/cartpole-ppo-0
+```
+
 This table lists the policies. The return is the mean over {episodes} episodes without exploration,
 with a 95% bootstrap interval. Each policy was trained with one seed. Its rank is its position among
 the policies trained with seeds 0 to 9, ordered by final evaluation. A policy without a rank was
@@ -77,15 +85,14 @@ def main() -> None:
 
 
 def command(name: str) -> list[str]:
-    return ["rlflame", "train", *POLICIES[name]]
+    return ["rlflame", "train", *POLICIES[name], "--set", f"evaluation.final_episodes={EPISODES}"]
 
 
 def train(name: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
-        rlflame(*command(name)[1:], "--local", "--quiet", "--out", run,
-                "--set", f"evaluation.final_episodes={EPISODES}")  # fmt: skip
+        rlflame(*command(name)[1:], "--local", "--quiet", "--out", run)
         out = FOLDER / f"{name}.safetensors"
         out.unlink(missing_ok=True)
         rlflame("export", f"{run}/latest.safetensors", "--out", str(out))

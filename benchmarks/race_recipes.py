@@ -14,9 +14,9 @@ from typing import Any
 from rlflame.bench.case import Case
 from rlflame.bench.learners import check_learners, find_shard_count
 from rlflame.config import resolve
+from rlflame.config.batch_flags import scale_config
 from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import LearningSettings, RunConfig
-from rlflame.config.resolve import scale_config
 from rlflame.experiment import components
 
 SOURCE = "the article on distributed PPO and SAC with Horovod on Spark"

@@ -17,6 +17,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import resume
+from rlflame.experiment.resume import Budget
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
@@ -250,14 +251,14 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
 def test_extending_changes_the_end_and_nothing_else():
     done = api.train(tiny())
     found = checkpoint.load(done.folder / "latest.safetensors")
-    longer = resume.copy_with_end(found, 500)
+    longer = resume.copy_with_end(found, Budget("steps", 500))
     assert longer.recipe.stop_at_steps == 500
     assert longer.recipe.learning == found.recipe.learning
     assert longer.recipe.evaluation == found.recipe.evaluation
     assert resume.extend_budget(found, None, FILE) is found
-    assert resume.extend_budget(found, 128, FILE) is found
+    assert resume.extend_budget(found, Budget("steps", 128), FILE) is found
     with pytest.raises(ConfigError, match="reached 0 by step 128") as refused:
-        resume.extend_budget(found, 100, FILE)
+        resume.extend_budget(found, Budget("steps", 100), FILE)
     assert "--steps 100" in (refused.value.hint or "")
     assert resume.is_finished(found)
     assert not resume.is_finished(longer)

@@ -130,9 +130,10 @@ def test_executors_wait_for_what_they_cannot_start_without() -> None:
 
 
 @pytest.mark.parametrize("config", ["flame-cluster.yaml", "flame-cluster.tls.yaml"])
-def test_the_cluster_config_is_one_that_this_version_works_with(config: str) -> None:
+def test_the_cluster_config_is_one_that_every_version_works_with(config: str) -> None:
+    """v0.6.0 needs the policy gang, and later versions refuse it: each default list is right."""
     found = load(config)
-    assert found["cluster"]["policies"] == ["priority", "drf", "gang"]
+    assert "policies" not in found["cluster"]
     assert found["cluster"]["storage"].startswith("fs:///")
     assert found["cache"]["storage"].startswith("/")
     secure = "tls" in config

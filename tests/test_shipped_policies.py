@@ -38,11 +38,13 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
     assert learning.seed == int(told[told.index("--seed") + 1])
     wanted = told[told.index("--algo") + 1] if "--algo" in told else "ppo"
     assert learning.algorithm == wanted
-    sets = [value for word, value in itertools.pairwise(told) if word == "--set"]
-    config = make_config(told[told.index("--env") + 1], wanted, sets)
-    said, kept = config.learning.model_dump(), learning.model_dump()
-    for part in ("rollout", "network", wanted, "policy_average"):
-        assert said[part] == kept[part], part
+    command = SCRIPT["command"](path.stem)
+    sets = [value for word, value in itertools.pairwise(command) if word == "--set"]
+    config = make_config(
+        told[told.index("--env") + 1], wanted, sets, {"learning.seed": learning.seed}
+    )
+    # Otherwise, `rlflame inspect` would find a difference in the policy that the command trains.
+    assert config.recipe.copy_with_horizon() == found.recipe
 
 
 def test_the_table_is_made_from_the_files() -> None:

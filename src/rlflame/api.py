@@ -23,7 +23,7 @@ from rlflame.config.resolve import resolve
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunView
 from rlflame.experiment import components
-from rlflame.experiment.resume import check_environment
+from rlflame.experiment.resume import check_environment, make_budget
 from rlflame.experiment.run import RunHost, resume_run, train_run
 from rlflame.experiment.sweep.sweep_run import resume as resume_seeds
 from rlflame.experiment.sweep.sweep_run import train as train_seeds
@@ -158,6 +158,7 @@ def resume(
     runtime: RuntimeSettings,
     *,
     steps: int | None = None,
+    iterations: int | None = None,
     fresh_replay: bool = False,
     fleet: Fleet | None = None,
     show: RunView | None = None,
@@ -166,11 +167,12 @@ def resume(
     """Continue a run from its latest checkpoint, or from a given checkpoint file.
 
     Without `fresh_replay`, the results are bit-identical to those of an uninterrupted run. If the
-    run has finished and `steps` does not extend it, the run stays unchanged and its previous result
-    is returned.
+    run has finished and neither `steps` nor `iterations` extends it, the run stays unchanged and
+    its previous result is returned.
     """
     host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
-    return resume_run(target, runtime, host, steps=steps, fresh_replay=fresh_replay)
+    budget = make_budget(steps, iterations)
+    return resume_run(target, runtime, host, budget=budget, fresh_replay=fresh_replay)
 
 
 def evaluate(

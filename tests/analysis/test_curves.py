@@ -149,9 +149,10 @@ def test_reinforce_without_evaluations_is_drawn_episode_by_episode(tmp_path):
     (line,) = chart.series
     assert line.dots[0].tolist() == list(range(1, 61))
     assert line.dots[1].tolist() == list(range(60))
-    assert line.x.tolist() == list(range(50, 61))
-    # The means of 0..49, 1..50, ..., 10..59.
-    assert line.y.tolist() == [24.5 + k for k in range(11)]
+    assert line.x.tolist() == list(range(1, 61))
+    # The means of 0..49, 1..50, ..., 10..59; the ends are repeated beyond the ends.
+    assert line.y.tolist()[25:36] == [24.5 + k for k in range(11)]
+    assert line.y[-1] == (sum(range(34, 60)) + 24 * 59) / 50
     few = run(tmp_path / "b", algorithm="reinforce", episodes=episodes[:49])
     assert not len(curves.make_chart([few]).series[0].x)
     over_steps = curves.make_chart([few], "total-steps", "episode_return").series[0]
@@ -234,14 +235,16 @@ def test_no_processor_time_where_executors_do_not_tell_theirs(tmp_path):
     assert curves.make_chart([alone], "cpu").series[0].x.tolist() == [4.0]
 
 
-def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
+def test_smoothing_is_a_mean_of_the_points_around_each_point(tmp_path):
     values = np.array([1.0, 2.0, 6.0, 4.0])
     assert curves.smooth_values(values, 1).tolist() == values.tolist()
-    assert curves.smooth_values(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
-    assert curves.smooth_values(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
+    assert curves.smooth_values(values, 2).tolist() == [1.0, 1.5, 4.0, 5.0]
+    by_hand = [4 / 3, 3.0, 4.0, 14 / 3]  # of 1 1 2 6 4 4: the ends are repeated
+    assert curves.smooth_values(values, 3).tolist() == pytest.approx(by_hand)
+    assert curves.smooth_values(values, 99)[0] == pytest.approx((49 * 1 + 13 + 46 * 4) / 99)
     made = run(tmp_path / "a", evaluations=list(zip((1, 2, 3, 4), values, strict=True)))
     chart = curves.make_chart([made], smooth=3)
-    assert chart.series[0].y.tolist() == [1.0, 1.5, 3.0, 4.0]
+    assert chart.series[0].y.tolist() == pytest.approx(by_hand)
     assert chart.series[0].low is None
     assert chart.y_label == "Evaluation return, mean of 3"
 
@@ -301,10 +304,10 @@ def test_episodes_of_seeds_that_never_meet_keep_their_dots(tmp_path):
         for seed, length in enumerate((1, 100))
     ]  # fmt: skip
     chart = curves.make_chart(runs, "total-steps")
-    # Averages of 50 episodes: the first run has them at 50 to 60 steps, the second from 5,000 on.
+    # The first run has 60 steps, and the first episode of the second run ends at step 100.
     assert [line.label for line in chart.series] == ["REINFORCE, seed 0", "REINFORCE, seed 1"]
     assert [len(line.dots[0]) for line in chart.series] == [60, 60]
-    assert [len(line.x) for line in chart.series] == [11, 11]
+    assert [len(line.x) for line in chart.series] == [60, 60]
 
 
 def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):

@@ -1,4 +1,4 @@
-"""`rlflame eval` and other commands on run folders, and on machines that differ."""
+"""`rlflame eval` as a gate, and commands on run folders and on machines that differ."""
 
 from __future__ import annotations
 
@@ -98,3 +98,50 @@ def test_a_run_from_another_machine_resumes_with_one_note(run, tmp_path):
     (note,) = (line for line in resumed.err.splitlines() if "differs" in line)
     assert "core: Z80 -> " in note
     assert "numpy: 0.1 -> " in note
+
+
+def compare_with_itself(run, *words):
+    file = run / "best.safetensors"
+    return rlflame("eval", file, "--vs", file, "--episodes", "4", *words)
+
+
+def test_the_gate_opens_only_above_the_limit(run):
+    """Every difference between a policy and itself is 0, so the interval is [0, 0]."""
+    passed = compare_with_itself(run, "--fleet", "inline", "--better-than", "-0.5")
+    assert passed.code == 0, passed.err
+    assert "[+0.0, +0.0]" in passed.lines[-1]
+    refused = compare_with_itself(run, "--fleet", "inline", "--better-than", "0")
+    assert refused.code == 1
+    assert "[+0.0, +0.0]" in refused.err
+    assert "not above 0" in refused.err
+
+
+@pytest.mark.parametrize(("limit", "code"), [("-0.5", 0), ("0", 1)])
+def test_the_gate_in_json(run, limit, code):
+    shown = compare_with_itself(run, "--fleet", "inline", "--better-than", limit, "--json")
+    document = shown.json()
+    (check,) = document["checks"]
+    assert (shown.code, check["check"], check["passed"]) == (code, "better_than", not code)
+    assert document["passed"] is not bool(code)
+    assert document["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+
+
+@pytest.mark.parametrize("limit", ["0.5", "nan"])
+def test_a_gate_needs_another_policy_and_a_number(run, limit):
+    file = run / "best.safetensors"
+    other = () if limit == "0.5" else ("--vs", file)
+    refused = rlflame("eval", file, "--better-than", limit, *other)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--better-than" in refused.err
+    assert ("--vs OTHER --better-than 0.5" in refused.err) == (limit == "0.5")
+
+
+def test_any_number_of_workers_gives_the_same_json(run):
+    words = ("--stochastic", "--better-than", "0", "--json")
+    shown = [
+        compare_with_itself(run, *words, "--fleet", fleet, "--workers", count)
+        for fleet, count in (("inline", "1"), ("local", "1"), ("local", "2"))
+    ]
+    assert len({item.out for item in shown}) == 1
+    assert {item.code for item in shown} == {1}
+    assert len(set(shown[0].json()["returns"])) > 1

@@ -156,6 +156,19 @@ def test_a_damaged_config_is_named_and_may_be_removed(folder):
     assert rlflame(*words).code == 0
 
 
+def test_a_policy_is_compared_with_the_checkpoint_that_it_comes_from(folder, tmp_path):
+    run, file = folder / "short", tmp_path / "policy.safetensors"
+    assert rlflame("export", run / "latest.safetensors", "-o", file).code == 0
+    shown = rlflame("inspect", file, run)
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.lines[-1] == f"The policies of {file} and {run} are bit-identical."
+    assert rlflame("inspect", file, run, "--json").json()["equal"]
+    weights = {name: array + 1 for name, array in checkpoint.load(file).policy.items()}
+    save_with(file, tmp_path / "other.safetensors", policy=weights)
+    shown = rlflame("inspect", run, tmp_path / "other.safetensors")
+    assert (shown.code, "differ first in tensor policy." in shown.out) == (1, True)
+
+
 def test_two_trainers_on_one_folder(folder):
     lock = os.open(folder / "short/.lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -436,16 +449,6 @@ def test_equal_states_of_different_recipes_are_not_equal(folder):
     spoken = rlflame("inspect", file, copy)
     assert spoken.code == 1
     assert "differ first in recipe evaluation.episodes: 2 and 77" in spoken.lines[-1]
-
-
-def test_a_policy_alone_is_not_the_checkpoint_it_came_from(folder):
-    file = folder / "short/latest.safetensors"
-    found = checkpoint.load(file)
-    copy = folder / "policy.safetensors"
-    checkpoint.save(copy, checkpoint.make_policy_checkpoint(found, found.evaluation))
-    spoken = rlflame("inspect", file, copy)
-    assert spoken.code == 1
-    assert "only in the first" in spoken.lines[-1]
 
 
 def test_machines_that_differ_are_named_beside_the_difference(folder):

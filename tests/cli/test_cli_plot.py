@@ -71,12 +71,14 @@ def test_what_a_run_s_own_picture_shows(tmp_path):
     assert list(every.get_ydata()) == returns
     assert list(every.get_xdata()) == list(range(1, 61))
     assert every.get_alpha() == 0.6
-    assert list(average.get_xdata()) == list(range(50, 61))
-    assert list(average.get_ydata()) == [24.5 + k for k in range(11)]
+    assert list(average.get_xdata()) == list(range(1, 61))
+    # The mean of the 25 points before a point, the point itself and the 24 points after it.
+    assert list(average.get_ydata())[25:36] == [24.5 + k for k in range(11)]
+    assert average.get_ydata()[0] == sum(range(25)) / 50
     assert to_rgb(average.get_color()) == (1.0, 0.0, 0.0)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Training episodes", "Return")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["Episode", "Mean of the last 50"]
+    assert labels == ["Episode", "Mean over 50 episodes"]
     assert axes.xaxis.get_gridlines()[0].get_visible()
 
 
@@ -503,3 +505,17 @@ def test_where_there_is_no_room_there_are_no_figures(tmp_path):
         make_speedup_chart(table(tmp_path, "workers,backend,seconds", *rows))
     ).axes
     assert not axes.texts
+
+
+@pytest.mark.parametrize("words", [(), ("-o", "x.png")])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_opens_the_image_unless_its_file_is_chosen(
+    runs, monkeypatch, words, is_terminal
+):
+    images: list[Path] = []
+    monkeypatch.setattr("rlflame.rendering.image_window.open_image", images.append)
+    monkeypatch.setattr("rlflame.cli.plot.is_interactive", lambda stream: is_terminal)
+    spoken = rlflame("plot", "runs/ppo-0", *words)
+    assert spoken.code == 0, spoken.err
+    assert spoken.lines == [str(Path(words[-1] if words else "runs/ppo-0/plot.png"))]
+    assert images == ([Path("runs/ppo-0/plot.png")] if is_terminal and not words else [])

@@ -56,6 +56,10 @@ FLAGS = {
         ["--algo", "reinforce", "--iterations", "7"],
         {"stop_at_steps": None, "stop_at_iterations": 7},
     ),
+    "horizon": (
+        ["--steps", "777", "--horizon", "1k"],
+        {"stop_at_steps": 777, "learning.horizon_steps": 1000},
+    ),
     "episodes_per_iter": (
         ["--algo", "reinforce", "--set", "envs_per_slot=8", "--episodes-per-iter", "24"],
         {"learning.rollout.num_slots": 3, "learning.rollout.envs_per_slot": 8},
@@ -655,3 +659,50 @@ def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):
     note = f"Gymnasium {gymnasium.__version__} steps MuJoCo"
     assert rlflame(*words).err.count(note) == 1
     assert note not in rlflame("train", *TINY, "--steps", "64").err
+
+
+LINEAR = ("--set", "reinforce.anneal_learning_rate=true")
+LONGER_RUNS = {
+    "iterations": ("--algo", "reinforce", *TINY_REINFORCE, *LINEAR),
+    "steps": TINY,
+}
+
+
+@pytest.mark.parametrize(
+    ("unit", "half", "end"), [("iterations", "2", "4"), ("steps", "128", "256")]
+)
+def test_a_run_in_two_parts_equals_a_longer_run(tmp_path, unit, half, end):
+    words, option = LONGER_RUNS[unit], f"--{unit}"
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    assert rlflame("train", *words, option, half, "--horizon", end, "-o", a).code == 0
+    resumed = rlflame("resume", a, option, end)
+    assert resumed.code == 0, resumed.err
+    assert rlflame("train", *words, option, end, "-o", b).code == 0
+    shown = rlflame("inspect", a, b, "--json")
+    assert (shown.code, shown.json()["equal"]) == (0, True)
+    # Without the horizon, the first part has learned with another schedule.
+    assert rlflame("train", *words, option, half, "-o", c).code == 0
+    refused = rlflame("resume", c, option, end)
+    assert refused.code == 2
+    assert f"resume {c} {option} {end} --new-schedule" in " ".join(refused.err.split())
+
+
+def test_a_new_schedule_is_counted_in_iterations_too(tmp_path):
+    words = LONGER_RUNS["iterations"]
+    assert rlflame("train", *words, "--iterations", "2", "-o", tmp_path / "a").code == 0
+    onward = rlflame("resume", tmp_path / "a", "--iterations", "5", "--new-schedule", "--json")
+    assert onward.code == 0, onward.err
+    assert onward.events()[-1]["iterations"] == 3
+
+
+def test_the_end_of_a_run_in_iterations(tmp_path):
+    run = tmp_path / "run"
+    words = ("--algo", "reinforce", *TINY_REINFORCE, "--iterations", "2", "-o", run)
+    assert rlflame("train", *words).code == 0
+    finished = rlflame("resume", run)
+    assert f"resume {run} --iterations 4" in " ".join(finished.out.split())
+    refused = rlflame("resume", run, "--iterations", "1")
+    assert (refused.code, "--iterations 4" in refused.err) == (2, True)
+    refused = rlflame("resume", run, "--iterations", "4", "--steps", "4000")
+    assert (refused.code, "cannot be combined" in refused.err) == (2, True)
+    assert rlflame("resume", run, "--iterations", "3", "--json").events()[-1]["iterations"] == 3

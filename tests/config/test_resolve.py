@@ -131,17 +131,17 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
         resolve(config=Path("sub/mine.toml"))
     assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
     monkeypatch.setenv(user_code.FILE_VARIABLE, "")  # restored after the test
-    (tmp_path / "sub" / "two.py").touch()
-    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"], env="cartpole")
-    assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    (tmp_path / "sub" / "second.py").touch()
+    by_set = resolve(config=mine, sets=["runtime.env_file=sub/second.py"], env="cartpole")
+    assert by_set.runtime.env_file == str(tmp_path / "sub" / "second.py")
     # A file imports modules from its own folder, not from the folder of a link to it.
-    (tmp_path / "link.py").symlink_to("sub/two.py")
+    (tmp_path / "link.py").symlink_to("sub/second.py")
     linked = resolve(sets=["runtime.env_file=link.py"], env="cartpole")
-    assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    assert linked.runtime.env_file == str(tmp_path / "sub" / "second.py")
     (tmp_path / "deep").symlink_to("sub/deeper")
     (tmp_path / "sub" / "deeper").mkdir()
-    linked = resolve(sets=["runtime.env_file=deep/../two.py"], env="cartpole")
-    assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    linked = resolve(sets=["runtime.env_file=deep/../second.py"], env="cartpole")
+    assert linked.runtime.env_file == str(tmp_path / "sub" / "second.py")
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
@@ -273,7 +273,7 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"sets": ["num_slots=true"]}, "true and false are not allowed", "rlflame config"),
         ({"sets": ["network.hidden=[64, true]"]}, "true and false are not allowed", ""),
         ({"sets": ["network.activation=true"]}, "true and false are not allowed", ""),
-        ({"sets": ["network.hidden=64"]}, "should be a list, but is 64", "rlflame config"),
+        ({"sets": ["network.hidden=64"]}, "a list such as [64, 64], but is 64", "rlflame config"),
         (
             {"sets": ["stop_at_steps=none"]},
             "stop_at_steps or stop_at_iter",
@@ -618,3 +618,20 @@ def test_a_target_return_needs_an_evaluation_within_the_run(steps, every_steps, 
         resolve(**flags)
     flags["sets"] = [error.value.hint.removeprefix("--set ")]
     assert resolve(**flags).stop_at_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("runtime.flame.python_version=3.12", "3.12"),
+        ("python_version=3.10", "3.10"),  # the number would be 3.1
+        ('python_version="3.12"', "3.12"),
+        ("runtime.out=7", "7"),
+        ("python_version=none", None),
+        ("runtime.workers=7", 7),
+        ("runtime.learners=2", 2),
+        ("ppo.learning_rate=1e-3", 1e-3),
+    ],
+)
+def test_a_setting_that_is_text_keeps_the_text_of_a_number(text, value):
+    assert validation.parse_set(text)[1] == value

@@ -53,6 +53,13 @@ def test_a_value_that_does_not_parse_is_refused(value):
         parse_wrapper(f"{RESCALE},min_action={value}")
 
 
+@pytest.mark.parametrize("text", ["C", ":C", "a.b:", "a.b:C,1"])
+def test_what_is_not_a_wrapper_is_shown_an_example(text):
+    with pytest.raises(ConfigError, match="is not MODULE:CLASS") as caught:
+        parse_wrapper(text)
+    assert caught.value.hint.startswith("--wrap gymnasium.wrappers:")
+
+
 @pytest.mark.parametrize("key", ["stack_size", "delay"])
 def test_a_wrapper_that_a_file_may_name_cannot_need_any_amount_of_memory(key):
     wrapper = {"name": "gymnasium.wrappers:FrameStackObservation", "kwargs": {key: 10**9}}

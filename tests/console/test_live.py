@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -98,3 +99,23 @@ def test_however_a_process_ends_its_terminal_has_a_cursor():
     with display.open(make_start()):
         # The screen after the process is killed here.
         assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l") >= 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([7], None),
+        ([9, 7], "7, 9 episodes"),
+        ([2000, 7, 1, 3, 4], "1 to 2,000 episodes on 5 workers"),
+    ],
+)
+def test_the_episodes_of_each_worker(counts, expected):
+    display = LiveDisplay(make_console(80), Clock())
+    with display.open(make_start(environment="hopper")):
+        for number, count in enumerate(counts):
+            event = FleetEvent("episodes", "", 0, f"worker-{number}", count - 1)
+            display.show_fleet_event(event)
+            display.show_fleet_event(replace(event, count=1))
+        lines = [line for line in draw(display, 80).splitlines() if "per worker" in line]
+    texts = [line.split("per worker")[1].strip() for line in lines]
+    assert texts == ([expected] if expected else [])

@@ -25,6 +25,7 @@ from rlflame.config import resolve as config_resolve
 from rlflame.config.preset_catalog import make_short_name
 from rlflame.config.recipe import RunConfig
 from rlflame.experiment import resume as experiment_resume
+from rlflame.experiment.resume import Budget
 from rlflame.experiment.sweep import sweep_run
 from rlflame.storage.sweep_folder import format_folder_name
 
@@ -92,10 +93,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         config, name = resolve(*words)
         return small(config), name
 
-    def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
-        if steps is not None and steps > 10 * STEPS:  # the budget of a page, not of a short job
-            steps = found.progress.steps + STEPS
-        return extended(found, steps, policy)
+    def extended_little(found: Any, budget: Budget | None, policy: Path) -> Any:
+        if budget is not None and budget.end > 10 * STEPS:  # that of a page, not of a short job
+            budget = Budget("steps", found.progress.steps + STEPS)
+        return extended(found, budget, policy)
 
     make_benchmark = Benchmark.__init__
 

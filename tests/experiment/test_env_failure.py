@@ -150,3 +150,21 @@ def test_an_id_of_a_known_package_is_answered_with_its_module(id, spelling, pack
     error = read_error("--env", id)
     assert f"--env {spelling}" in error
     assert package in error
+
+
+@pytest.mark.parametrize(
+    ("id", "suggestion"),
+    [("Taxi-v3", "--env Taxi-v4"), ("Taxi-v9", "--env Taxi-v4"), ("taxi", "--env Taxi;")],
+)
+def test_the_id_that_gymnasium_suggests_is_the_hint(id, suggestion):
+    refused = rlflame("train", "--env", id, "--dry-run")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"hint: {suggestion}" in refused.err
+
+
+def test_a_part_to_ignore_that_does_not_exist():
+    words = ("--env", "pendulum", "--set", 'environment.ignore=["nope"]', "--dry-run")
+    refused = rlflame("train", *words)
+    assert refused.code == 2
+    assert "Pendulum-v1 has no part 'nope'" in refused.err
+    assert "omit environment.ignore" in refused.err

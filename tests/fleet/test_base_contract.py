@@ -63,7 +63,15 @@ class Watched:
     events: list[FleetEvent]
 
     def kinds(self, slot: int) -> list[str]:
-        return [event.kind for event in self.events if event.slot == slot]
+        return [event.kind for event in self.events if event.slot == slot and event.purpose]
+
+    def count_episodes(self) -> Counter[str]:
+        """The training episodes of each worker."""
+        counts: Counter[str] = Counter()
+        for event in self.events:
+            if event.kind == "episodes":
+                counts[event.text] += event.count
+        return counts
 
     def send(self, tasks: Sequence[RolloutTask]) -> Any:
         """Submit with the weights that `rollouts.run` uses."""
@@ -258,7 +266,8 @@ def test_events_tell_each_task_s_story_from_its_submission_to_its_one_end(
         assert watched.kinds(slot) == ["submitted", "running", "done"]
     assert all(watched.kinds(slot)[-1] in ("cancelled", "done") for slot in range(10, 14))
     assert watched.kinds(20) == ["submitted", "running", "lost"]
-    assert {event.purpose for event in watched.events} == {"train"}
+    purposes = {event.purpose for event in watched.events if event.kind != "episodes"}
+    assert purposes == {"train"}
 
 
 @pytest.mark.parametrize("kind", FLEETS)
@@ -495,3 +504,15 @@ def test_choices_outside_the_action_space_are_not_believed() -> None:
         actions[3, 1] = bad
         with pytest.raises(FleetError, match="not a fragment of this task"):
             check_fragment(task, dataclasses.replace(right, actions=actions))
+
+
+def test_the_episodes_of_each_worker_add_up(watched: Watched) -> None:
+    tasks = slots(6)
+    fragments = list(watched.send(tasks))
+    counts = watched.count_episodes()
+    assert sum(counts.values()) == sum(len(fragment.episodes) for fragment in fragments) > 0
+    assert "" not in counts
+    assert len(counts) <= max(2, watched.fleet.capacity)
+    evaluations = [dataclasses.replace(task, purpose="evaluate") for task in tasks]
+    list(watched.send(evaluations))
+    assert watched.count_episodes() == counts

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,3 +50,16 @@ def test_cores_are_those_of_this_process_and_at_least_one(
 def test_the_fingerprint_names_what_bits_depend_on() -> None:
     assert machine.read_fingerprint().keys() == {"core", "simd", "system", "libc", "numpy"}
     assert all(machine.read_fingerprint().values())
+
+
+def test_the_pythons_of_an_executor_are_those_that_have_flamepy(tmp_path, monkeypatch):
+    for name, package in (("3.9", "flamepy"), ("3.10", "flamepy"), ("3.12", "numpy")):
+        (tmp_path / f"lib/python{name}/site-packages/{package}").mkdir(parents=True)
+    (tmp_path / "lib/python3.x/site-packages/flamepy").mkdir(parents=True)
+    origin = tmp_path / "lib/python3.10/site-packages/flamepy/__init__.py"
+    monkeypatch.setattr(machine, "find_spec", lambda name: SimpleNamespace(origin=str(origin)))
+    own = f"3.{sys.version_info.minor}"
+    versions = machine.list_flame_pythons()
+    assert versions == [*(name for name in ("3.9", "3.10") if name != own), own]
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    assert machine.list_flame_pythons() == [own]

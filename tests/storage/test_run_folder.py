@@ -327,7 +327,7 @@ def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whol
     folder.path.rename(tmp_path / "old")
     second = RunFolder.create(tmp_path / "run")
     write = {
-        "machines.json": lambda: log.record_work(0),
+        "machines.json": lambda: log.record_work({}, 0),
         "config.toml": run.Run(folder, whole, INLINE, run.RunHost(), None)._write_config,
     }[file]
     with pytest.raises(CheckpointError):

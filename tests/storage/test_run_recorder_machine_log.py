@@ -60,6 +60,10 @@ def test_every_process_that_trained_is_noted(tmp_path):
     assert (first["fleet"], first["capacity"]) == ("inline", 1)
     assert first["machine"]["packages"]["numpy"] == numpy.__version__
     assert first["machine"]["memory_bytes"] > 1 << 26
+    lines = (run / "episodes.csv").read_text().splitlines()[1:]
+    earlier = sum(int(line.split(",")[3]) <= 128 for line in lines)
+    assert first["episodes"] == {"worker-1": earlier}
+    assert second["episodes"] == {"worker-1": len(lines) - earlier}
     (worker,) = first["workers"]
     assert (worker["number"], worker["numpy"]) == (1, numpy.__version__)
     # Resuming a finished run trains nothing.
@@ -74,3 +78,13 @@ def test_what_cannot_be_read_begins_anew(tmp_path):
     (run / "machines.json").write_text("rubbish")
     assert rlflame("resume", run, "--steps", "256").code == 0
     assert [entry["steps"] for entry in json.loads((run / "machines.json").read_text())] == [128]
+
+
+def test_the_episodes_of_each_worker_are_recorded(tmp_path):
+    run = tmp_path / "run"
+    words = ("--fleet", "local", "--workers", "2", "--steps", "512", "--out", run)
+    assert rlflame("train", *TINY, *words).code == 0
+    (entry,) = json.loads((run / "machines.json").read_text())
+    assert entry["episodes"].keys() <= {"worker-1", "worker-2"}
+    count = len((run / "episodes.csv").read_text().splitlines()) - 1
+    assert sum(entry["episodes"].values()) == count > 0

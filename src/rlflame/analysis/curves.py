@@ -157,8 +157,9 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Series:
     # An episode is drawn at the position where it ends.
     episodes = np.arange(1.0, len(lengths) + 1.0)
     x = episodes if axis == "episodes" else compute_positions(run, np.cumsum(lengths), axis)
-    averages = smooth_values(returns, window)[window - 1 :]
-    return Series("", x[window - 1 :], averages, dots=(x, returns), average_of=window)
+    if len(returns) < window:  # too few episodes for a line
+        return Series("", x[:0], returns[:0], dots=(x, returns), average_of=window)
+    return Series("", x, smooth_values(returns, window), dots=(x, returns), average_of=window)
 
 
 def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
@@ -208,11 +209,13 @@ def _apply_units(
 
 
 def smooth_values(values: Float64, window: int) -> Float64:
-    """Return trailing means over `window` values, or over fewer at the start."""
+    """Return the means of `window` values around each value.
+
+    Beyond both ends, the first and the last value are repeated.
+    """
+    values = np.pad(values, (window // 2, (window - 1) // 2), mode="edge")
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    means: Float64 = (sums[ends] - sums[starts]) / (ends - starts)
+    means: Float64 = (sums[window:] - sums[:-window]) / window
     return means
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from rlflame.config import module_trust, resolve
 from rlflame.config.algorithms import TRAITS
+from rlflame.config.batch_flags import copy_with_episodes
 from rlflame.config.flags import TrainFlags
 from rlflame.config.nested_dict import flatten
 from rlflame.config.recipe import Recipe
-from rlflame.config.resolve import copy_with_episodes
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components

@@ -42,6 +42,14 @@ Versus = Annotated[
     Path | None,
     typer.Option("--vs", metavar="OTHER", help="Compare with this policy on the same episodes."),
 ]
+BetterThan = Annotated[
+    float | None,
+    typer.Option(
+        "--better-than",
+        metavar="X",
+        help="Exit with code 1 unless the 95% interval of the difference to OTHER is above X.",
+    ),
+]
 ExpectRecorded = Annotated[
     bool,
     typer.Option(
@@ -61,12 +69,18 @@ def evaluate(
     seed: Seed = None,
     min_return: MinReturn = None,
     versus: Versus = None,
+    better_than: BetterThan = None,
     expect_recorded: ExpectRecorded = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a policy on a fixed set of episodes."""
-    if min_return is not None and not math.isfinite(min_return):
-        raise ConfigError(f"--min-return {min_return} is not a finite number.", "--min-return 400")
+    _check_limit("--min-return", min_return, "400")
+    _check_limit("--better-than", better_than, "0")
+    if better_than is not None and versus is None:
+        raise ConfigError(
+            "--better-than compares two policies, but there is only one.",
+            f"--vs OTHER --better-than {better_than:g}",
+        )
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
         raise ConfigError(
             "--expect-recorded runs only the recorded episodes.",
@@ -94,9 +108,16 @@ def evaluate(
         print_machine_note(source, record.seed, dict(enumerate(record.returns)))
     differences = resume.find_machine_differences(source) if expect_recorded else None
     checks = comparison.check_evaluation(source, record, min_return, differences)
+    if other_record is not None and better_than is not None:
+        checks.append(comparison.check_difference(record, other_record, better_than))
     print_outcome = _print_json if as_json else _print_lines
     print_outcome(file, source, record, checks, versus, other_record)
     _exit_unless_passed(checks, debug=flags.debug)
+
+
+def _check_limit(option: str, limit: float | None, example: str) -> None:
+    if limit is not None and not math.isfinite(limit):
+        raise ConfigError(f"{option} {limit} is not a finite number.", f"{option} {example}")
 
 
 def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:

@@ -104,7 +104,9 @@ def _print_lines(contents: Sequence[FileContent], differences: Sequence[Differen
     fingerprints = {content.path: content.checkpoint.fingerprint for content in contents}
     for first, other, difference in differences:
         if difference is None:
-            print_result(f"{first} and {other} are bit-identical.")
+            kinds = {content.kind for content in contents}
+            subject = "The policies of " if len(kinds) > 1 else ""
+            print_result(f"{subject}{first} and {other} are bit-identical.")
             continue
         print_result(f"{first} and {other} differ first in {difference}.")
         if first in fingerprints and other in fingerprints:

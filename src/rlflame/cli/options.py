@@ -61,6 +61,14 @@ TotalSteps = Annotated[
         metavar="N", parser=parse_count, help="Stop at step N, counted from the start of the run."
     ),
 ]
+TotalIterations = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=parse_count,
+        help="Stop at iteration N, counted from the start of the run.",
+    ),
+]
 FreshReplay = Annotated[
     bool,
     typer.Option(
@@ -73,7 +81,7 @@ NewSchedule = Annotated[
     typer.Option(
         "--new-schedule",
         help="Start a new run from the best policy of RUN, with new schedules of its settings, "
-        "such as the learning rate. It takes the steps that are missing until step N.",
+        "such as the learning rate. It takes the steps or iterations that are missing until N.",
     ),
 ]
 Seeds = Annotated[
@@ -82,7 +90,12 @@ Seeds = Annotated[
 InitFrom = Annotated[
     Path | None, typer.Option(help="Start training from the policy in this file.", metavar="CKPT")
 ]
-PlotReturns = Annotated[bool, typer.Option("--plot", help="Save a plot of the training returns.")]
+PlotReturns = Annotated[
+    bool,
+    typer.Option(
+        "--plot", help="Save a plot of the training returns, and open it if there is a display."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the complete configuration as TOML and exit.")
 ]
@@ -101,7 +114,11 @@ Fleet = Annotated[
     ),
 ]
 Local = Annotated[
-    bool, typer.Option("--local", help="Run on this machine even if a Flame cluster is configured.")
+    bool,
+    typer.Option(
+        "--local",
+        help="Run on this machine even if a Flame cluster is configured. Same as --fleet local.",
+    ),
 ]
 EnvFile = Annotated[
     Path | None,
@@ -203,12 +220,21 @@ _PANELS: dict[str, dict[str, Any]] = {
         "steps": typer.Option(
             metavar="N",
             parser=parse_count,
-            help="Stop after N environment steps, such as 100000, 1e5 or 1M.",
+            help="Stop after N environment steps, such as 100000, 1e5 or 1M. [default: from the "
+            "preset]",
         ),
         "iterations": typer.Option(
-            metavar="N", parser=parse_count, help="Stop after N iterations (REINFORCE)."
+            metavar="N",
+            parser=parse_count,
+            help="Stop after N iterations (REINFORCE). [default: from the preset, such as 100]",
         ),
         "episodes_per_iter": typer.Option(metavar="N", help="Episodes per iteration (REINFORCE)."),
+        "horizon": typer.Option(
+            metavar="N",
+            parser=parse_count,
+            help="Step (or iteration, with --iterations) at which schedules such as the learning "
+            "rate end. [default: the end of the run]",
+        ),
         "until_return": typer.Option(
             metavar="X", help="Stop when an evaluation's 95% confidence interval is above X."
         ),
@@ -225,7 +251,9 @@ _PANELS: dict[str, dict[str, Any]] = {
         "local": Local,
     },
     "Output": {
-        "out": typer.Option(metavar="DIR", help="Run folder. [default: runs/ENV-ALGO-SEED]"),
+        "out": typer.Option(
+            "--out", "-o", metavar="DIR", help="Run folder. [default: runs/ENV-ALGO-SEED]"
+        ),
         "plot": PlotReturns,
         "video_every": typer.Option(
             "--video-every", metavar="N", help="Record a short video every N steps.", min=1

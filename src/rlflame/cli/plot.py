@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlflame.cli.options import Debug
-from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
+from rlflame.console.output import (
+    can_encode,
+    is_interactive,
+    print_note,
+    print_result,
+    print_result_lines,
+)
 from rlflame.errors import ConfigError, format_command
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ _AXIS_HELP = (
 Axis = Annotated[str | None, typer.Option("-x", "--x", metavar="AXIS", help=_AXIS_HELP)]
 Smooth = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Average each point with the N - 1 before it. [default: 1]"),
+    typer.Option(metavar="N", help="Average the N points around each point. [default: 1]"),
 ]
 _METRIC_HELP = (
     "Metric: a name in metrics.jsonl, or episode_return. [default: evaluation returns if each run "
@@ -53,10 +60,12 @@ def plot(
     """Plot the learning curves of runs.
 
     Each environment has a separate panel. Runs that differ only in the seed become one curve with a
-    95% confidence interval. Without matplotlib, the plot is drawn in the terminal.
+    95% confidence interval. Without --out, a terminal with a display also opens the image in a
+    window. Without matplotlib, the plot is drawn in the terminal.
     """
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart
+    from rlflame.rendering.image_window import open_image
     from rlflame.storage import safetensors_file
 
     if out is not None and str(out) != "-":
@@ -81,6 +90,8 @@ def plot(
     target = out or target
     safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
     print_result(str(target))
+    if out is None and is_interactive(sys.stdout):
+        open_image(target)
 
 
 def _draw_runs(

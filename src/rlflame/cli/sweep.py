@@ -39,7 +39,12 @@ def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Pat
 
 
 def resume(
-    folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
+    folder: Path,
+    runtime: RuntimeSettings,
+    steps: int | None,
+    iterations: int | None,
+    *,
+    fresh_replay: bool,
 ) -> None:
     from rlflame.experiment.sweep import sweep_run
 
@@ -48,7 +53,8 @@ def resume(
             f"--fresh-replay is for a single run, but {folder} is a sweep folder.",
             f"resume the seed that needs it: {folder}/seed-N",
         )
-    _run_sweep(partial(sweep_run.resume, folder, runtime, steps=steps), runtime)
+    run = partial(sweep_run.resume, folder, runtime, steps=steps, iterations=iterations)
+    _run_sweep(run, runtime)
 
 
 def _run_sweep(run: Callable[..., SweepResult], runtime: RuntimeSettings) -> None:

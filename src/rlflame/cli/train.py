@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rlflame.cli.options import (
     NewSchedule,
     PlotReturns,
     Seeds,
+    TotalIterations,
     TotalSteps,
     add_flag_options,
 )
@@ -23,6 +25,7 @@ from rlflame.config.flags import RuntimeFlags, TrainFlags, read_rank
 from rlflame.console.output import (
     as_json_text,
     format_pairs,
+    is_interactive,
     print_note,
     print_result,
     print_result_lines,
@@ -33,6 +36,7 @@ from rlflame.rollout.blas import limit_threads
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.console.base import RunResult, RunView
+    from rlflame.experiment.resume import Budget
     from rlflame.fleet.prestart import PrestartPool
     from rlflame.training.stop_signal import SignalStop
 
@@ -74,6 +78,7 @@ def resume(
     run: ExistingRun,
     flags: RuntimeFlags,
     steps: TotalSteps = None,
+    iterations: TotalIterations = None,
     fresh_replay: FreshReplay = False,
     new_schedule: NewSchedule = False,
 ) -> None:
@@ -93,11 +98,14 @@ def resume(
     config_layer = read_recorded_config(run)
     runtime = resolve_resumed_runtime(run, config_layer, flags)
     limit_threads(read_recorded_threads(config_layer))
+    from rlflame.experiment.resume import make_budget
+
+    budget = make_budget(steps, iterations)
     if new_schedule:
-        _train_with_new_schedule(run, flags, steps, fresh_replay=fresh_replay)
+        _train_with_new_schedule(run, flags, budget, fresh_replay=fresh_replay)
         return
     if is_sweep(run):
-        sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
+        sweep.resume(run, runtime, steps, iterations, fresh_replay=fresh_replay)
         return
     from rlflame.console.display import make_display
     from rlflame.experiment.run import RunHost, resume_run
@@ -106,18 +114,19 @@ def resume(
     display = make_display(runtime.progress)
     with SignalStop() as stop:
         host = RunHost(view=display, stop=stop)
-        result = resume_run(run, runtime, host, steps=steps, fresh_replay=fresh_replay)
+        result = resume_run(run, runtime, host, budget=budget, fresh_replay=fresh_replay)
     display.show_result(result)
     _check_complete(result, stop)
 
 
 def _train_with_new_schedule(
-    run: Path, flags: RuntimeFlags, steps: int | None, *, fresh_replay: bool
+    run: Path, flags: RuntimeFlags, budget: Budget | None, *, fresh_replay: bool
 ) -> None:
     """Start a new run from the best policy of a run, with new schedules."""
-    if steps is None or fresh_replay:
+    if budget is None or fresh_replay:
         raise ConfigError(
-            "--new-schedule needs --steps, and cannot be combined with --fresh-replay.",
+            "--new-schedule needs --steps or --iterations, and cannot be combined with "
+            "--fresh-replay.",
             format_command("resume", run, "--steps", "1M", "--new-schedule"),
         )
     from rlflame.config.resolve import resolve
@@ -131,10 +140,14 @@ def _train_with_new_schedule(
     # The new folder is beside that of the run, which may have been moved since it was written.
     out = None if config_file.parent.resolve() == Path.cwd() else config_file.parent
     values = {item.name: getattr(flags, item.name) for item in fields(flags)}
-    values["sets"] = [*(flags.sets or ()), *continuation.list_resets(latest, steps)]
-    count = continuation.count_new_steps(latest, steps)
+    values["sets"] = [
+        *(flags.sets or ()),
+        *continuation.list_resets(latest, is_rescheduled=True),
+    ]
+    rest = budget.compute_rest(latest.progress)
+    values[rest.unit] = rest.end
     config, preset = resolve(
-        TrainFlags(**values, config=config_file, steps=count, out=out), _has_continuous_actions
+        TrainFlags(**values, config=config_file, out=out), _has_continuous_actions
     )
     _train_run(config, preset, file, None, plot=False)
 
@@ -253,6 +266,7 @@ def _print_dry_run(
 def _draw_returns(result: RunResult, display: RunView) -> None:
     from rlflame.analysis.curves import EPISODE_RETURN
     from rlflame.analysis.plots.matplotlib_backend import write_image
+    from rlflame.rendering.image_window import open_image
 
     try:
         out = write_image(result.folder, "returns.png", EPISODE_RETURN)
@@ -260,6 +274,8 @@ def _draw_returns(result: RunResult, display: RunView) -> None:
         display.show_note(f"{error.message} {error.hint}")
     else:
         display.show_note(f"The episode returns are plotted in {out}.")
+        if is_interactive(sys.stdout):
+            open_image(out)
 
 
 def _check_complete(result: RunResult, stop: SignalStop) -> None:

@@ -50,6 +50,8 @@ class TrainFlags(RuntimeFlags):
     algo: str | None = None
     steps: int | None = None
     iterations: int | None = None
+    #: In the unit of the budget.
+    horizon: int | None = None
     episodes_per_iter: int | None = None
     seed: int | None = None
     preset: str | None = None

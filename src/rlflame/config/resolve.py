@@ -12,6 +12,7 @@ from typing import Any
 
 from rlflame.config import module_trust, toml_io
 from rlflame.config.algorithms import TRAITS
+from rlflame.config.batch_flags import apply_batch_flags
 from rlflame.config.flags import DEFAULT_ALGORITHM, RuntimeFlags, TrainFlags, read_rank
 from rlflame.config.nested_dict import get_nested, merge, set_nested
 from rlflame.config.preset_catalog import (
@@ -94,7 +95,7 @@ def resolve(
     if overlay is not None and has_continuous_actions(config):
         config = _validate_layers(base_layer, overlay, user_layer)
     _check_until_return(config)
-    return _apply_batch_flags(config, flags), name
+    return apply_batch_flags(config, flags), name
 
 
 def resolve_runtime(
@@ -322,22 +323,6 @@ def _check_until_return(config: RunConfig) -> None:
         )
 
 
-def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
-    """Apply the options that change several settings, or scale the preset's settings."""
-    algorithm, traits = config.learning.algorithm, config.learning.traits
-    is_used = (flags.iterations, flags.episodes_per_iter) != (None, None)
-    if not traits.counts_iterations and is_used:
-        name = next(name for name, traits in TRAITS.items() if traits.counts_iterations)
-        raise ConfigError(
-            f"--iterations and --episodes-per-iter are for {name.upper()}; {algorithm.upper()} "
-            "counts steps.",
-            f"--steps 100000, or --algo {name}",
-        )
-    if flags.episodes_per_iter is not None:
-        config = copy_with_episodes(config, flags.episodes_per_iter)
-    return scale_config(config, batch=flags.scale_batch, learning_rate=flags.scale_lr)
-
-
 def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `overrides` into a copy of `base`.
 
@@ -347,54 +332,3 @@ def merge_layers(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     if any(overrides.get(key) is not None for key in budgets):
         base = {key: value for key, value in base.items() if key not in budgets}
     return merge(base, overrides)
-
-
-def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
-    """Return a copy with `episodes` episodes per iteration.
-
-    If necessary, envs_per_slot is reduced.
-    """
-    if episodes < 1:
-        raise ConfigError(
-            f"--episodes-per-iter is {episodes}, but must be at least 1.",
-            "--episodes-per-iter 100",
-        )
-    widest = min(config.learning.rollout.envs_per_slot, episodes)
-    width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
-    data = config.model_dump()
-    data["learning"]["rollout"] |= {"envs_per_slot": width, "num_slots": episodes // width}
-    return validate_config(data)
-
-
-def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
-    """Scale the batch and the learning rates by the number of learners, if requested.
-
-    With a replay buffer and N learners, a scaled batch has N times as many samples, and there are
-    1/N as many updates.
-    """
-    learning, learners = config.learning, config.runtime.learners
-    if learners == 1 or not (batch or learning_rate):
-        return config
-    if learners == "auto":
-        option = "--scale-batch" if batch else "--scale-lr"
-        raise ConfigError(f"{option} needs the number of learners.", f"{option} --learners 2")
-    data, steps = config.model_dump(), learning.rollout.steps_per_iteration
-    settings, field = data["learning"][learning.algorithm], learning.traits.batch_field
-    if batch and field is None:
-        data["learning"]["rollout"]["num_slots"] *= learners
-    elif batch:
-        settings[field] *= learners
-        if learning.replay is not None:
-            settings["updates_per_step"] /= learners
-        elif learning.rollout.unit == "steps" and settings[field] > steps:
-            # The minibatch would be too small for the scaled learning rate.
-            raise ConfigError(
-                f"--scale-batch needs minibatches of {settings[field]:,} samples, but an iteration "
-                f"collects {steps:,}.",
-                f"--set rollout.steps={-(-settings[field] // learning.rollout.columns)}",
-            )
-    if learning_rate:
-        for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
-            if settings.get(name) is not None:
-                settings[name] *= learners
-    return validate_config(data)

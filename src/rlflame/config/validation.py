@@ -47,7 +47,9 @@ def make_error(error: ValidationError) -> ConfigError:
     path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
     kinds = {"model_type": "table", "dict_type": "table", "tuple_type": "list"}
     reasons = [
-        f"be a {kinds[entry['type']]}" if entry["type"] in kinds else entry["msg"]
+        f"be a {kinds[entry['type']]}{_format_example(path, entry['type'])}"
+        if entry["type"] in kinds
+        else entry["msg"]
         for entry in path_errors
     ]
     choices = dict.fromkeys(reason.removeprefix(_SHOULD).removeprefix("be ") for reason in reasons)
@@ -60,6 +62,14 @@ def make_error(error: ValidationError) -> ConfigError:
         seen_text, kind = format_seen_value(first["input"]), toml_io.describe_type(first["input"])
         sentence = f"{subject} should be {' or '.join(choices)}, but is {seen_text} ({kind})"
     return ConfigError(f"{sentence}.", "rlflame config lists all settings")
+
+
+def _format_example(path: str, error_type: str) -> str:
+    """Return an example of the value of a setting that must be a list."""
+    if error_type != "tuple_type":
+        return ""
+    default = {name: field.default for name, field in walk_settings(RunConfig)}.get(path)
+    return f" such as {toml_io.format_value(list(default or ['NAME']))}"
 
 
 def make_unknown_error(name: str) -> ConfigError:
@@ -93,7 +103,18 @@ def parse_set(text: str, algorithm: str | None = None) -> tuple[str, Any]:
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return _find_full_key(key.strip(), algorithm), parse_option_value("--set", text, value_text)
+    name = _find_full_key(key.strip(), algorithm)
+    value = parse_option_value("--set", text, value_text)
+    if type(value) in (int, float) and _is_text_setting(name):
+        value = value_text.strip()  # a Python version such as 3.10 is not the number 3.1
+    return name, value
+
+
+def _is_text_setting(name: str) -> bool:
+    """Return whether the value of a setting is a string and never a number."""
+    annotations = {path: field.annotation for path, field in walk_settings(RunConfig)}
+    kinds = get_args(annotations.get(name)) or (annotations.get(name),)
+    return str in kinds and not {int, float}.intersection(kinds)
 
 
 #: Examples of the values of options.

@@ -17,7 +17,8 @@ def parse_wrapper(text: str) -> dict[str, Any]:
     name, *arguments = _split_parts(text)
     pairs = [argument.partition("=") for argument in arguments]
     is_valid = all(equals and key.strip().isidentifier() for key, equals, _ in pairs)
-    if ":" not in name or not is_valid:
+    module, _, target = name.partition(":")
+    if not module.strip() or not target.strip() or not is_valid:
         raise ConfigError(f"--wrap {text!r} is not MODULE:CLASS,KEY=VALUE,...", _EXAMPLE)
     kwargs = {key.strip(): parse_option_value("--wrap", text, value) for key, _, value in pairs}
     return {"name": name.strip(), "kwargs": kwargs}

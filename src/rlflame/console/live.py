@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -33,6 +33,8 @@ _REFRESHES_PER_S = 4
 _WORD_COLUMNS = 11
 #: The number of lines that do not show seeds in the view of a sweep.
 _OTHER_LINES = 8
+#: The maximum number of workers whose episodes are listed one by one.
+_MOST_COUNTS = 4
 #: The columns of the table of seeds. If there is no room, the last columns are dropped.
 _SEED_COLUMNS = ("  seed", "state", "evaluation", "steps", "done", "steps/s")
 
@@ -114,6 +116,8 @@ class LiveDisplay(Display):
         counts |= {"done": fleet.count_tasks("done"), "retried": fleet.retries}
         tasks = ", ".join(f"{number} {state}" for state, number in counts.items())
         lines.append(("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks))
+        if len(episodes := fleet.list_episodes()) > 1:
+            lines.append(("per worker", _format_episodes(episodes)))
         mean = row.recent_return
         text = "" if mean is None else f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"
         lines.append(("return", text or format_absent_return(progress)))
@@ -130,6 +134,13 @@ class LiveDisplay(Display):
             mark = ", the best so far" if record["best"] else ""
             lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
         return lines
+
+
+def _format_episodes(counts: Sequence[int]) -> str:
+    """Format the episodes of each worker, or their range if there are many workers."""
+    if len(counts) <= _MOST_COUNTS:
+        return f"{', '.join(f'{count:,}' for count in counts)} episodes"
+    return f"{counts[0]:,} to {counts[-1]:,} episodes on {len(counts)} workers"
 
 
 def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,17 @@ class FleetProgress:
         #: The number of workers that have answered; 0 on a fleet with a fixed number of workers.
         self.workers = 0
         self.retries = 0
+        #: The number of training episodes by the name of the worker.
+        self._episodes: Counter[str] = Counter()
 
     def add_event(self, event: FleetEvent) -> None:
         if event.kind == "phase":
             self.phase = event.text
         elif event.kind == "workers":
             self.workers = event.count
+        elif event.kind == "episodes":
+            with self._lock:
+                self._episodes[event.text] += event.count
         self.retries += event.kind == "retried"
         if event.kind == "speculated" or not event.purpose:
             return
@@ -50,6 +55,11 @@ class FleetProgress:
             # An event of a slot outside this round is a late event of the previous round.
             if event.kind == "submitted" or event.slot in states:
                 states[event.slot] = event.kind
+
+    def list_episodes(self) -> list[int]:
+        """Return the number of training episodes of each worker, the smallest first."""
+        with self._lock:
+            return sorted(self._episodes.values())
 
     def count_tasks(self, kind: str = "") -> int:
         """Count the tasks of this round whose last event has this kind (all by default)."""

@@ -19,7 +19,7 @@ from rlflame.rollout.task import Array
 from rlflame.storage import replay_segments, run_folder, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint, collect_tensors
 from rlflame.terminal_text import format_count, format_size
-from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
+from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord, compute_paired_difference
 from rlflame.training.trainer import BUFFER_PREFIX
 
 
@@ -162,8 +162,9 @@ def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
 def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
     """Describe the first recipe field, counter or tensor that differs, if any.
 
-    Equal checkpoints can have different digests, because a digest also covers the text of the
-    recipe, to which newer versions of rlflame add settings.
+    If only one of them is a policy, only the weights of the policies are compared. Equal
+    checkpoints can have different digests, because a digest also covers the text of the recipe, to
+    which newer versions of rlflame add settings.
     """
     if a.digest == b.digest:
         return None
@@ -174,7 +175,13 @@ def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
         difference = nested_dict.find_first_difference(fields_a, fields_b)
         if difference is not None:
             return f"{name} {difference[0]}: {difference[1]!r} and {difference[2]!r}"
-    return _compare_tensors(collect_tensors(a), collect_tensors(b))
+    prefix = "policy." if a.resumable != b.resumable else ""
+    return _compare_tensors(*(_select_tensors(source, prefix) for source in (a, b)))
+
+
+def _select_tensors(source: Checkpoint, prefix: str) -> dict[str, Array]:
+    tensors = collect_tensors(source).items()
+    return {name: tensor for name, tensor in tensors if name.startswith(prefix)}
 
 
 def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | None:
@@ -271,6 +278,19 @@ def check_evaluation(
     if differences is not None and source.evaluation is not None:
         checks.append(_check_against_record(source.evaluation, record, differences))
     return checks
+
+
+def check_difference(
+    record: EvaluationRecord, other: EvaluationRecord, better_than: float
+) -> EvaluationCheck:
+    """Require that the interval of the paired difference lies above `better_than`."""
+    difference = compute_paired_difference(record, other)
+    passed = difference["low"] > better_than
+    text = (
+        f"The 95% interval [{difference['low']:+,.1f}, {difference['high']:+,.1f}] of the "
+        f"difference is {'' if passed else 'not '}above {better_than:g}."
+    )
+    return EvaluationCheck("better_than", passed, text)
 
 
 def _check_against_record(

@@ -48,11 +48,12 @@ def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> 
     import gymnasium
 
     from rlflame.rollout.envs.make import is_registered
-    from rlflame.rollout.envs.spaces import UnsupportedSpace
+    from rlflame.rollout.envs.spaces import UnknownPart, UnsupportedSpace
 
     name, cause = settings.id, _get_first_line(error)
     if isinstance(error, UnsupportedSpace):
-        return ConfigError(f"{name} has {error}. rlflame cannot use them.", error.hint)
+        remark = "" if isinstance(error, UnknownPart) else " rlflame cannot use them."
+        return ConfigError(f"{name} has {error}.{remark}", error.hint)
     if isinstance(error, gymnasium.error.UnregisteredEnv) and not is_registered(name):
         return _explain_unknown_id(name, str(error))
     if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled):
@@ -63,6 +64,8 @@ def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> 
             "install it where rlflame is installed; a module in the current folder needs "
             "--allow-module MODULE",
         )
+    if isinstance(error, gymnasium.error.DeprecatedEnv):
+        return ConfigError(f"{name}: {cause}.", _format_suggestion(name, str(error)))
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
     place = _find_raising_line(error)
     hint = f"correct {place}" if place else "rlflame envs lists the available environments"
@@ -99,10 +102,22 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
             f"register it in {module}, or name a function or class: --env {module}:"
             f"{names[0].partition(':')[2] if names else 'make_env'}",
         )
+    suggestion = _format_suggestion(id, text)
+    choices = "rlflame envs lists some ids"
     return ConfigError(
         f"There is no environment {id!r}. {text.partition('. ')[2]}".rstrip(),
-        "rlflame envs lists some ids; yours needs --env-file FILE.py, which must register it",
+        f"{f'{suggestion}; {choices}' if suggestion else choices}; yours needs --env-file FILE.py, "
+        "which must register it",
     )
+
+
+def _format_suggestion(id: str, text: str) -> str:
+    """Return the option for the ID that Gymnasium's message suggests last, if any."""
+    names = re.findall(r"`([^`]+)`", text)
+    if not names or names[-1] == id:
+        return ""
+    version = re.fullmatch(r"v\d+", names[-1])
+    return format_shell("--env", f"{id.rpartition('-')[0]}-{names[-1]}" if version else names[-1])
 
 
 def _get_first_line(error: BaseException) -> str:

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from rlflame.config import module_trust
 from rlflame.config.module_trust import format_module_options
+from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command, format_shell
 from rlflame.experiment.components import make_env_spec
 from rlflame.learning.buffers.replay_buffer import make_emptied_state
@@ -19,7 +21,41 @@ from rlflame.rollout.task import EnvSpec
 from rlflame.storage import checkpoint, replay_segments, run_reader
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_folder import list_step_files, load_newest_checkpoint
-from rlflame.training.trainer import BUFFER_PREFIX, restore_components
+from rlflame.training.trainer import BUFFER_PREFIX, Progress, restore_components
+
+
+class Budget(NamedTuple):
+    """The step or the iteration at which a run ends."""
+
+    unit: Literal["steps", "iterations"]
+    end: int
+
+    def read_count(self, progress: Progress) -> int:
+        return progress.steps if self.unit == "steps" else progress.iteration
+
+    def format_options(self) -> tuple[str, int]:
+        return f"--{self.unit}", self.end
+
+    def compute_rest(self, progress: Progress) -> Budget:
+        """Return the budget of a new run that continues a finished one."""
+        count = self.read_count(progress)
+        return self._replace(end=self.end - count if self.end > count else self.end)
+
+
+def make_budget(steps: int | None, iterations: int | None) -> Budget | None:
+    """Return the budget for the options of `resume`, or None if neither is set."""
+    if steps is not None and iterations is not None:
+        raise ConfigError("--steps and --iterations cannot be combined.", "remove one")
+    if iterations is not None:
+        return Budget("iterations", iterations)
+    return None if steps is None else Budget("steps", steps)
+
+
+def find_budget(recipe: Recipe) -> Budget | None:
+    """Return the limit of a recipe, or None if it limits both steps and iterations."""
+    if recipe.stop_at_steps is not None and recipe.stop_at_iterations is not None:
+        return None
+    return make_budget(recipe.stop_at_steps, recipe.stop_at_iterations)
 
 
 def find_run(target: Path) -> Path:
@@ -44,9 +80,9 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
 
 
 def load_source(
-    target: Path, steps: int | None, *, fresh_replay: bool, show_note: Callable[[str], None]
+    target: Path, budget: Budget | None, *, fresh_replay: bool, show_note: Callable[[str], None]
 ) -> Checkpoint:
-    """Load the checkpoint to continue from, and set its budget to `steps`."""
+    """Load the checkpoint to continue from, and set its budget."""
     source = load_newest_checkpoint(target, show_note)
     if not source.resumable:
         raise CheckpointError(
@@ -55,17 +91,17 @@ def load_source(
         )
     if fresh_replay:
         source = _copy_with_fresh_replay(source)
-    return extend_budget(source, steps, find_best_policy(find_run(target), target))
+    return extend_budget(source, budget, find_best_policy(find_run(target), target))
 
 
-def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
-    """Return `source` with a budget of `steps`, or unchanged if `steps` is None.
+def extend_budget(source: Checkpoint, budget: Budget | None, policy: Path) -> Checkpoint:
+    """Return `source` with this budget, or unchanged if `budget` is None.
 
     Raises ConfigError if the run cannot continue with this budget. The hint of the error then
     suggests a new run that starts from the file `policy`.
     """
     recipe, progress = source.recipe, source.progress
-    if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
+    if budget is None or budget == find_budget(recipe):
         return source
     if progress.reached:
         raise ConfigError(
@@ -78,48 +114,50 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
         options = format_shell(
             *format_module_options(environment.id, environment.kwargs, environment.wrapper_names)
         )
-        command = _format_schedule_command(source, policy, steps)
+        command = _format_schedule_command(source, policy, budget)
         raise ConfigError(
             "The learning rate of this run reached 0 by step "
             f"{progress.steps:,}; more steps would not change the weights.",
             f"start a new run from its policy: {command} {options}".rstrip(),
         )
-    if steps <= progress.steps:
+    count = budget.read_count(progress)
+    if budget.end <= count:
         raise ConfigError(
-            f"--steps {steps} is not beyond the {progress.steps} steps already taken.",
-            f"--steps {progress.steps * 2}",
+            f"--{budget.unit} {budget.end} is not beyond the {count} {budget.unit} already taken.",
+            f"--{budget.unit} {count * 2}",
         )
-    return copy_with_end(source, steps)
+    return copy_with_end(source, budget)
 
 
-def copy_with_end(source: Checkpoint, steps: int) -> Checkpoint:
-    changes = {"stop_at_steps": steps, "stop_at_iterations": None}
+def copy_with_end(source: Checkpoint, budget: Budget) -> Checkpoint:
+    changes = {
+        "stop_at_steps": None,
+        "stop_at_iterations": None,
+        f"stop_at_{budget.unit}": budget.end,
+    }
     return replace(source, recipe=source.recipe.model_copy(update=changes))
 
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
-    """Return the command that continues a run for twice its steps.
+    """Return the command that continues a run for twice its steps or iterations.
 
     If the run cannot continue, the command starts a new run from its policy.
     """
     if source.progress.reached:
         return format_train_command(source, policy)
+    budget = find_budget(source.recipe) or Budget("steps", 0)
+    budget = budget._replace(end=2 * budget.read_count(source.progress))
     if is_annealed(source):
-        return _format_schedule_command(source, policy, 2 * source.progress.steps)
-    return format_command("resume", run, "--steps", 2 * source.progress.steps)
+        return _format_schedule_command(source, policy, budget)
+    return format_command("resume", run, *budget.format_options())
 
 
-def _format_schedule_command(source: Checkpoint, policy: Path, steps: int) -> str:
-    """Return the command that starts a new run up to step N with a new schedule."""
+def _format_schedule_command(source: Checkpoint, policy: Path, budget: Budget) -> str:
+    """Return the command that starts a new run up to this budget with a new schedule."""
     run = find_config(policy).parent
     if not (run / "config.toml").is_file():
-        return format_train_command(source, policy, count_new_steps(source, steps))
-    return format_command("resume", run, "--steps", steps, "--new-schedule")
-
-
-def count_new_steps(source: Checkpoint, steps: int) -> int:
-    """Return the steps of a new run that continues a finished one up to step N."""
-    return steps - source.progress.steps if steps > source.progress.steps else steps
+        return format_train_command(source, policy, budget.compute_rest(source.progress))
+    return format_command("resume", run, *budget.format_options(), "--new-schedule")
 
 
 def is_annealed(source: Checkpoint) -> bool:
@@ -149,18 +187,19 @@ def _find_readable(paths: Iterable[Path], default: Path) -> Path:
     return default
 
 
-def format_train_command(source: Checkpoint, policy: Path, steps: int | None = None) -> str:
+def format_train_command(source: Checkpoint, policy: Path, budget: Budget | None = None) -> str:
     """Return the command that starts a new run from a policy of another run.
 
-    If `steps` is given, the new run and its schedules end after that many steps.
+    If `budget` is given, the new run and its schedules end there.
     """
     learning, config = source.recipe.learning, find_config(policy)
     options: list[object] = ["--init-from", policy]
-    options += ["--steps", steps] if steps is not None else []
+    options += budget.format_options() if budget is not None else []
     if not config.exists():
         names = ("--env", learning.environment.id, "--algo", learning.algorithm)
         return format_command("train", *names, *options)
-    sets = [word for text in list_resets(source, steps) for word in ("--set", text)]
+    resets = list_resets(source, is_rescheduled=budget is not None)
+    sets = [word for text in resets for word in ("--set", text)]
     return format_command("train", "--config", config, *options, *sets)
 
 
@@ -170,12 +209,12 @@ def find_config(policy: Path) -> Path:
     return (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
 
 
-def list_resets(source: Checkpoint, steps: int | None) -> list[str]:
+def list_resets(source: Checkpoint, *, is_rescheduled: bool) -> list[str]:
     """List the settings of a run that a new run from its policy must unset, as NAME=none."""
     learning = source.recipe.learning
     names = ["learning.init_policy"] if learning.init_policy is not None else []
     names += ["evaluation.until_return"] if source.progress.reached else []
-    if steps is not None:
+    if is_rescheduled:
         horizons = ("horizon_iterations", "horizon_steps")
         names += [f"learning.{name}" for name in horizons if getattr(learning, name) is not None]
     return [f"{name}=none" for name in names]
@@ -204,7 +243,8 @@ def check_device(source: Checkpoint, target: Path) -> None:
     newest = target if target.is_file() else run / "latest.safetensors"
     policy = _find_readable([newest, *reversed(list_step_files(run))], newest)
     steps = (source.recipe.stop_at_steps or 0) - source.progress.steps
-    command = format_train_command(source, policy, steps if steps > 0 else None)
+    budget = Budget("steps", steps) if steps > 0 else None
+    command = format_train_command(source, policy, budget)
     raise ConfigError(
         "This run learns on a GPU, but torch finds none here. On a CPU, its results would differ.",
         f"start a new run from its weights: {command} --device cpu",

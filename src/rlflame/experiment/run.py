@@ -25,6 +25,7 @@ from rlflame.experiment.gpu import find_device_hint
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.learners.learner_group import LearnerGroup, open_learner_group
 from rlflame.experiment.preflight import run_preflight
+from rlflame.experiment.resume import Budget
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.base import Algorithm
@@ -91,7 +92,7 @@ def resume_run(
     runtime: RuntimeSettings,
     host: RunHost,
     *,
-    steps: int | None,
+    budget: Budget | None,
     fresh_replay: bool = False,
 ) -> RunResult:
     """Continue a run from its latest checkpoint, or from a checkpoint file.
@@ -102,7 +103,7 @@ def resume_run(
     folder = _open_run_folder(target, host.view)
     try:
         source = resume.load_source(
-            target, steps, fresh_replay=fresh_replay, show_note=host.view.show_note
+            target, budget, fresh_replay=fresh_replay, show_note=host.view.show_note
         )
         if resume.is_finished(source) and resume.has_final_evaluation(folder.path, source):
             launcher.release_learners()
@@ -230,7 +231,8 @@ class Run:
             complete = trainer.run()
             # A run that was stopped while it waited for workers has no work to record.
             if trainer.progress.iteration > source.progress.iteration:
-                machine_log.record_work(group.batch_count if group is not None else 0)
+                shared_batches = group.batch_count if group is not None else 0
+                machine_log.record_work(self.rollouts[1].read_episodes(), shared_batches)
             return complete and _score(trainer, source.recipe, recorder, host.stop)
 
     @contextmanager

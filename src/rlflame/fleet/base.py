@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self
@@ -27,7 +28,7 @@ from rlflame.rollout.task import (
 TaskEventKind = Literal[
     "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"
 ]
-EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
+EventKind = Literal[TaskEventKind, "phase", "workers", "episodes", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +40,26 @@ class FleetEvent:
     last event of a task is `done` if the task returned a fragment, `lost` if it ended with an
     error, or `cancelled`. A `retried` event with an empty text belongs to the same series of
     failures as the previous one. A `phase` event says why no task is running; an empty text ends
-    the phase. If workers may join and leave, a `workers` event reports how many have answered. A
-    `note` is a message for the user. Observers may be called from any thread.
+    the phase. If workers may join and leave, a `workers` event reports how many have answered. An
+    `episodes` event reports how many training episodes a worker has finished in a task. A `note` is
+    a message for the user. Observers may be called from any thread.
     """
 
     kind: EventKind
     purpose: Literal["train", "evaluate", ""]
     slot: int
+    #: In an `episodes` event, the name of the worker.
     text: str = ""
-    #: The number of workers in a `workers` event.
+    #: The number of workers in a `workers` event, or of episodes in an `episodes` event.
     count: int = 0
 
     @classmethod
     def of_workers(cls, count: int) -> FleetEvent:
         return cls("workers", "", 0, count=count)
+
+    @classmethod
+    def of_episodes(cls, worker: str, fragment: Fragment) -> FleetEvent:
+        return cls("episodes", "", fragment.slot, worker, len(fragment.episodes))
 
 
 Observer = Callable[[FleetEvent], None]
@@ -63,7 +70,10 @@ def ignore_event(event: FleetEvent) -> None:
 
 
 class EventCounter:
-    """Counts events of the given kinds, and passes all events to another observer."""
+    """Counts events of the given kinds, and passes all events to another observer.
+
+    It also counts the training episodes of each worker.
+    """
 
     def __init__(
         self,
@@ -73,12 +83,21 @@ class EventCounter:
         self._observer = observer
         self._lock = threading.Lock()
         self._counts: dict[str, int] = dict.fromkeys(kinds, 0)
+        self._episodes: Counter[str] = Counter()
 
     def __call__(self, event: FleetEvent) -> None:
         if event.kind in self._counts:
             with self._lock:
                 self._counts[event.kind] += 1
+        elif event.kind == "episodes":
+            with self._lock:
+                self._episodes[event.text] += event.count
         self._observer(event)
+
+    def read_episodes(self) -> dict[str, int]:
+        """Return the number of training episodes by the name of the worker."""
+        with self._lock:
+            return dict(sorted(self._episodes.items()))
 
     def take(self) -> dict[str, int]:
         """Return the number of events of each kind since the previous call."""

@@ -33,6 +33,8 @@ from .base import (
 )
 
 _TAIL_CHARS = 4000
+#: The name of the only worker, as in a local fleet.
+_WORKER = "worker-1"
 
 
 class InlineFleet(ContextManagerMixin):
@@ -82,6 +84,12 @@ class InlineFleet(ContextManagerMixin):
     def notify(self, kind: EventKind, task: RolloutTask) -> None:
         for slot in task.slots:
             self._observer(FleetEvent(kind, task.purpose, slot))
+
+    def notify_end(self, task: RolloutTask, fragments: Sequence[Fragment]) -> None:
+        if task.purpose == "train":
+            for fragment in fragments:
+                self._observer(FleetEvent.of_episodes(_WORKER, fragment))
+        self.notify("done", task)
 
     def run(self, task: RolloutTask, weights: PolicyArrays) -> Iterator[Fragment]:
         if self._closed:
@@ -136,12 +144,12 @@ class _InlineSubmission:
             task = self.tasks.pop(0)
             self.fleet.notify("running", task)
             try:
-                fragments = self.fleet.run(task, self.weights[task.policy_id])
+                fragments = [*self.fleet.run(task, self.weights[task.policy_id])]
             except RlflameError:
                 self.fleet.notify("lost", task)
                 self.cancel()
                 raise
-            self.fleet.notify("done", task)
+            self.fleet.notify_end(task, fragments)
             yield from fragments
 
     def cancel(self) -> None:

@@ -113,13 +113,17 @@ class JobQueue:
             slot: owner for slot, owner in self._slot_workers.items() if owner is not worker
         }
 
-    def finish(self, job: FleetJob, outcome: Fragment | RlflameError) -> None:
+    def finish(self, job: FleetJob, outcome: Fragment | RlflameError, worker: str = "") -> None:
         """Record the outcome of a job, unless the job has already ended."""
-        if not job.is_over:
-            job.is_over = True
-            self._add_news(
-                job, "done" if isinstance(outcome, Fragment) else "lost", outcome=outcome
-            )
+        if job.is_over:
+            return
+        job.is_over = True
+        if not isinstance(outcome, Fragment):
+            self._add_news(job, "lost", outcome=outcome)
+            return
+        if job.task.purpose == "train":
+            self._news.append(([FleetEvent.of_episodes(worker, outcome)], job, None))
+        self._add_news(job, "done", outcome=outcome)
 
     def cancel(self, jobs: Sequence[FleetJob]) -> None:
         for job in jobs:

@@ -274,5 +274,5 @@ class LocalFleet(ContextManagerMixin):
             return
         outcome = decode_result(job.task, payload, worker.process.read_output)
         with self._lock:
-            self._jobs.finish(job, outcome)
+            self._jobs.finish(job, outcome, worker.name)
         self._notify_observer()

@@ -32,6 +32,8 @@ _EXIT_GRACE_S = 5.0
 class WorkerHandle:
     """A worker process, its job, and the policies that it holds."""
 
+    #: The name of its place in the pool, which the worker that replaces it takes over.
+    name: str
     process: WorkerProcess
     meter: TrafficMeter
     #: The time at which the position last changed.
@@ -115,13 +117,16 @@ class WorkerPool:
     def start(self, count: int, processes: Sequence[WorkerProcess]) -> None:
         """Fill the pool with the running `processes`, then with new workers."""
         for process in processes:
-            self.workers.append(self._start_worker(process))
+            self._add_worker(process)
         while len(self.workers) < count:
-            self.workers.append(self._start_worker())
+            self._add_worker()
 
-    def _start_worker(self, process: WorkerProcess | None = None) -> WorkerHandle:
+    def _add_worker(self, process: WorkerProcess | None = None) -> None:
+        self.workers.append(self._start_worker(f"worker-{len(self.workers) + 1}", process))
+
+    def _start_worker(self, name: str, process: WorkerProcess | None = None) -> WorkerHandle:
         process = process or WorkerProcess(show_output=self._show_output)
-        worker = WorkerHandle(process, self._meter, self._clock())
+        worker = WorkerHandle(name, process, self._meter, self._clock())
         if self._environment is not None:
             environment = {"id": self._environment}
             self._meter.count_sent(process.channel.send(MessageKind.PREPARE, environment))
@@ -203,7 +208,8 @@ class WorkerPool:
         worker.process.terminate()
         self._jobs.forget_worker(worker)
         index = self.workers.index(worker)
-        self.workers[index : index + 1] = [self._start_worker()] if self.final_error is None else []
+        is_over = self.final_error is not None
+        self.workers[index : index + 1] = [] if is_over else [self._start_worker(worker.name)]
 
     def fail_all(self, error: FleetError) -> None:
         """End every job with the error, including jobs that are added later."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from rlflame.errors import (
     replace_suffix,
 )
 from rlflame.rendering import episodes, gl_backend
+from rlflame.rendering.image_window import has_display
 from rlflame.rendering.job import RenderError, RenderJob, RenderKind, RenderOptions, RenderResult
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
@@ -141,8 +141,7 @@ def render_in_subprocess(
 
 def check_display(environment: Mapping[str, str]) -> None:
     """Raise an error if there is no display for a window."""
-    has_display = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if sys.platform != "darwin" and not has_display:
+    if not has_display(environment):
         raise RenderError(
             "There is no display here, so no window can be opened (DISPLAY and WAYLAND_DISPLAY "
             "are not set).",

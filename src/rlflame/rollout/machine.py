@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ def describe_host() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _find_version(name))},
     }
+
+
+def list_flame_pythons() -> list[str]:
+    """List the Python versions, such as 3.12, for which this executor has flamepy.
+
+    With any other version, a worker process ends before it can answer, and Flame never gives up.
+    """
+    minors = {sys.version_info.minor}
+    spec = find_spec("flamepy")
+    if spec is not None and spec.origin is not None:
+        # FLAME_HOME/lib/python3.12/site-packages/flamepy/__init__.py
+        site = Path(spec.origin).parent.parent
+        for path in site.parent.parent.glob(f"python3.*/{site.name}/flamepy"):
+            minor = path.parent.parent.name.removeprefix("python3.")
+            minors |= {int(minor)} if minor.isdecimal() else set()
+    return [f"3.{minor}" for minor in sorted(minors)]
 
 
 def describe_machine() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -362,14 +362,15 @@ class MachineLog:
             "capacity": fleet.capacity,
             "machine": describe_machine(),
             "workers": [],
+            "episodes": None,
             "shared_batches": None,
         }
         self._write()
 
-    def record_work(self, shared_batches: int) -> None:
-        """Record the workers, and the number of batches that learners have shared."""
+    def record_work(self, episodes: Mapping[str, int], shared_batches: int) -> None:
+        """Record the workers, their episodes, and the number of batches that learners shared."""
         # Called after training, because workers may join late.
-        self._entry["shared_batches"] = shared_batches
+        self._entry |= {"episodes": dict(episodes), "shared_batches": shared_batches}
         # The fleet may have been chosen only during the run.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
         with contextlib.suppress(RlflameError):  # not worth an error at the end of a run

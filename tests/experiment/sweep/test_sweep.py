@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import TINY, finished, is_alive, process, rlflame, wait_until
+from commands import TINY, TINY_REINFORCE, finished, is_alive, process, rlflame, wait_until
 from configs import make_config
 from test_cli_app import children_of
 
@@ -255,6 +255,18 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     assert spoken.code == 1
     assert "differ first in recipe stop_at_steps" in spoken.out
     assert f"seed-5, which exists only in {out}" in spoken.out
+
+
+def test_a_job_is_taken_further_in_iterations(tmp_path):
+    out, alone = tmp_path / "job", tmp_path / "alone"
+    words = ("train", "--algo", "reinforce", *TINY_REINFORCE, "--horizon", "4")
+    assert rlflame(*words, "--iterations", "2", "--seeds", "3", "--out", out).code == 0
+    refused = rlflame("resume", out, "--iterations", "1")
+    assert (refused.code, "--iterations 4" in refused.err) == (2, True)
+    resumed = rlflame("resume", out, "--iterations", "4")
+    assert resumed.code == 0, resumed.err
+    assert rlflame(*words, "--iterations", "4", "--seed", "3", "--out", alone).code == 0
+    assert_as_alone(out / "seed-3", alone)
 
 
 def test_a_folder_is_never_overwritten(tmp_path):

@@ -111,6 +111,24 @@ def test_a_package_of_dependencies_is_installed_where_it_is_asked_for(bench: Ben
     assert eventually(lambda: bench.ours() == ([], []))
 
 
+def test_a_python_that_executors_lack_is_refused_before_they_are_asked_for(bench: Bench) -> None:
+    with bench.fleet(python_version="3.5") as fleet:
+        with pytest.raises(FleetError, match="cannot run Python") as caught:
+            run(fleet, slots(1))
+        assert "Python 3.5" in caught.value.message
+        own = f"3.{sys.version_info.minor}"
+        assert own in caught.value.message
+        assert f"runtime.flame.python_version={own}" in caught.value.hint
+        assert not [name for name in bench.ours()[0] if name.endswith("-i")]
+    assert eventually(lambda: bench.ours() == ([], []))
+
+
+def test_the_python_of_the_executors_needs_no_second_session(bench: Bench) -> None:
+    with bench.fleet(python_version=f"3.{sys.version_info.minor}") as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        assert len(bench.ours()[0]) == 1
+
+
 def test_what_is_shipped_is_small_and_knows_no_torch() -> None:
     assert len(bundle.make_archive()) < 100_000
     wanted = bundle.list_dependencies(("extra==1",))

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import rollouts
 import space_envs
+from gymnasium import spaces
 
 from rlflame.rollout.envs.gymnasium_env import RestorableEnv
 from rlflame.rollout.envs.make import read_env_spec
+from rlflame.rollout.envs.spaces import UnsupportedSpace, read_observation_leaves
 from rlflame.rollout.space_codec import find_choice_spans
 from rlflame.rollout.task import EnvironmentFault, EnvSpec, RolloutFailure
 
@@ -79,3 +81,15 @@ def test_a_mask_that_does_not_fit_and_one_that_is_missing_are_refused_by_name() 
     row._env.unwrapped._tell = dict
     with pytest.raises(EnvironmentFault, match="gave no action_mask in its info"):
         row.step(np.int64(out[env.observation_size :].argmax()), out)
+
+
+def test_a_part_to_ignore_that_does_not_exist() -> None:
+    parts = spaces.Dict(
+        {"robot": spaces.Dict({"arm": spaces.Discrete(2)}), "leg": spaces.Box(0, 1)}
+    )
+    with pytest.raises(UnsupportedSpace, match="no part 'nope'") as caught:
+        read_observation_leaves(parts, ["nope"], "none")
+    assert caught.value.hint == "its parts are leg, robot/arm"
+    with pytest.raises(UnsupportedSpace, match="no part 'nope'") as caught:
+        read_observation_leaves(spaces.Discrete(2), ["nope"], "none")
+    assert "omit environment.ignore" in caught.value.hint

@@ -193,7 +193,7 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
             color=colour, alpha=opacity, label=name,
         )  # fmt: skip
         if is_single:
-            label, line_colour = f"Mean of the last {series.average_of}", "red"
+            label, line_colour = f"Mean over {series.average_of} episodes", "red"
     if series.low is not None and series.high is not None:
         axes.fill_between(
             series.x, series.low, series.high, color=line_colour, alpha=0.18, linewidth=0

@@ -103,7 +103,7 @@ def _format_label(series: Series) -> str:
         return series.label
     if not len(series.x):
         return f"{series.label}, every episode"
-    return f"{series.label}, mean of the last {series.average_of} episodes"
+    return f"{series.label}, mean over {series.average_of} episodes"
 
 
 def _format_letter(number: int) -> str:

@@ -25,6 +25,7 @@ from rlflame.errors import (
     format_shell,
     from_exception,
 )
+from rlflame.experiment.resume import Budget
 from rlflame.experiment.run import RunHost, resume_run, train_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
@@ -76,7 +77,8 @@ def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -
         host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, is_shared=True)
         if order["resume"]:
             folder = Path(order["folder"])
-            result = resume_run(folder, config.runtime, host, steps=order["steps"])
+            budget = Budget(*order["budget"]) if order["budget"] else None
+            result = resume_run(folder, config.runtime, host, budget=budget)
         else:
             init_from = Path(order["init_from"]) if order["init_from"] else None
             result = train_run(config, host, order["preset"], init_from)

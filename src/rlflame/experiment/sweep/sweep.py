@@ -17,6 +17,7 @@ from rlflame.config.resolve import format_config
 from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.experiment import resume
+from rlflame.experiment.resume import Budget
 from rlflame.statistics import summarise
 from rlflame.storage import run_folder, safetensors_file, sweep_folder
 from rlflame.storage.checkpoint import Checkpoint
@@ -117,19 +118,18 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
         checkpoint = run_folder.load_newest_checkpoint(path, lambda _: None)
     except CheckpointError:
         return SeedStatus(seed, path, is_started=True)
-    steps, progress = sweep.config.stop_at_steps, checkpoint.progress
-    current = checkpoint.recipe.stop_at_steps
-    if steps and not progress.reached and (steps > progress.steps or steps == current):
-        checkpoint = resume.copy_with_end(checkpoint, steps)
+    budget, progress = resume.find_budget(sweep.config), checkpoint.progress
+    if budget and not progress.reached and budget.end > budget.read_count(progress):
+        checkpoint = resume.copy_with_end(checkpoint, budget)
     is_finished = resume.is_finished(checkpoint) and resume.has_final_evaluation(path, checkpoint)
     return SeedStatus(seed, path, True, is_finished, checkpoint)
 
 
-def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
+def check_seeds(folder: Path, sweep: Sweep, budget: Budget | None) -> None:
     """Raise ConfigError if one of the seeds cannot continue.
 
     A seed cannot continue if the recipe in its checkpoint differs from that in the sweep file, if
-    the seed has already taken `steps` steps, or if its learning rate has been annealed to 0.
+    the seed is already beyond the budget, or if its learning rate has been annealed to 0.
     """
     for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint
@@ -150,22 +150,22 @@ def check_seeds(folder: Path, sweep: Sweep, steps: int | None) -> None:
                 f"{folder / SWEEP_FILE} has {toml_io.format_value(value)}.",
                 f"restore {saved_text} in that file, or start a new sweep: rlflame train --seeds",
             )
-        if steps is not None and not checkpoint.progress.reached:
+        if budget is not None and not checkpoint.progress.reached:
             try:
-                resume.extend_budget(checkpoint, steps, status.folder / "latest.safetensors")
+                resume.extend_budget(checkpoint, budget, status.folder / "latest.safetensors")
             except ConfigError as error:
-                is_passed = steps <= checkpoint.progress.steps
-                longer_command = _format_longer_command(folder, sweep, status.folder, steps)
+                is_passed = budget.end <= budget.read_count(checkpoint.progress)
+                longer_command = _format_longer_command(folder, sweep, status.folder, budget)
                 hint = error.hint if is_passed else f"start again: {longer_command}"
                 raise ConfigError(f"Seed {status.seed}: {error.message}", hint) from error
 
 
-def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, steps: int) -> str:
-    """Return the command that trains the same seeds again, for `steps` steps."""
+def _format_longer_command(folder: Path, sweep: Sweep, seed_folder: Path, budget: Budget) -> str:
+    """Return the command that trains the same seeds again, up to this budget."""
     seeds = sweep_folder.format_seeds(sweep.seeds)
     options: list[object] = ["--config", seed_folder / "config.toml", "--seeds", seeds]
     options += ["--init-from", sweep.init_from] if sweep.init_from is not None else []
-    options += ["--set", "learning.horizon_steps=none", "--steps", steps]
+    options += ["--set", f"learning.horizon_{budget.unit}=none", *budget.format_options()]
     return format_command("train", *options, "--out", f"{folder}-longer")
 
 

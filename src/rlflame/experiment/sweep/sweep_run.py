@@ -22,6 +22,7 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError, format_command, make_error
 from rlflame.experiment.components import create_folder
 from rlflame.experiment.preflight import check_sweep, run_preflight
+from rlflame.experiment.resume import find_budget, make_budget
 from rlflame.experiment.sweep import sweep as jobs
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
@@ -80,19 +81,21 @@ def resume(
     runtime: RuntimeSettings,
     *,
     steps: int | None = None,
+    iterations: int | None = None,
     show: RunView | None = None,
     stop: StopRequest | None = None,
 ) -> SweepResult:
-    """Finish the unfinished seeds, or train all seeds up to `steps` steps."""
+    """Finish the unfinished seeds, or train all seeds up to `steps` or `iterations`."""
     stop, show = stop or NullStop(), show or NullView()
     check_sweep(runtime)
+    budget = make_budget(steps, iterations)
     run_folder = jobs.open_sweep_folder(folder)
     try:
         sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)
         _await_processes(folder, sweep)
-        jobs.check_seeds(folder, sweep, steps)
-        if steps is not None:
-            sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=None)
+        jobs.check_seeds(folder, sweep, budget)
+        if budget is not None:
+            sweep = sweep.copy_with(stop_at_steps=steps, stop_at_iterations=iterations)
         if all(status.is_finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
         _, env, _ = run_preflight(
@@ -214,7 +217,7 @@ def _make_order(
         "modules": list_allowed_modules(),
         "folder": str(status.folder),
         "resume": status.is_started,
-        "steps": recipe.stop_at_steps if recipe.stop_at_iterations is None else None,
+        "budget": [*(find_budget(recipe) or ())],
         "workers": resources.workers_per_seed,
         "fleet": {"name": fleet.name, "capacity": fleet.capacity} if fleet is not None else None,
     }

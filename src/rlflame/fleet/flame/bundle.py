@@ -77,11 +77,12 @@ class Loader:
         import os
         import time
 
-        from rlflame.rollout.machine import describe_host
+        from rlflame.rollout.machine import describe_host, list_flame_pythons
 
         time.sleep(wait_s)
         place = {"pid": os.getpid(), "folder": os.getcwd(), "clock": time.time()}
-        return self._make_array(json.dumps({**describe_host(), **place}).encode())
+        greeting = {**describe_host(), **place, "pythons": list_flame_pythons()}
+        return self._make_array(json.dumps(greeting).encode())
 
     def ping(self) -> Any:
         """Return an empty array, so that callers can measure the round-trip time."""

@@ -284,7 +284,8 @@ def remove_run(
     error, the sequence starts again until the timeout: a session cannot be closed while its tasks
     are running, and workers may take 2 s to notice that the run has ended.
     """
-    names = (run, f"{run}-i")  # a run that installs packages has a second application
+    # A run that installs packages or chooses the Python version has a second application.
+    names = (run, f"{run}-i")
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -200,7 +200,7 @@ class Scheduler:
                 retries.append((job, outcome))
                 continue
             with self.board.lock:
-                self.board.jobs.finish(job, outcome)
+                self.board.jobs.finish(job, outcome, str(reply["worker"]["name"]))
         if not retries:
             return
         self.board.deliver()  # deliver the outcomes before the pause

@@ -1,8 +1,9 @@
 """Opens a session whose executors have the dependencies, or install them first.
 
-By default, the first session assumes that executors already have the dependencies. The first
-executor that answers reports its packages. If they differ from those on this machine, the session
-is replaced by that of a second application, whose executors install the dependencies.
+The first session assumes that executors already have the dependencies. The first executor that
+answers reports its packages and its Python versions. If the run needs other packages or another
+Python version, the session is replaced by that of a second application, whose executors install
+the dependencies. A Python version that the executors do not have is refused before that.
 """
 
 from __future__ import annotations
@@ -105,31 +106,46 @@ class SessionStarter:
 
     def start(self) -> FlameSession:
         dependencies = self.runtime.flame.dependencies
-        if dependencies == "prepared":
-            return _check_packages(self.start_session(installs=False))
-        if dependencies == "auto":
-            with contextlib.suppress(SessionPausedError):
-                session = self.start_session(installs=False)
-                local = describe_host()["packages"]
-                if not any(compare_packages(session.greeting["packages"], local)):
-                    return session
-            self._report_phase("the executors lack the required packages: installing them")
-            with contextlib.suppress(FleetError):  # the fleet closes all sessions at the end
-                self.client.close_sessions([self.application])
-        return _check_packages(self.start_session(installs=True))
+        installs = dependencies != "prepared"
+        try:
+            session = self.start_session()
+        except SessionPausedError:
+            if not installs:
+                raise
+        else:
+            python = self.runtime.flame.python_version
+            is_right = python in (None, _get_minor(session.greeting["python"]))
+            if dependencies == "auto":
+                installs = any(
+                    compare_packages(session.greeting["packages"], describe_host()["packages"])
+                )
+            if is_right and not installs:
+                return _check_packages(session)
+            check_python(python or _get_minor(platform.python_version()), session.greeting)
+        self._report_phase(
+            "the executors lack the required packages: installing them"
+            if installs
+            else f"starting executors with Python {self.runtime.flame.python_version}"
+        )
+        with contextlib.suppress(FleetError):  # the fleet closes all sessions at the end
+            self.client.close_sessions([self.application])
+        return _check_packages(self.start_session(is_second=True, installs=installs))
 
-    def start_session(self, *, installs: bool) -> FlameSession:
-        """Register the application, open a session and wait for its first answer."""
+    def start_session(self, *, is_second: bool = False, installs: bool = False) -> FlameSession:
+        """Register the application, open a session and wait for its first answer.
+
+        The executors of the second session get the Python version of the settings.
+        """
         self._installs = installs
         runtime, client = self.runtime, self.client
-        name = f"{self.application}-i" if installs else self.application
+        name = f"{self.application}-i" if is_second else self.application
         package, url, environment = b"", None, {}
         if installs:
             requirements = bundle.list_dependencies(runtime.flame.extra_dependencies)
             package = bundle.make_package(name, requirements)
             url = object_cache.upload(f"{self.application}/pkg/{name}.tar.gz", package)
-        if installs or runtime.flame.python_version:
-            minor = ".".join(platform.python_version_tuple()[:2])
+        if is_second:
+            minor = _get_minor(platform.python_version())
             environment["FLAME_PYTHON_VERSION"] = runtime.flame.python_version or minor
         archive = bundle.make_archive(runtime.env_file)
         context = object_cache.put_value(
@@ -245,6 +261,23 @@ class SessionStarter:
             "rlflame cluster-check shows why; to wait longer: "
             "--set runtime.flame.start_deadline_s=900",
         )
+
+
+def check_python(version: str, greeting: Mapping[str, Any]) -> None:
+    """Raise FleetError if the executor that sent the greeting does not have this Python version."""
+    versions = [str(item) for item in greeting.get("pythons") or ()]
+    if version in versions:
+        return
+    raise FleetError(
+        f"The executors on {greeting['host']} cannot run Python {version}, only "
+        f"{' or '.join(versions) or greeting['python']}.",
+        f"--set runtime.flame.python_version={(versions or [_get_minor(greeting['python'])])[-1]}, "
+        "or build their image with this version, as RLFLAME_PYTHON does in compose/",
+    )
+
+
+def _get_minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def compare_packages(

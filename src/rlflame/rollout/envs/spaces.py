@@ -37,6 +37,10 @@ class UnsupportedSpace(ValueError):
         self.hint = hint
 
 
+class UnknownPart(UnsupportedSpace):
+    """A part of the observation that environment.ignore names and that does not exist."""
+
+
 class ActionLayout(NamedTuple):
     """The fields of an `EnvSpec` that describe actions."""
 
@@ -93,9 +97,12 @@ def read_observation_leaves(
     parts = list(iterate_leaves(space))
     names = [format_path(path) for path, _ in parts]
     if unknown := [name for name in ignore if name not in names]:
-        raise UnsupportedSpace(
+        parts_text = ", ".join(filter(None, names))
+        raise UnknownPart(
             f"no part {unknown[0]!r} in its observations, which environment.ignore names",
-            f"its parts are {', '.join(names)}",
+            f"its parts are {parts_text}"
+            if parts_text
+            else f"omit environment.ignore: an observation is a {space}, which has no parts",
         )
     for (path, part), name in zip(parts, names, strict=True):
         if mask_source == "observation" and path == (MASK_NAME,):

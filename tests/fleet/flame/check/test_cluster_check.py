@@ -195,6 +195,8 @@ def test_an_executor_that_stands_still(state, before, after, apart_s, certain, w
         assert "stop the executor manager on node-1, wait 40 s" in said.fixes[-1]
         assert "e1" in said.notes[0]
         assert "node-1" in said.notes[0]
+        # The log of a worker that does not start is the only place with the cause.
+        assert ("e1/e1.err" in said.notes[-1]) == (state == "Binding")
 
 
 def test_an_installation_may_take_longer_than_a_start():

@@ -262,7 +262,7 @@ SLOW_FAULTS = {"ghost_node", "bind_failure", "reference_endpoint"}
             {"no_executors": True},
             ["probe", "scheduling"],
             "scheduling",
-            "add gang to cluster.policies",
+            "remove cluster.policies",
         ),
         ({"stuck_void": True}, ["probe", "executors"], "executors", "on node-1, wait 40 s"),
         ({"cold_start_s": 60.0}, ["probe", "executors"], "executors", "on node-1, wait 40 s"),

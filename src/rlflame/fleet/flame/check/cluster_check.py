@@ -210,7 +210,8 @@ def check_session_manager(client: FlameClient) -> Finding:
         answer_ms = 1000 * client.connect()
     except FlameConnectError as error:
         text = shorten_error(f"{error.message} {error.detail}")
-        return Finding("session manager", "failed", text, error.fixes)
+        fixes = (*error.fixes, f"if it exits at once: {cluster_snapshot.POLICY_FIX}")
+        return Finding("session manager", "failed", text, fixes)
     text = f"answers at {client.endpoint} in {answer_ms:.0f} ms"
     return Finding("session manager", "ok", text, facts={"answer_ms": answer_ms})
 

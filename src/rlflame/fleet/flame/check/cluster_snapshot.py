@@ -19,6 +19,12 @@ GIB = 1 << 30
 #: States that a healthy executor leaves immediately.
 _TRANSIENT_STATES = ("Void", "Unbinding", "Releasing")
 _MAX_NAMES = 4
+#: v0.6.0 starts no executor without the policy gang, and later versions do not start with it. The
+#: default list of each version is right.
+POLICY_FIX = (
+    "remove cluster.policies from flame-cluster.yaml and restart the session manager: v0.6.0 "
+    "needs the policy gang, later versions do not start with it, and the default of each fits"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +225,12 @@ def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeout
         f"{fact['for_s']:.0f} s, {fact['reason']}"
         for fact in stalls[: 2 * _MAX_NAMES]
     )
+    notes += tuple(
+        f"the cause is in {fact['executor']}/{fact['executor']}.err, in the folder where the "
+        f"executor manager of {fact['node']} runs (compose: /usr/local/flame/work), or in "
+        "FLAME_HOME/logs/install"
+        for fact in [fact for fact in stalls if fact["state"] == "Binding"][:1]
+    )
     certain = [fact for fact in stalls if fact["certain"]]
     fixes = tuple(format_remedy(node) for node in sorted({f["node"] for f in certain or stalls}))
     if certain:
@@ -252,8 +264,7 @@ def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeou
     if ids and last.room:
         text = f"tasks wait in {_format_names(ids)}, but no executor is started"
         fixes = (
-            "add gang to cluster.policies in flame-cluster.yaml (v0.6.0 starts no executor "
-            "without it; later versions must not have it) and restart the session manager",
+            POLICY_FIX,
             "or reduce cluster.resreq, if it exceeds the size of every node",
         )
         return Finding("scheduling", "failed", text, fixes, (), facts)

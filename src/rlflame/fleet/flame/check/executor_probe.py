@@ -74,7 +74,7 @@ def run_probe(
         lease = Lease(name)  # if this check is killed, later checks can detect that
         started_at = time.monotonic()
         try:
-            session = starter.start_session(installs=False)
+            session = starter.start_session()
         except FleetError:
             on_silence()
             raise
