@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -49,17 +50,18 @@ COLUMNS = ["part", "case", "variant", "value", "unit", "processor", "cores", "ca
 SIZES = (1, 2, 4, 8)
 #: (hidden units, minibatch size) of PPO's updates.
 PPO_CASES = ((64, 64), (64, 512), (256, 4096))
-#: Small runs whose gradients eight learners can share.
+#: Small runs whose gradients several learners can share: two with one shard, eight with eight.
 RUNS: dict[str, tuple[str, ...]] = {
-    "PPO, HalfCheetah": (
+    "PPO, HalfCheetah, 8 shards": (
         "--env", "halfcheetah", "--preset", "mujoco-ppo-wide", "--steps", "160000",
         "--set", "gradient_shards=8",
     ),
-    "REINFORCE, CartPole": (
+    "PPO, Hopper, one shard": ("--env", "hopper", "--steps", "80000"),
+    "REINFORCE, CartPole, 8 shards": (
         "--env", "cartpole", "--algo", "reinforce", "--iterations", "100",
         "--set", "gradient_shards=8",
     ),
-    "SAC, Pendulum": (
+    "SAC, Pendulum, 8 shards": (
         "--env", "pendulum", "--algo", "sac", "--steps", "4000", "--set", "gradient_shards=8",
     ),
 }  # fmt: skip
@@ -108,7 +110,8 @@ def measure_workers(repeat: int) -> Iterator[Result]:
 def measure_learners(repeat: int) -> Iterator[Result]:
     preset, cores = "mujoco-ppo-wide", count_usable_cores()
     for learners in (size for size in SIZES if size <= cores):
-        words = ("--preset", preset, "--workers", str(cores), "--learners", str(learners))
+        words = ("--preset", preset, "--workers", str(cores), "--learners", str(learners),
+                 "--set", "gradient_shards=4")  # fmt: skip
         yield from measure_run(preset, format_count(learners, "learner"), words, 600_000, repeat)
 
 
@@ -173,17 +176,19 @@ def time_engine(engine: str, repeat: int) -> Iterator[float]:
 def compare_learners(repeat: int) -> Iterator[Result]:
     for name, words in RUNS.items():
         digests = []
-        for size in SIZES:
+        for size in SIZES if "8" in name else SIZES[:2]:
             with tempfile.TemporaryDirectory() as folder:
                 run = Path(folder) / "run"
                 subprocess.run(make_command(words, run, size), check=True, capture_output=True)
                 digests.append(read_digest(run))
-            text = "equal" if digests[0] == digests[-1] else "different"
+                shared_count = json.loads((run / "machines.json").read_text())["shared_batches"]
+            is_shared = size == 1 or shared_count > 0
+            text = "equal" if digests[0] == digests[-1] and is_shared else "different"
             yield name, format_count(size, "learner"), text, digests[-1][:16]
 
 
 def compare_kills(repeat: int) -> Iterator[Result]:
-    words = (*RUNS["PPO, HalfCheetah"], "--set", "runtime.learner_deadline_s=2")
+    words = (*RUNS["PPO, HalfCheetah, 8 shards"], "--set", "runtime.learner_deadline_s=2")
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         subprocess.run(make_command(words, whole, 1), check=True, capture_output=True)
@@ -210,6 +215,7 @@ def disturb(command: list[str], run: Path, number: signal.Signals | None) -> Non
     time.sleep(0.1)
     learners = find_learners(process.pid)
     if process.poll() is not None or not learners:
+        process.kill()
         raise RuntimeError("the run ended before a learner could be disturbed")
     if number is not None:
         os.kill(learners[-1], number)

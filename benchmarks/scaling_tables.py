@@ -71,8 +71,10 @@ def make_check_table(part: str, head: tuple[str, str]) -> str:
     cases: dict[str, dict[str, str]] = {}
     for row in select(part):
         cases.setdefault(row["case"], {})[row["variant"]] = row["value"]
-    variants = [*next(iter(cases.values()))]
-    rows = [(case, *(results[name] for name in variants)) for case, results in cases.items()]
+    variants = [*dict.fromkeys(name for results in cases.values() for name in results)]
+    rows = [
+        (case, *(results.get(name, "") for name in variants)) for case, results in cases.items()
+    ]
     return format_table((f"{head[0]} / {head[1]}", *variants), rows)
 
 

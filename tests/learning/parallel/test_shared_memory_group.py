@@ -119,3 +119,43 @@ def test_nothing_of_a_group_stays_open():
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert after <= before
     assert threading.active_count() >= 1
+
+
+def test_a_learner_that_goes_on_to_the_next_barrier_has_not_ended():
+    def send(group: SharedMemoryGroup) -> None:
+        memory = group.share_memory(192)
+        time.sleep(0.1)
+        memory.rows[1][0] = 1
+        group.gather(np.zeros(4, np.float32))
+
+    group, pids = fork_learners(2, send)
+    memory = group.share_memory(192)
+    memory.wait_until(lambda: memory.rows[1][0] == 1)
+    group.gather(np.zeros(4, np.float32))
+    assert collect(pids) == [0]
+    group.close()
+
+
+def test_a_learner_that_is_late_again_and_again_is_not_lost():
+    def send(group: SharedMemoryGroup) -> None:
+        memory = group.share_memory(192)
+        for number in range(1, 9):
+            time.sleep(0.02)
+            memory.rows[1][0] = number
+        time.sleep(0.1)
+
+    descriptors = GroupDescriptors.create(2)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            send(SharedMemoryGroup(1, descriptors))
+        finally:
+            os._exit(0)
+    group = SharedMemoryGroup(0, descriptors, deadline_s=0.1)
+    memory = group.share_memory(192)
+    for number in range(1, 9):
+        memory.wait_until(lambda number=number: memory.rows[1][0] >= number)
+    with pytest.raises(LostLearner):
+        memory.wait_until(lambda: memory.rows[1][0] > 8)
+    os.waitpid(pid, 0)
+    group.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -124,6 +125,62 @@ def test_two_learners_have_the_same_bits(changes):
     os.waitpid(pid, 0)
     assert learner._compiled_epoch._memory is not None
     assert metrics == [repr(alone.update(batch, 0.0)) for batch in batches]
+    assert read_bits(learner) == read_bits(alone)
+    group.close()
+
+
+def test_a_learner_that_pauses_again_and_again_is_not_lost():
+    settings, spec = PpoSettings(minibatch_size=8, epochs=10), policy_spec()
+    alone = make_learner(settings, spec)
+    batches = [make_batch(alone, spec, number) for number in range(12)]
+
+    def learn(group: SharedMemoryGroup) -> Ppo:
+        learner = make_learner(settings, spec, shards=Shards(1, group))
+        for batch in batches:
+            learner.update(batch, 0.0)
+        return learner
+
+    group, pid = run_learners(learn, deadline_s=60.0)
+    has_ended = threading.Event()
+
+    def disturb() -> None:
+        while not has_ended.wait(0.003):
+            os.kill(pid, signal.SIGSTOP)
+            has_ended.wait(0.006)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        learner = learn(group)
+    finally:
+        has_ended.set()
+        thread.join()
+        os.waitpid(pid, 0)
+    for batch in batches:
+        alone.update(batch, 0.0)
+    assert read_bits(learner) == read_bits(alone)
+    group.close()
+
+
+@pytest.mark.parametrize("compiled", [(True, False), (False, True)])
+def test_learners_of_which_only_one_has_the_kernels_have_the_same_bits(compiled):
+    settings, spec = PpoSettings(minibatch_size=16, epochs=2), policy_spec()
+    alone = make_learner(settings, spec)
+    batches = [make_batch(alone, spec, number) for number in range(3)]
+
+    def learn(group: SharedMemoryGroup) -> Ppo:
+        shards = Shards(1, group)
+        learner = make_learner(settings, spec, compiled=compiled[group.rank], shards=shards)
+        for batch in batches:
+            learner.update(batch, 0.0)
+        return learner
+
+    group, pid = run_learners(learn, deadline_s=60.0)
+    learner = learn(group)
+    os.waitpid(pid, 0)
+    for batch in batches:
+        alone.update(batch, 0.0)
     assert read_bits(learner) == read_bits(alone)
     group.close()
 

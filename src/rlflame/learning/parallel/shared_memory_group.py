@@ -31,7 +31,7 @@ _SPIN_COUNT = 1500
 #: The longest timeout that `poll` accepts, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
 #: The longest sleep between two looks at shared memory.
-_LONGEST_SLEEP_MS = 32.0
+_LONGEST_SLEEP_MS = 4.0
 _MIN_REGION = 256
 #: The bytes that announce an arrival. They alternate, because a fast learner may arrive at the next
 #: barrier before a slow one has counted the arrivals at this one.
@@ -220,13 +220,12 @@ class SharedMemoryGroup:
             raise failure
 
     def _wait_until(self, is_ready: Callable[[], bool]) -> None:
-        """Sleep, at first for a millisecond and then for longer, until `is_ready` returns True."""
         waited_ms, sleep_ms = 0.0, 1.0
         while not is_ready():
             is_late = self._deadline_s is not None and waited_ms > 1000.0 * self._deadline_s
-            # While this learner waits, no other one can be at a later barrier. The inbox is
-            # therefore readable only if another learner has ended.
-            if is_late or self._sleep_poll.poll(sleep_ms):
+            # If the inbox is readable, another learner has ended, or it has written what this
+            # learner waits for and has gone on to the next barrier.
+            if is_late or (self._sleep_poll.poll(sleep_ms) and not is_ready()):
                 failure = LostLearner("Another learner has ended.")
                 failure.is_hung = is_late
                 raise failure

@@ -91,16 +91,23 @@ class Units:
         """Whether this learner computes all units."""
         return self._is_alone
 
-    def share_memory(self, size: int) -> SharedMemory | None:
-        """Return memory for two learners that compute one network each, if there is any.
+    @property
+    def memory(self) -> SharedMemory | None:
+        """The memory of the current group, if there is any."""
+        return self._memory if self._group is self._memory_group else None
 
-        The memory belongs to the current group, and stays the same until the group is replaced.
+    def share_memory(self, size: int) -> None:
+        """Share memory between two learners that compute one network each, if both use it.
+
+        All learners of a group call this method. A learner that does not use the memory passes 0.
         """
-        if self._is_spread or self._group.size != len(self._names):
-            return None
+        if self._is_spread or not 1 < self._group.size == len(self._names):
+            return
         if self._group is not self._memory_group:
-            self._memory, self._memory_group = self._group.share_memory(size), self._group
-        return self._memory
+            sizes = self._group.gather(np.array([size], np.float32))
+            is_used = bool(sizes.all())
+            self._memory = self._group.share_memory(size) if is_used else None
+            self._memory_group = self._group
 
     def compute_gradient(
         self, rows: int, compute_parts: PartialGradients

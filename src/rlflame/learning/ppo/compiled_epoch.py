@@ -39,6 +39,8 @@ from .loss import (
     find_spans,
 )
 
+#: The bytes of shared memory for each learner.
+MEMORY_SIZE = ctypes.sizeof(Mailbox)
 #: The result of the compiled loop if the other learner is late.
 _LATE = 1
 
@@ -110,12 +112,14 @@ class CompiledEpoch:
     def _run_all(self) -> None:
         """Run the loop to its end; sleep while the other learner is late."""
         self._fields.waits = 0
-        if not self._run_part() and self._memory is not None:
-            self._memory.wait_until(self._run_part)
+        while self._kernels.run_epoch(self._address) == _LATE:
+            if self._memory is not None:
+                self._memory.wait_until(self._has_message)
 
-    def _run_part(self) -> bool:
-        """Continue the loop; return False if the other learner is late."""
-        return bool(self._kernels.run_epoch(self._address) != _LATE)
+    def _has_message(self) -> bool:
+        """Return whether the other learner has sent the numbers of the current minibatch."""
+        inbox = Mailbox.from_address(self._fields.inbox)
+        return bool(inbox.exchange >= self._fields.exchange)
 
     def _find_learners(self) -> bool:
         """Find the memory of the other learner; return whether the loop can run."""
@@ -123,7 +127,7 @@ class CompiledEpoch:
         if units.is_alone:
             fields.outbox = fields.inbox = None
             return units.shard_count == 1
-        memory = units.share_memory(ctypes.sizeof(Mailbox))
+        memory = units.memory
         if memory is not self._memory:
             self._memory, fields.exchange = memory, 0
         if memory is None:

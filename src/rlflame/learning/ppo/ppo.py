@@ -24,7 +24,7 @@ from ..normalization import RewardScaler, make_normaliser, make_policy
 from ..optim import GradientGuard, apply_schedule, clip, make_adam
 from ..parallel.process_group import Shard, Shards
 from ..parallel.units import ShardGradients, Units
-from .compiled_epoch import make_compiled_epoch
+from .compiled_epoch import MEMORY_SIZE, make_compiled_epoch
 from .loss import (
     NETWORKS,
     LossMeans,
@@ -97,6 +97,7 @@ class Ppo:
         if self._normaliser is not None:
             self._normaliser.merge(batch.observations[batch.valid])
         self._units.divide()
+        self._units.share_memory(MEMORY_SIZE if self._compiled_epoch is not None else 0)
         self._estimate(samples)
         first_update = self._updates.value
         metrics = {
