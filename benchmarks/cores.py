@@ -181,7 +181,7 @@ def compare_learners(repeat: int) -> Iterator[Result]:
                 run = Path(folder) / "run"
                 subprocess.run(make_command(words, run, size), check=True, capture_output=True)
                 digests.append(read_digest(run))
-                shared_count = json.loads((run / "machines.json").read_text())["shared_batches"]
+                shared_count = json.loads((run / "machines.json").read_text())[-1]["shared_batches"]
             is_shared = size == 1 or shared_count > 0
             text = "equal" if digests[0] == digests[-1] and is_shared else "different"
             yield name, format_count(size, "learner"), text, digests[-1][:16]

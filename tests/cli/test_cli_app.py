@@ -711,7 +711,9 @@ def test_a_shell_completes_commands_and_values(line, expected):
         "COMP_CWORD": str(len(line.split()) - 1),
     }
     assert set(finished(process(environment=variables)).lines) == expected
-    script = finished(process("--show-completion", "bash"))
+    # Without a shell among its parents, the process cannot detect one.
+    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = finished(process("--show-completion", "bash", environment=variables))
     assert "complete_bash" in script.out
 
 

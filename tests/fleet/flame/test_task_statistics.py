@@ -140,7 +140,7 @@ def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: Non
     for slot in range(2, 8):
         kinds = [e.kind for e in bench.events if e.slot == slot and e.kind != "note"]
         assert kinds[:1] == ["submitted"]
-        assert sorted(kinds) == ["done", "running", "submitted"]
+        assert sorted(kinds) == ["done", "episodes", "running", "submitted"]
 
 
 def test_a_death_costs_none_but_its_own_task_a_retry(
