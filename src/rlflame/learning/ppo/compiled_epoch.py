@@ -1,4 +1,4 @@
-"""Runs PPO's loop over the minibatches of an epoch in one call of compiled code.
+"""Runs PPO's loop over the minibatches of an epoch in compiled code.
 
 The loop ends early at a minibatch that `ppo.py` must handle: one that is shorter than the others,
 one whose gradient is not finite, or one whose KL estimate exceeds the limit. If two learners
@@ -39,6 +39,8 @@ from .loss import (
     find_spans,
 )
 
+#: The largest number of minibatches in one call of compiled code.
+_CALL_MINIBATCHES = 16
 #: The bytes of shared memory for each learner.
 MEMORY_SIZE = ctypes.sizeof(Mailbox)
 #: The result of the compiled loop if the other learner is late.
@@ -96,10 +98,10 @@ class CompiledEpoch:
         fields.owns[:] = [name in names for name in NETWORKS]
         rates, epsilons = self._make_rates(count, learning_rate)
         fields.rates, fields.epsilons = get_address(rates), get_address(epsilons)
-        fields.steps, fields.position, fields.count = self._adam.count.value, 0, count
+        fields.steps, fields.position = self._adam.count.value, 0
         for row, sums in zip(fields.totals, NETWORKS.values(), strict=True):
             row[1 : 1 + len(sums)] = [totals.sums.get(name, 0.0) for name in sums]
-        self._run_all()
+        self._run_all(count)
         steps = int(fields.position)
         if steps:
             self._adam.count.value += steps
@@ -109,12 +111,16 @@ class CompiledEpoch:
                 totals.sums |= zip(sums, row[1:], strict=False)
         return steps
 
-    def _run_all(self) -> None:
+    def _run_all(self, count: int) -> None:
         """Run the loop to its end; sleep while the other learner is late."""
-        self._fields.waits = 0
-        while self._kernels.run_epoch(self._address) == _LATE:
-            if self._memory is not None:
-                self._memory.wait_until(self._has_message)
+        fields = self._fields
+        fields.waits = fields.count = 0
+        # Between two calls, Python handles signals.
+        while fields.position == fields.count < count:
+            fields.count = min(fields.count + _CALL_MINIBATCHES, count)
+            while self._kernels.run_epoch(self._address) == _LATE:
+                if self._memory is not None:
+                    self._memory.wait_until(self._has_message)
 
     def _has_message(self) -> bool:
         """Return whether the other learner has sent the numbers of the current minibatch."""
