@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import environment_tables
 import experiment_tables
 import reference_tables
 import result_tables
@@ -29,6 +30,7 @@ EXPERIMENTS = ROOT / "docs" / "experiments.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REFERENCE = ROOT / "docs" / "reference"
 LEARNERS = ROOT / "docs" / "guides" / "learners.md"
+ENVIRONMENTS = ROOT / "docs" / "guides" / "environments.md"
 
 #: The page of each block, and the function that makes its text.
 BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
@@ -41,6 +43,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     },
     "results-time-to-return": (RESULTS, result_tables.make_time_to_return_table),
     "results-untuned": (RESULTS, result_tables.make_untuned_table),
+    "results-spaces": (RESULTS, result_tables.make_spaces_table),
     "results-classic": (RESULTS, result_tables.make_classic_table),
     "speed-summary": (BENCHMARKS, speed_tables.make_summary),
     "speed-findings": (BENCHMARKS, speed_tables.make_findings),
@@ -65,6 +68,8 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "reference-commands": (REFERENCE / "commands.md", reference_tables.make_commands),
     "source-tree": (ARCHITECTURE, source_tree.make_table),
     "card": (LEARNERS, speed_tables.make_card_table),
+    "environments-packages": (ENVIRONMENTS, environment_tables.make_package_table),
+    "environments": (ENVIRONMENTS, environment_tables.make_table),
 }  # fmt: skip
 
 
