@@ -4,7 +4,7 @@
     python benchmarks/environments.py --folder ENVS FrozenLake-v1 minigrid   # IDs or packages
     python benchmarks/environments.py --folder ENVS --install                # only install
 
-The script makes a virtual environment in the folder, with the packages that PACKAGES names and the
+The script makes virtual environments in the folder, with the packages that PACKAGES names and the
 rlflame of this checkout, without torch and Flame, which these runs do not use. For each
 environment, it trains two runs with two workers. It kills all processes of the second run in the
 middle, resumes it and compares both runs to the last bit. Then it repeats the recorded evaluation
@@ -74,6 +74,8 @@ class Package:
     env: str = "{id}"
     #: More tests, with other options.
     variants: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    #: The virtual environment, for packages whose requirements conflict.
+    venv: str = "venv"
 
 
 def split(text: str, suffix: str = "") -> tuple[str, ...]:
@@ -115,7 +117,7 @@ PACKAGES = (
     ),
     Package(
         "gymnasium-robotics",
-        ("gymnasium-robotics",),
+        ("gymnasium-robotics", "mujoco<4"),
         "import gymnasium_robotics",
         split("FetchReach FetchPush FetchSlide FetchPickAndPlace HandReach HandManipulateBlock "
               "HandManipulateBlock_BooleanTouchSensors HandManipulateEgg HandManipulatePen "
@@ -123,6 +125,7 @@ PACKAGES = (
               "AntMaze_UMaze FrankaKitchen"),
         env="gymnasium_robotics:{id}",
         variants=(("FetchReach", ("--algo", "sac")),),
+        venv="mujoco3",
     ),
     Package(
         "panda-gym",
@@ -221,7 +224,7 @@ class Venv:
     """A virtual environment with rlflame and packages of environments."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "venv"
+        self.folder = folder
         self.python = self.folder / "bin" / "python"
 
     def install(self, package: Package) -> str:
@@ -291,7 +294,7 @@ class Survey:
     """Tests one environment after the other."""
 
     def __init__(self, venv: Venv, folder: Path) -> None:
-        self._venv, self._folder = venv, folder
+        self.venv, self._folder = venv, folder
 
     def test(self, case: Case) -> dict[str, Any]:
         """Test an environment; return a row without the columns of its package."""
@@ -299,7 +302,7 @@ class Survey:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         row: dict[str, Any] = {"environment": case.id, "options": shlex.join(case.options)}
-        row |= {name: "" for name in ("resumed", "evaluated", "rendered", "message")}
+        row |= dict.fromkeys(("resumed", "evaluated", "rendered", "message"), "")
         rate, row["gymnasium"] = self._measure_rate(case)
         steps, length = next(item[1:] for item in LENGTHS if rate >= item[0])
         row["steps"] = steps
@@ -315,7 +318,7 @@ class Survey:
     def _measure_rate(self, case: Case) -> tuple[float, str]:
         """Step the environment without rlflame; return steps per second and the result."""
         code = _STEP.format(setup=case.package.setup)
-        result = self._venv.run(code, json.dumps([case.id, case.kwargs]))
+        result = self.venv.run(code, json.dumps([case.id, case.kwargs]))
         if result.returncode:
             return 0.0, f"fails: {result.stderr.strip().splitlines()[-1]}"
         return json.loads(result.stdout.splitlines()[-1])[1], "works"
@@ -386,7 +389,7 @@ class Survey:
         return self._make_rlflame_command(*words)
 
     def _make_rlflame_command(self, *words: str) -> list[str]:
-        return [str(self._venv.python), "-m", "rlflame", *words]
+        return [str(self.venv.python), "-m", "rlflame", *words]
 
 
 def trust(case: Case) -> list[str]:
@@ -429,19 +432,20 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
-        venv, survey = Venv(folder), Survey(Venv(folder), Path(temporary, "runs"))
         for package in PACKAGES:
+            venv = Venv(folder / package.venv)
             names = {package.name, *package.ids}
             if options.names and package.ids and not names & {*options.names}:
                 continue
             error = venv.install(package)
             print(f"{package.name} {error or 'is installed'}", flush=True)
             if not options.install:
-                test_package(venv, survey, package, error, options.names, options.csv)
+                survey = Survey(venv, Path(temporary, "runs"))
+                test_package(survey, package, error, options.names, options.csv)
 
 
 def test_package(
-    venv: Venv, survey: Survey, package: Package, error: str, names: list[str], path: Path
+    survey: Survey, package: Package, error: str, names: list[str], path: Path
 ) -> None:
     """Test the environments of a package that have no row yet."""
     tested = {(row["environment"], row["options"]) for row in read_rows(path)}
@@ -450,8 +454,8 @@ def test_package(
             row = {"environment": package.name, "package": package.name, "message": error}
             append_row(path, row | {"trained": "not installed"})
         return
-    version = venv.find_version(package)
-    for case in venv.list_cases(package):
+    version = survey.venv.find_version(package)
+    for case in survey.venv.list_cases(package):
         is_wanted = not names or package.name in names or case.id in names
         if case.key in tested or not is_wanted:
             continue

@@ -21,6 +21,7 @@ import flames
 import numpy as np
 import pytest
 import rollouts
+import space_envs
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet.auto import AutoFleet
@@ -150,8 +151,9 @@ def test_traffic_is_what_was_asked_and_what_was_answered(watched: Watched) -> No
         read_env_spec("Hopper-v5", {"healthy_z_range": [0.6, 9.0]}, 25),
         read_env_spec("BipedalWalker-v3", {}, 12),
         rollouts.fake(length=5, continuous=True),
+        *(read_env_spec(id, {}, None, ("space_envs",)) for id in space_envs.IDS),
     ],
-    ids=["mujoco", "replay", "fake"],
+    ids=["mujoco", "replay", "fake", *space_envs.IDS],
 )
 def test_iterations_in_a_row_are_the_same_on_any_fleet(watched: Watched, env: Any) -> None:
     run = f"{env.id} on {watched.fleet.name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from textwrap import shorten
 from typing import Any
 
 import gymnasium
@@ -46,6 +47,7 @@ _REUSABLE = _EXACT_MUJOCO | {
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
 _REUSABLE |= {f"gymnasium.envs.box2d.{name}" for name in ("lunar_lander", "bipedal_walker")}
+_COLLECTIONS = (str, bytes, tuple, list, set, dict)
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -130,8 +132,11 @@ class RestorableEnv:
         try:
             result = self._step(self._decode_action(action))
             observation, reward, terminated, truncated, info = result
-            reward = float(reward)
-            terminated, truncated = bool(terminated), bool(truncated)
+            reward = self._read_reward(reward)
+            if terminated is not False:
+                terminated = self._read_flag("terminated", terminated)
+            if truncated is not False:
+                truncated = self._read_flag("truncated", truncated)
             truncated = truncated or self.elapsed >= self._limit
             self._write_row(observation, info, out, terminated or truncated)
         except BaseException as error:
@@ -142,6 +147,21 @@ class RestorableEnv:
         if not math.isfinite(self.episode_return):
             raise self._make_fault("returned rewards that add up to infinity")
         return reward, terminated, truncated
+
+    def _read_reward(self, reward: Any) -> float:
+        try:
+            return float(reward)
+        except (TypeError, ValueError):
+            text = shorten(repr(reward), 100)
+            raise self._make_fault(f"returned the reward {text}, which is not a number") from None
+
+    def _read_flag(self, name: str, flag: Any) -> bool:
+        """Convert a flag; a collection with a flag per agent would count as true."""
+        if not isinstance(flag, _COLLECTIONS):
+            with contextlib.suppress(TypeError, ValueError):
+                return bool(flag)
+        text = shorten(repr(flag), 100)
+        raise self._make_fault(f"returned {name} as {text}, which is neither True nor False")
 
     def prepare_snapshot(self) -> None:
         """Save the MuJoCo state for the snapshot, before the last step of a fragment."""
