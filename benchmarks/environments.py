@@ -98,21 +98,19 @@ PACKAGES = (
         "highway-env",
         ("highway-env",),
         "import highway_env",
-        split("exit-v1 highway-fast-v0 intersection-v1 intersection-v2 intersection-multi-agent-v0 "
-              "intersection-multi-agent-v2 lane-keeping-v0 merge-v1 parking-v0 parking-parked-v0 "
-              "racetrack-v1 roundabout-v1 two-way-v0 u-turn-v1"),
+        split("exit-v1 highway-fast-v0 intersection-v1 intersection-multi-agent-v0 "
+              "intersection-multi-agent-v2 lane-keeping-v0 merge-v1 parking-v0 racetrack-v1 "
+              "roundabout-v1 two-way-v0 u-turn-v1"),
         env="highway_env:{id}",
     ),
     Package(
         "minigrid",
         ("minigrid",),
         "import minigrid",
-        split("BlockedUnlockPickup LavaCrossingS9N1 SimpleCrossingS9N1 DistShift1 DoorKey-5x5 "
-              "DoorKey-16x16 Dynamic-Obstacles-6x6 Empty-5x5 Empty-16x16 Fetch-5x5-N2 FourRooms "
-              "GoToDoor-5x5 GoToObject-6x6-N2 KeyCorridorS3R1 LavaGapS5 LockedRoom MemoryS7 "
-              "MultiRoom-N2-S4 ObstructedMaze-1Dl Playground PutNear-6x6-N2 RedBlueDoors-6x6 "
-              "Unlock UnlockPickup BabyAI-GoToLocal BabyAI-Open BabyAI-Pickup BabyAI-PutNextLocal "
-              "BabyAI-KeyCorridor BabyAI-BossLevel", "-v0"),
+        split("BlockedUnlockPickup LavaCrossingS9N1 DoorKey-5x5 DoorKey-16x16 "
+              "Dynamic-Obstacles-6x6 Empty-5x5 Fetch-5x5-N2 FourRooms GoToDoor-5x5 KeyCorridorS3R1 "
+              "MemoryS7 MultiRoom-N2-S4 ObstructedMaze-1Dl PutNear-6x6-N2 RedBlueDoors-6x6 "
+              "BabyAI-GoToLocal BabyAI-BossLevel", "-v0"),
         env="minigrid:{id}",
     ),
     Package(
@@ -120,27 +118,26 @@ PACKAGES = (
         ("gymnasium-robotics", "mujoco<4"),
         "import gymnasium_robotics",
         split("FetchReach FetchPush FetchSlide FetchPickAndPlace HandReach HandManipulateBlock "
-              "HandManipulateBlock_BooleanTouchSensors HandManipulateEgg HandManipulatePen "
-              "AdroitHandDoor AdroitHandHammer AdroitHandPen AdroitHandRelocate PointMaze_UMaze "
-              "AntMaze_UMaze FrankaKitchen"),
+              "HandManipulateEgg_BooleanTouchSensors HandManipulatePen AdroitHandDoor "
+              "AdroitHandRelocate PointMaze_UMaze AntMaze_UMaze FrankaKitchen"),
         env="gymnasium_robotics:{id}",
-        variants=(("FetchReach", ("--algo", "sac")),),
+        variants=(("FetchReach", ("--algo", "sac", "--set", "sac.updates_per_step=0.1")),),
         venv="mujoco3",
     ),
     Package(
         "panda-gym",
         ("panda-gym",),
         "import panda_gym",
-        split("PandaReach PandaReachJoints PandaReachDense PandaPush PandaSlide PandaPickAndPlace "
-              "PandaStack PandaFlip"),
+        split("PandaReach PandaReachJoints PandaPush PandaSlide PandaPickAndPlace PandaStack "
+              "PandaFlip"),
         env="panda_gym:{id}",
     ),
     Package(
         "ale-py",
         ("ale-py",),
         "import ale_py",
-        split("ALE/Breakout-v5 ALE/Enduro-v5 ALE/MontezumaRevenge-v5 ALE/MsPacman-v5 ALE/Pong-v5 "
-              "ALE/Qbert-v5 ALE/Seaquest-v5 ALE/SpaceInvaders-v5"),
+        split("ALE/Breakout-v5 ALE/MontezumaRevenge-v5 ALE/MsPacman-v5 ALE/Pong-v5 ALE/Qbert-v5 "
+              "ALE/SpaceInvaders-v5"),
         ("--env-kwargs", "obs_type=ram"),
         "ale_py:{id}",
         variants=(("ALE/Breakout-v5", ()), ("ALE/Breakout-v5", (*GRAY, *SMALL))),
@@ -175,7 +172,7 @@ for id, spec in gymnasium.registry.items():
         newest[name] = max(newest.get(name, (-1, "")), (spec.version or 0, id))
 print(json.dumps([id for _, id in newest.values()]))
 """
-#: Steps an environment with random actions for a second, and prints the speed as JSON.
+#: Steps an environment with random actions for half a second, and prints the speed as JSON.
 _STEP = """
 import json, sys, time, gymnasium
 {setup}
@@ -185,7 +182,7 @@ env = gymnasium.make(id, disable_env_checker=True, **kwargs)
 ready, steps = time.perf_counter(), 0
 _, info = env.reset(seed=0)
 env.action_space.seed(0)
-while steps < 3 or time.perf_counter() < ready + 1.0:
+while steps < 3 or time.perf_counter() < ready + 0.5:
     mask = info.get("action_mask")
     action = env.action_space.sample(mask) if mask is not None else env.action_space.sample()
     _, _, terminated, truncated, info = env.step(action)
@@ -360,14 +357,14 @@ class Survey:
         result = run_command(self._make_rlflame_command(*words))
         if result.returncode:
             return {"resumed": "failed", "message": find_message(result.stderr)}
-        result = run_command(self._make_rlflame_command("inspect", str(whole), str(killed)))
+        # The result contains digests of the policy and of the whole state.
         files = [
             name
-            for name in ("metrics.jsonl", "episodes.csv")
+            for name in ("result.json", "metrics.jsonl", "episodes.csv")
             if (whole / name).read_bytes() != (killed / name).read_bytes()
         ]
-        if result.returncode or files:
-            return {"resumed": "different", "message": " ".join([*files, result.stdout.strip()])}
+        if files:
+            return {"resumed": "different", "message": f"{' and '.join(files)} differ"}
         return {"resumed": "equal"}
 
     def _check(self, column: str, case: Case, command: str, *words: str) -> dict[str, str]:
@@ -380,8 +377,6 @@ class Survey:
 
     def _make_command(self, case: Case, name: str, steps: int, length: int) -> list[str]:
         settings = [f"rollout.steps={length}"] if length < LENGTHS[0][2] else []
-        if "reinforce" in case.options:  # which collects whole episodes
-            settings = [f"rollout.steps={length * 10}"]
         words = ["train", *case.train_options, "--steps", str(steps), "--json", "--local"]
         words += ["--workers", str(WORKERS), "--out", str(self._folder / name)]
         for setting in (*SETTINGS, *settings):
