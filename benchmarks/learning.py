@@ -124,7 +124,7 @@ SPACES = [
     for name, env, steps, floor, episodes in (
         ("frozenlake", "FrozenLake-v1", 500_000, 0.70, 5_000),
         ("taxi", "Taxi-v4", 500_000, 7.5, 1_000),
-        ("cliffwalking", "CliffWalking-v1", 500_000, -13.0, 1_000),
+        ("cliffwalking", "CliffWalking-v1", 200_000, -13.0, 1_000),
         ("doorkey", "minigrid:MiniGrid-DoorKey-5x5-v0", 500_000, 0.9, 1_000),
         ("blackjack", "Blackjack-v1", 500_000, -0.06, 50_000),
     )
