@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import shlex
@@ -85,7 +86,7 @@ def split(text: str, suffix: str = "") -> tuple[str, ...]:
 PACKAGES = (
     Package(
         "gymnasium",
-        ("gymnasium[box2d,classic-control,mujoco,toy-text]", "jax", "opencv-python-headless"),
+        ("gymnasium[box2d,classic-control,jax,mujoco,toy-text]", "opencv-python-headless"),
         "",
         variants=(
             ("CarRacing-v3", (*GRAY, *SMALL)),
@@ -317,7 +318,7 @@ class Survey:
         code = _STEP.format(setup=case.package.setup)
         result = self.venv.run(code, json.dumps([case.id, case.kwargs]))
         if result.returncode:
-            return 0.0, f"fails: {result.stderr.strip().splitlines()[-1]}"
+            return math.inf, f"fails: {result.stderr.strip().splitlines()[-1]}"
         return json.loads(result.stdout.splitlines()[-1])[1], "works"
 
     def _train(self, case: Case, steps: int, length: int) -> dict[str, Any]:
@@ -390,7 +391,8 @@ class Survey:
 def trust(case: Case) -> list[str]:
     """The options that allow the module of an environment, for commands that read a file."""
     module, colon, _ = case.package.env.partition(":")
-    return ["--allow-module", module] if colon else []
+    modules = [module] * bool(colon) + ["gymnasium.wrappers"] * ("--wrap" in case.options)
+    return [word for name in modules for word in ("--allow-module", name)]
 
 
 def find_message(text: str) -> str:

@@ -61,7 +61,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     **{
         f"experiments-{name}": (EXPERIMENTS, partial(experiment_tables.make_table, name))
         for name in ("mujoco", "falls", "first", "parts", "pendulum", "mountaincar", "swimmer",
-                     "sac", "wide", "default-discrete", "default-continuous")
+                     "cliffwalking", "sac", "wide", "default-discrete", "default-continuous")
     },
     "experiments-walker2d": (EXPERIMENTS, experiment_tables.make_walker2d_comparison),
     "reference-settings": (REFERENCE / "settings.md", reference_tables.make_settings),

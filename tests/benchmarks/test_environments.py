@@ -28,4 +28,6 @@ def test_options_become_arguments_of_the_constructor() -> None:
     case = Case(package, "MinAtar/Breakout-v1", options)
     assert case.train_options[:2] == ["--env", "minatar.gym:BaseEnv"]
     assert trust(case) == ["--allow-module", "minatar.gym"]
+    wrapped = Case(package, "MinAtar/Breakout-v1", ("--wrap", "gymnasium.wrappers:X"))
+    assert trust(wrapped)[2:] == ["--allow-module", "gymnasium.wrappers"]
     assert case.kwargs == {"game": "breakout", "use_minimal_action_set": True}

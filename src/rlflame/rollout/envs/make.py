@@ -99,7 +99,8 @@ def is_env_error(error: BaseException) -> bool:
 
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Make the environment that a spec describes, without Gymnasium's warnings."""
-    options: dict[str, Any] = {key: _to_lists(value) for key, value in spec.kwargs.items()}
+    # Lists become tuples when a spec is sent.
+    options: dict[str, Any] = _convert_lists(spec.kwargs, list)
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
     if render_mode is not None:
@@ -116,8 +117,9 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         target = find_constructor(spec.id) or spec.id
         env: gymnasium.Env[Any, Any] = gymnasium.make(target, disable_env_checker=True, **options)
         for wrapper in spec.wrappers:
-            arguments = {key: _to_lists(value) for key, value in wrapper.kwargs.items()}
-            env = load_wrapper(wrapper.name)(env, **arguments)
+            # Gymnasium's wrappers require tuples, such as the shape of ResizeObservation.
+            kind = tuple if wrapper.name.startswith("gymnasium.") else list
+            env = load_wrapper(wrapper.name)(env, **_convert_lists(wrapper.kwargs, kind))
     _silence_mujoco()
     return env
 
@@ -190,12 +192,12 @@ def import_env_code(id: str) -> None:
             importlib.import_module(entry.partition(":")[0])
 
 
-def _to_lists(value: Any) -> Any:
-    """Convert tuples to lists, because lists become tuples when a spec is sent."""
+def _convert_lists(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:
+    """Convert tuples and lists, also those inside dictionaries, to lists or to tuples."""
     if isinstance(value, tuple | list):
-        return [_to_lists(item) for item in value]
+        return kind(_convert_lists(item, kind) for item in value)
     if isinstance(value, Mapping):
-        return {key: _to_lists(item) for key, item in value.items()}
+        return {key: _convert_lists(item, kind) for key, item in value.items()}
     return value
 
 
