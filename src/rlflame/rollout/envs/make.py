@@ -100,7 +100,7 @@ def is_env_error(error: BaseException) -> bool:
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Make the environment that a spec describes, without Gymnasium's warnings."""
     # Lists become tuples when a spec is sent.
-    options: dict[str, Any] = _convert_lists(spec.kwargs, list)
+    options: dict[str, Any] = _replace_lists(spec.kwargs, list)
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
     if render_mode is not None:
@@ -119,7 +119,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         for wrapper in spec.wrappers:
             # Gymnasium's wrappers require tuples, such as the shape of ResizeObservation.
             kind = tuple if wrapper.name.startswith("gymnasium.") else list
-            env = load_wrapper(wrapper.name)(env, **_convert_lists(wrapper.kwargs, kind))
+            env = load_wrapper(wrapper.name)(env, **_replace_lists(wrapper.kwargs, kind))
     _silence_mujoco()
     return env
 
@@ -192,12 +192,12 @@ def import_env_code(id: str) -> None:
             importlib.import_module(entry.partition(":")[0])
 
 
-def _convert_lists(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:
+def _replace_lists(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:
     """Convert tuples and lists, also those inside dictionaries, to lists or to tuples."""
     if isinstance(value, tuple | list):
-        return kind(_convert_lists(item, kind) for item in value)
+        return kind(_replace_lists(item, kind) for item in value)
     if isinstance(value, Mapping):
-        return {key: _convert_lists(item, kind) for key, item in value.items()}
+        return {key: _replace_lists(item, kind) for key, item in value.items()}
     return value
 
 
