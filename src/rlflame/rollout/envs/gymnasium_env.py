@@ -33,6 +33,7 @@ from .spaces import MaskReader, has_equal_leaves
 from .vector_env import (
     GLOBAL_RANDOM_CAUSE,
     REPLAY_MISMATCH,
+    REUSE_CAUSE,
     EpisodePosition,
     make_fault,
     report_fault,
@@ -209,7 +210,9 @@ class RestorableEnv:
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
             uses_global_random = read_global_random() != random_state
-            raise self._make_fault(REPLAY_MISMATCH + uses_global_random * GLOBAL_RANDOM_CAUSE)
+            causes = uses_global_random * GLOBAL_RANDOM_CAUSE
+            causes += (self.spec.episodes == "reuse") * REUSE_CAUSE
+            raise self._make_fault(REPLAY_MISMATCH + causes)
 
     def render(self) -> Any:
         """Render the environment in the mode that was passed to the constructor."""
