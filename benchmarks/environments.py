@@ -107,7 +107,7 @@ PACKAGES = (
     ),
     Package(
         "gymnasium-robotics",
-        ("gymnasium-robotics", "mujoco<4"),
+        ("gymnasium-robotics", "mujoco<3.4"),
         "import gymnasium_robotics",
         split("FetchReach FetchPickAndPlace HandReach HandManipulateBlock_BooleanTouchSensors "
               "AdroitHandDoor PointMaze_UMaze AntMaze_UMaze FrankaKitchen"),

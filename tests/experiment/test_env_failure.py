@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from commands import rlflame
+from commands import finished, process, rlflame
 
 _CLASS = """
 import gymnasium
@@ -113,6 +113,20 @@ def test_a_registered_id_has_priority_over_a_class_of_that_name(write_env):
     assert find_constructor("named_env:Line") is None
     gymnasium.registry.pop("Line-v0")
     assert find_constructor("named_env:Line").entry_point == "named_env:Line"
+
+
+def test_output_of_a_constructor_stays_out_of_the_results(write_env, tmp_path):
+    write_env("loud_env")
+    code = (tmp_path / "loud_env.py").read_text()
+    noise = 'import ctypes, os\n        os.write(1, b"first")\n        print("second")\n'
+    noise += '        ctypes.CDLL(None).puts(b"third")\n'
+    (tmp_path / "loud_env.py").write_text(
+        code.replace("assert size", f"{noise}        assert size")
+    )
+    words = ("train", "--env", "loud_env:Line", "--dry-run", "--json")
+    spoken = finished(process(*words, environment={"PYTHONPATH": str(tmp_path)}))
+    assert spoken.code == 0, spoken.err
+    assert spoken.json()["environment"] == "loud_env:Line"
 
 
 def test_an_unknown_name_is_answered_with_the_classes_of_the_module(write_env):

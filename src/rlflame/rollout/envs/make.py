@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import importlib.util
 import io
@@ -124,6 +125,22 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     return env
 
 
+@contextlib.contextmanager
+def discard_output() -> Iterator[None]:
+    """Discard the output of an environment, also of its C code, and keep that of rlflame."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stdout_fd = os.dup(1)
+            stack.callback(os.close, stdout_fd)
+            null_fd = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_fd, 1)
+            os.close(null_fd)
+            stack.callback(os.dup2, stdout_fd, 1)
+            # C keeps output in a buffer, which it would write later.
+            stack.callback(ctypes.CDLL(None).fflush, None)
+        yield
+
+
 def _check_model_file(kwargs: Mapping[str, Any]) -> None:
     """Reject a pipe or a device as MuJoCo's model, because a read may block forever."""
     path = kwargs.get("xml_file")
@@ -228,8 +245,7 @@ def read_env_spec(
         wrappers=wrappers,
     )  # fmt: skip
     source: MaskSource = "none"
-    # The output of a constructor must not mix with the output of rlflame.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with discard_output():
         env = make_env(blank_spec)
         with contextlib.closing(env):
             layout = read_action_layout(env.action_space)
