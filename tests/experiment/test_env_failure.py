@@ -123,8 +123,7 @@ def test_output_of_a_constructor_stays_out_of_the_results(write_env, tmp_path):
     (tmp_path / "loud_env.py").write_text(
         code.replace("assert size", f"{noise}        assert size")
     )
-    words = ("train", "--env", "loud_env:Line", "--dry-run", "--json")
-    spoken = finished(process(*words, environment={"PYTHONPATH": str(tmp_path)}))
+    spoken = finished(process("train", "--env", "loud_env:Line", "--dry-run", "--json"))
     assert spoken.code == 0, spoken.err
     assert spoken.json()["environment"] == "loud_env:Line"
 
