@@ -136,9 +136,7 @@ PACKAGES = (
         ("MinAtar",),
         "import minatar.gym\nminatar.gym.register_envs()",
         split("MinAtar/Asterix-v1 MinAtar/Breakout-v1 MinAtar/SpaceInvaders-v1"),
-        # MinAtar sometimes repeats the last action of the previous episode. Five episodes do not
-        # always show this.
-        ("--env-kwargs", "game={game}", "--set", "environment.episodes=fresh"),
+        ("--env-kwargs", "game={game}"),
         "minatar.gym:BaseEnv",
     ),
     Package(

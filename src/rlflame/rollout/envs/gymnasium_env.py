@@ -48,6 +48,9 @@ _REUSABLE = _EXACT_MUJOCO | {
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
 _REUSABLE |= {f"gymnasium.envs.box2d.{name}" for name in ("lunar_lander", "bipedal_walker")}
+#: Packages with state that a few episodes do not always show: MinAtar's last action, which it
+#: sometimes repeats in the next episode, and the contacts of the Bullet engine.
+_STATEFUL_PACKAGES = {"minatar", "panda_gym", "pybullet_envs_gymnasium"}
 _COLLECTIONS = (str, bytes, tuple, list, set, dict)
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
@@ -57,9 +60,19 @@ def is_known_reusable(id: str) -> bool:
     registration = gymnasium.registry.get(id)
     if registration is None or registration.additional_wrappers:
         return False
-    entry = registration.entry_point
-    module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
-    return module in _REUSABLE
+    return _find_module(id) in _REUSABLE
+
+
+def is_known_stateful(id: str) -> bool:
+    """Return whether an environment's package is known to keep state between episodes."""
+    modules = (id.rpartition(":")[0], _find_module(id.rpartition(":")[2]))
+    return any(module.partition(".")[0] in _STATEFUL_PACKAGES for module in modules)
+
+
+def _find_module(id: str) -> str:
+    """Return the module of a registered environment, or an empty string."""
+    entry = getattr(gymnasium.registry.get(id), "entry_point", None) or ""
+    return entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
 
 
 def read_global_random() -> bytes:
