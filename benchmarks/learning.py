@@ -6,6 +6,7 @@
     python benchmarks/learning.py long --seeds 0-9 --csv docs/results/reinforce_long.csv
     python benchmarks/learning.py wide --seeds 0-4 --csv docs/results/wide.csv
     python benchmarks/learning.py untuned --seeds 0-4 --csv docs/results/untuned.csv
+    python benchmarks/learning.py spaces --seeds 0-2 --csv docs/results/spaces.csv
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
@@ -116,8 +117,20 @@ UNTUNED = [
                              ("bipedalwalker", "bipedalwalker", 1_000_000))
     if kind == "default" or steps == 1_000_000
 ]  # fmt: skip
+#: Environments with choices as observations or actions, evaluated on many episodes.
+SPACES = [
+    Study(f"spaces-{name}", env, "ppo", steps, floor,
+          sets=(f"evaluation.final_episodes={episodes}",))
+    for name, env, steps, floor, episodes in (
+        ("frozenlake", "FrozenLake-v1", 500_000, 0.70, 5_000),
+        ("taxi", "Taxi-v4", 500_000, 7.5, 1_000),
+        ("cliffwalking", "CliffWalking-v1", 200_000, -13.0, 1_000),
+        ("doorkey", "minigrid:MiniGrid-DoorKey-5x5-v0", 500_000, 0.9, 1_000),
+        ("blackjack", "Blackjack-v1", 500_000, -0.06, 50_000),
+    )
+]  # fmt: skip
 STUDIES = {"reinforce": REINFORCE, "sac": SAC, "ppo": PPO, "long": LONG,
-           "wide": WIDE, "untuned": UNTUNED}  # fmt: skip
+           "wide": WIDE, "untuned": UNTUNED, "spaces": SPACES}  # fmt: skip
 
 
 def main() -> None:
@@ -211,7 +224,7 @@ class Keeper(NullView):
         lines = curve(self._study, self._preset, seed, self._folder / f"seed-{seed}")
         append(self._path, lines)
         last = lines[-1]
-        print(f"{name}: {last['return_mean']:.1f} in {last['train_seconds']:.0f} s", flush=True)
+        print(f"{name}: {last['return_mean']:.4g} in {last['train_seconds']:.0f} s", flush=True)
 
 
 def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from statistics import mean, median
 
 import numpy as np
-from learning import LONG, PPO, SAC, UNTUNED, WIDE, Study
+from learning import LONG, PPO, SAC, SPACES, UNTUNED, WIDE, Study
 from records import (
     SMALL,
     Curve,
@@ -34,8 +34,10 @@ ENV_IDS = {
     id.partition("-")[0].lower(): id
     for id in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5",
                "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0",
-               "Acrobot-v1", "Reacher-v5", "Pusher-v5", "BipedalWalker-v3")
+               "Acrobot-v1", "Reacher-v5", "Pusher-v5", "BipedalWalker-v3", "FrozenLake-v1",
+               "Taxi-v4", "CliffWalking-v1", "Blackjack-v1")
 }  # fmt: skip
+ENV_IDS["doorkey"] = "MiniGrid-DoorKey-5x5-v0"
 #: The record of each stable-baselines3 control, and the name of the runs in the record.
 CONTROLS = {"ppo": ("ppo_control.csv", "ppo-sb3"), "sac": ("sac_control.csv", "sac-sb3")}
 ZOO_CONTROL = ("ppo_zoo_control.csv", "ppo-zoo-sb3")
@@ -94,6 +96,7 @@ GROUPS = {
         "reinforce_long.csv", LONG, "minutes.csv", "--algo reinforce", is_peer_timed=False
     ),
     "untuned": Group("untuned.csv", UNTUNED),
+    "spaces": Group("spaces.csv", SPACES),
 }
 
 
@@ -220,6 +223,29 @@ def make_untuned_table() -> str:
     return format_table(
         head, [(name, *(row.get(column, "") for column in columns)) for name, row in cells.items()]
     )
+
+
+def make_spaces_table() -> str:
+    """Final returns of the default preset on environments with choices."""
+    group = GROUPS["spaces"]
+    records = [row for row in read_records(group.record) if row["final"] == "1"]
+    rows = []
+    for study in group.studies:
+        finals = [row for row in records if row["study"] == study.name]
+        returns = [float(row["return_mean"]) for row in finals]
+        seconds = mean(float(row["train_seconds"]) for row in finals)
+        rows.append([
+            f"{get_env(study)}, {format_steps(study)}",
+            f"`{finals[0]['preset']}`",
+            f"{mean(returns):.3g} ({len(returns)})",
+            f"{min(returns):.3g}",
+            f"{study.floor:g}",
+            f"{int(finals[0]['episodes']):,}",
+            format_minutes(seconds),
+        ])  # fmt: skip
+    head = ("environment, steps", "preset", "mean return (seeds)", "worst seed", "goal",
+            "evaluation episodes", "minutes")  # fmt: skip
+    return format_table(head, rows)
 
 
 def make_time_to_return_table() -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import environment_tables
 import experiment_tables
 import reference_tables
 import result_tables
@@ -31,6 +32,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 REFERENCE = ROOT / "docs" / "reference"
 SCALING = ROOT / "docs" / "scaling.md"
 LEARNERS = ROOT / "docs" / "guides" / "learners.md"
+ENVIRONMENTS = ROOT / "docs" / "guides" / "environments.md"
 
 #: The page of each block, and the function that makes its text.
 BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
@@ -43,6 +45,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     },
     "results-time-to-return": (RESULTS, result_tables.make_time_to_return_table),
     "results-untuned": (RESULTS, result_tables.make_untuned_table),
+    "results-spaces": (RESULTS, result_tables.make_spaces_table),
     "results-classic": (RESULTS, result_tables.make_classic_table),
     "speed-summary": (BENCHMARKS, speed_tables.make_summary),
     "speed-findings": (BENCHMARKS, speed_tables.make_findings),
@@ -60,7 +63,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     **{
         f"experiments-{name}": (EXPERIMENTS, partial(experiment_tables.make_table, name))
         for name in ("mujoco", "falls", "first", "parts", "pendulum", "mountaincar", "swimmer",
-                     "sac", "wide", "default-discrete", "default-continuous")
+                     "cliffwalking", "sac", "wide", "default-discrete", "default-continuous")
     },
     "experiments-walker2d": (EXPERIMENTS, experiment_tables.make_walker2d_comparison),
     "reference-settings": (REFERENCE / "settings.md", reference_tables.make_settings),
@@ -83,6 +86,8 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     ),
     "scaling-earlier": (SCALING, scaling_tables.make_earlier_table),
     "card": (LEARNERS, speed_tables.make_card_table),
+    "environments-packages": (ENVIRONMENTS, environment_tables.make_package_table),
+    "environments": (ENVIRONMENTS, environment_tables.make_table),
 }  # fmt: skip
 
 

@@ -72,6 +72,10 @@ class Fake(gymnasium.Env):
                 reward = float("nan")
             if self._fault == "no_reward":
                 reward = None  # type: ignore[assignment]
+            if self._fault == "rewards":  # as in environments with several agents
+                reward = (1.0, 2.0)  # type: ignore[assignment]
+            if self._fault == "flags":
+                return shown, reward, (False, False), False, {}
             if self._fault == "four":  # the old interface, without `truncated`
                 return shown, reward, False, {}
         if self._fault == "rich":
@@ -95,7 +99,7 @@ class Fake(gymnasium.Env):
     def _nothing(self, shown: Any) -> Any:
         return shown
 
-    _nan_reward = _no_reward = _four = _alone = _rich = _nothing
+    _nan_reward = _no_reward = _rewards = _flags = _four = _alone = _rich = _nothing
 
     def _raise(self, shown: Any) -> Any:
         raise ValueError("the moon is wrong")

@@ -11,6 +11,7 @@ from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.seeding import Role, make_reset_seed
+from rlflame.rollout.space_codec import find_choice_spans
 from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec, RolloutTask, make_fresh_state
 from rlflame.rollout.worker import RolloutWorker
 
@@ -48,6 +49,9 @@ def policy_spec(env: EnvSpec, **changes: Any) -> PolicySpec:
         normalise=True,
         observation_clip=10.0,
         width=8,
+        action_counts=env.action_counts,
+        mask_size=env.mask_size,
+        choice_spans=find_choice_spans(env.observation_leaves),
     )
     return dataclasses.replace(spec, **changes)
 

@@ -61,6 +61,18 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
     assert left_in(tmp_path) == {"cartpole.gif"}
 
 
+def test_a_policy_with_choices_is_rendered(tmp_path):
+    """The observation and the action of FrozenLake are integers."""
+    source = begun("FrozenLake-v1", map_name="8x8")
+    spoken = rlflame("render", policy_file(tmp_path / "policy.safetensors", source), "-o", "x.gif")
+    assert spoken.code == 0, spoken.err
+    ((episode_return, length),) = scored(source, 1, most=20)
+    assert spoken.lines[1] == f"  episode  0: return {episode_return:,.1f}, {length} steps"
+    with Image.open("x.gif") as image:
+        # Frames in which the player does not move are merged.
+        assert 1 < image.n_frames <= length + 1
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said", "hint"),
     [

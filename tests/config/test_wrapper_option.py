@@ -18,6 +18,7 @@ from rlflame.errors import ConfigError
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.envs.user_code import SAFE_WRAPPERS, find_named_modules, load_wrapper
 
+RESHAPE = "gymnasium.wrappers:ReshapeObservation"
 RESCALE = "gymnasium.wrappers:RescaleAction"
 
 
@@ -86,6 +87,14 @@ def test_safe_wrappers_are_gymnasium_s_and_take_no_functions():
     for name in ("RecordVideo", "TransformObservation", "ResizeObservation"):
         names = [f"gymnasium.wrappers:{name}"]
         assert find_named_modules("Env-v0", {}, names) == ("gymnasium.wrappers",)
+
+
+@pytest.mark.parametrize("shape", ["[4]", "(4,)"])
+def test_a_wrapper_of_gymnasium_gets_tuples(shape):
+    words = ("--env", "space_envs:Box-v0", "--wrap", f"{RESHAPE},shape={shape}")
+    spoken = rlflame("train", *words, "--dry-run", "--json")
+    assert spoken.code == 0, spoken.err
+    assert spoken.json()["obs_dim"] == 4
 
 
 def test_a_run_keeps_its_wrappers(tmp_path):

@@ -85,6 +85,25 @@ def test_claims_about_single_seeds_of_ppo() -> None:
     assert ends[4] < compute_middle(ends) < ends[5]
 
 
+def test_environments_with_choices_reach_their_goals() -> None:
+    for study in GROUPS["spaces"].studies:
+        ends = read_ends("spaces.csv", study.name)
+        assert [*ends] == [0, 1, 2]
+        assert study.floor is not None
+        assert mean(ends.values()) >= study.floor
+
+
+def test_every_tested_environment_is_exact_or_refused_with_a_message() -> None:
+    rows = read("environments.csv")
+    assert len({row["package"] for row in rows}) == 8
+    for row in rows:
+        if row["trained"] == "yes":
+            assert (row["resumed"], row["evaluated"]) == ("equal", "yes"), row["environment"]
+        else:
+            assert row["trained"] == "refused" or row["gymnasium"].startswith("fails"), row
+            assert "hint: " in row["message"], row["environment"]
+
+
 def test_reacher_gets_the_better_preset() -> None:
     sides = (read_ends("untuned.csv", f"{kind}-reacher") for kind in ("default", "family"))
     assert compare(*(np.array([*side.values()]) for side in sides)).difference.low > 0

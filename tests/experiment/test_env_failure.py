@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from commands import rlflame
+from commands import finished, process, rlflame
 
 _CLASS = """
 import gymnasium
@@ -17,6 +17,7 @@ class Line(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, size=1):
+        assert size != 13
         if size < 0:
             raise ValueError(f"size {size} is negative")
 
@@ -114,6 +115,19 @@ def test_a_registered_id_has_priority_over_a_class_of_that_name(write_env):
     assert find_constructor("named_env:Line").entry_point == "named_env:Line"
 
 
+def test_output_of_a_constructor_stays_out_of_the_results(write_env, tmp_path):
+    write_env("loud_env")
+    code = (tmp_path / "loud_env.py").read_text()
+    noise = 'import ctypes, os\n        os.write(1, b"first")\n        print("second")\n'
+    noise += '        ctypes.CDLL(None).puts(b"third")\n'
+    (tmp_path / "loud_env.py").write_text(
+        code.replace("assert size", f"{noise}        assert size")
+    )
+    spoken = finished(process("train", "--env", "loud_env:Line", "--dry-run", "--json"))
+    assert spoken.code == 0, spoken.err
+    assert spoken.json()["environment"] == "loud_env:Line"
+
+
 def test_an_unknown_name_is_answered_with_the_classes_of_the_module(write_env):
     write_env("other_env")
     error = read_error("--env", "other_env:Missing-v0")
@@ -128,6 +142,10 @@ def test_a_constructor_that_fails_is_answered_with_its_own_error_and_line(write_
     error = read_error("--env", "wrong_env:Wrong-v0", "--env-kwargs", "size=-1")
     assert "ValueError: size -1 is negative" in error
     assert f"line {number} of {tmp_path / 'wrong_env.py'}" in error
+    # An assertion without a message is named with its line.
+    number = next(i for i, line in enumerate(lines, 1) if "assert size" in line)
+    error = read_error("--env", "wrong_env:Wrong-v0", "--env-kwargs", "size=13")
+    assert f": AssertionError in line {number} of {tmp_path / 'wrong_env.py'}" in error
     # An ID that the constructor itself asks for is not taken for the ID of the command.
     error = read_error("--env", "wrong_env:make_nothing")
     assert "wrong_env:make_nothing cannot be created" in error
@@ -144,6 +162,7 @@ def test_a_constructor_that_fails_is_answered_with_its_own_error_and_line(write_
         ("highway-fast-v0", "highway_env:highway-fast-v0", "highway-env"),
         ("FetchReach-v4", "gymnasium_robotics:FetchReach-v4", "gymnasium-robotics"),
         ("PandaReach-v3", "panda_gym:PandaReach-v3", "panda-gym"),
+        ("MinAtar/Breakout-v1", "minatar.gym:BaseEnv --env-kwargs game=breakout", "MinAtar"),
     ],
 )
 def test_an_id_of_a_known_package_is_answered_with_its_module(id, spelling, package):

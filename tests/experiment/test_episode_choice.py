@@ -15,9 +15,13 @@ from rlflame.console.base import NullView
 from rlflame.experiment import comparison, components, episode_choice
 from rlflame.experiment.episode_choice import choose_episode_start, compare_episodes
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rollout.envs import episode_comparison
+from rlflame.rollout.envs import episode_comparison, gymnasium_env
 from rlflame.rollout.envs.episode_comparison import ComparisonEnv
-from rlflame.rollout.envs.gymnasium_env import RestorableEnv, is_known_reusable
+from rlflame.rollout.envs.gymnasium_env import (
+    RestorableEnv,
+    is_known_reusable,
+    is_known_stateful,
+)
 from rlflame.rollout.task import make_fresh_state
 from rlflame.storage import checkpoint
 from rlflame.training.stop_signal import NullStop
@@ -311,3 +315,27 @@ def test_a_replay_that_differs_names_global_random_numbers():
         with pytest.raises(Exception, match="different observation") as error:
             RestorableEnv(spec, 0).restore(state, np.zeros(1, np.float32))
         assert ("np.random" in str(error.value)) == is_named
+
+
+@pytest.mark.parametrize(
+    ("id", "expected"),
+    [
+        ("panda_gym:PandaReach-v3", True),
+        ("minatar.gym:BaseEnv", True),
+        ("Bullet-v0", True),
+        ("CartPole-v1", False),
+        ("my_panda_gym:Reach-v0", False),
+    ],
+)
+def test_packages_that_keep_state_are_known(id, expected, monkeypatch):
+    entry = "pybullet_envs_gymnasium.gym_pendulum_envs:InvertedPendulumBulletEnv"
+    spec = gymnasium.envs.registration.EnvSpec("Bullet-v0", entry_point=entry)
+    monkeypatch.setitem(gymnasium.registry, "Bullet-v0", spec)
+    assert is_known_stateful(id) == expected
+
+
+def test_an_environment_that_is_known_to_keep_state_is_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(gymnasium_env, "_STATEFUL_PACKAGES", {__name__})
+    source, (note,) = train(tmp_path, "plain")
+    assert source.env.episodes == "fresh"
+    assert "is known to keep state" in note

@@ -21,6 +21,7 @@ import flames
 import numpy as np
 import pytest
 import rollouts
+import space_envs
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet.auto import AutoFleet
@@ -162,6 +163,23 @@ def test_traffic_is_what_was_asked_and_what_was_answered(watched: Watched) -> No
     ids=["mujoco", "replay", "fake"],
 )
 def test_iterations_in_a_row_are_the_same_on_any_fleet(watched: Watched, env: Any) -> None:
+    check_iterations(watched, env)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_every_kind_of_space_is_the_same_on_any_fleet(name: str) -> None:
+    if name == "flame":
+        flames.settle(flames.environment())
+        fleet: Fleet = flames.fleet(lambda event: None, env_file=space_envs.__file__)
+    else:
+        fleet = FLEETS[name](lambda event: None)
+    with fleet:
+        for id in space_envs.IDS:
+            check_iterations(Watched(fleet, []), read_env_spec(id, {}, None, ("space_envs",)))
+
+
+def check_iterations(watched: Watched, env: Any) -> None:
+    """Compare three iterations of a fleet with those of a worker in this process."""
     run = f"{env.id} on {watched.fleet.name}"
     here = slots(5, env, run=run)
     there = slots(5, env, run=run)

@@ -18,25 +18,14 @@ from rlflame.rollout.space_codec import (
     MaskEncoder,
     ObservationEncoder,
     SpaceError,
-    find_choice_spans,
     list_action_leaves,
     list_counts,
 )
-from rlflame.rollout.task import EnvSpec, PolicySpec
+from rlflame.rollout.task import EnvSpec
 
 
 def read(id: str, **kwargs: Any) -> EnvSpec:
     return read_env_spec(f"space_envs:{id}", kwargs, None, ("space_envs",))
-
-
-def policy_spec(env: EnvSpec, **changes: Any) -> PolicySpec:
-    return rollouts.policy_spec(
-        env,
-        action_counts=env.action_counts,
-        mask_size=env.mask_size,
-        choice_spans=find_choice_spans(env.observation_leaves),
-        **changes,
-    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in space_envs.SPACES if kind != "Dict"])
@@ -66,7 +55,7 @@ def test_text_is_left_out_of_a_dict() -> None:
 @pytest.mark.parametrize("kind", space_envs.SPACES)
 def test_actions_have_exactly_the_type_of_the_space(kind: str) -> None:
     env, space = read(f"{kind}-v0"), space_envs.SPACES[kind][1]
-    decoder, spec = ActionDecoder(env), policy_spec(env)
+    decoder, spec = ActionDecoder(env), rollouts.policy_spec(env)
     policy = Policy(spec, rollouts.weights(spec))
     generator = np.random.default_rng(0)
     seen = set()

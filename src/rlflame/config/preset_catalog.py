@@ -27,7 +27,8 @@ class Alias(NamedTuple):
 _FAMILIES = {
     "cartpole": "CartPole-v1",
     "pendulum": "Pendulum-v1",
-    "default": "Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Reacher-v5",
+    "default": "Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Reacher-v5 Blackjack-v1 "
+    "CliffWalking-v1 FrozenLake-v1 Taxi-v4",
     "lunarlander": "LunarLander-v3",
     "mujoco": "BipedalWalker-v3 Hopper-v5 HalfCheetah-v5 Walker2d-v5 Ant-v5 Humanoid-v5 Swimmer-v5 "
     "Pusher-v5 InvertedPendulum-v5 InvertedDoublePendulum-v5",

@@ -19,6 +19,8 @@ class EnvPackage(NamedTuple):
     package: str
     module: str
     ids: str
+    #: The options that make an environment, if the module does not register the IDs.
+    options: str = ""
 
 
 _HIGHWAY = (
@@ -37,6 +39,12 @@ _PACKAGES = (
     ),
     EnvPackage("panda-gym", "panda_gym", r"Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip).*"),
     EnvPackage("pybullet_envs_gymnasium", "pybullet_envs_gymnasium", r".+BulletEnv-v\d+"),
+    EnvPackage(
+        "MinAtar",
+        "minatar",
+        r"MinAtar/.+",
+        "--env minatar.gym:BaseEnv --env-kwargs game=breakout",
+    ),
     EnvPackage("shimmy[dm-control]", "shimmy", r"dm_control/.+"),
 )
 #: Frames of these packages only pass an error on.
@@ -68,14 +76,14 @@ def explain_env_failure(settings: EnvironmentSettings, error: BaseException) -> 
         return ConfigError(f"{name}: {cause}.", _format_suggestion(name, str(error)))
     kwargs_text = f" with {format_value(settings.kwargs)}" if settings.kwargs else ""
     place = _find_raising_line(error)
-    hint = f"correct {place}" if place else "rlflame envs lists the available environments"
+    hint = f"correct {place}" if place else "check that gymnasium.make works without rlflame"
     options = ["--env-kwargs"] * bool(kwargs_text) + ["--wrap"] * bool(settings.wrappers)
     if settings.wrappers:
         kwargs_text += f" with the wrappers {', '.join(settings.wrapper_names)}"
     if options:
         check = f"check {' and '.join(options)}"
         hint = f"{check}, or {hint}" if place else check
-    kind = f"{type(error).__name__}: " if place else ""
+    kind = f"{type(error).__name__}: " if place and str(error).strip() else ""
     return ConfigError(f"{name} cannot be created{kwargs_text}: {kind}{cause}.", hint)
 
 
@@ -83,7 +91,7 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
     """Return the error for an ID that no imported module registers."""
     package = next((item for item in _PACKAGES if re.fullmatch(item.ids, id)), None)
     if package is not None:
-        spelling = format_shell("--env", f"{package.module}:{id}")
+        spelling = package.options or format_shell("--env", f"{package.module}:{id}")
         install = format_shell("pip", "install", package.package)
         is_installed = find_spec(package.module) is not None
         return ConfigError(
@@ -122,13 +130,15 @@ def _format_suggestion(id: str, text: str) -> str:
 
 def _get_first_line(error: BaseException) -> str:
     text = str(error).strip()
+    if not text:
+        return f"{type(error).__name__} in {_find_raising_line(error, ('<frozen ',))}"
     # Gymnasium appends the arguments, which the message already contains.
     text = text.partition(" was raised from the environment creator for ")[0]
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+    return text.splitlines()[0].rstrip(".")
 
 
-def _find_raising_line(error: BaseException) -> str:
-    """Return the line of the user's code that raised an error, or "" if a library raised it."""
+def _find_raising_line(error: BaseException, passing: tuple[str, ...] = _PASSING_PACKAGES) -> str:
+    """Return the last line outside some packages that raised an error, or ""."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    frames = [f for f in frames if not any(text in f.filename for text in _PASSING_PACKAGES)]
+    frames = [f for f in frames if not any(text in f.filename for text in passing)]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename)}" if frames else ""

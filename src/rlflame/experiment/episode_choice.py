@@ -43,7 +43,7 @@ def choose_episode_start(
     """
     with stop.allow_interrupt():
         if source.env.episodes == "auto" and not is_known(source):
-            source, reason = _compare_and_choose(source, fleet)
+            source, reason = _choose(source, fleet)
             if reason:
                 show_note(reason)
         if source.env.episodes == "fresh" and (cost := describe_cost(source, fleet, clock)):
@@ -63,8 +63,15 @@ def is_known(source: Checkpoint) -> bool:
     return is_known_reusable(env.id)
 
 
-def _compare_and_choose(source: Checkpoint, fleet: Fleet) -> tuple[Checkpoint, str]:
+def _choose(source: Checkpoint, fleet: Fleet) -> tuple[Checkpoint, str]:
     """Return the checkpoint with a choice, and the reason for new instances, if chosen."""
+    from rlflame.rollout.envs.gymnasium_env import is_known_stateful  # imports Gymnasium
+
+    if is_known_stateful(source.env.id):
+        return copy_with_episodes(source, "fresh"), (
+            f"Each episode uses a new instance of {source.env.id}, because its package is known to "
+            "keep state between episodes."
+        )
     try:
         comparison = compare_episodes(source, fleet)
     except FleetUnreachableError:

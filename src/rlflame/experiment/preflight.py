@@ -138,7 +138,7 @@ def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
     if env.ignore:
         yield f"The policy does not see {', '.join(env.ignore)} (environment.ignore)."
     for leaf in filter(is_image, env.observation_leaves):
-        place = f" {format_path(leaf.path)}" if leaf.path else ""
+        place = f" in {format_path(leaf.path)!r}" if leaf.path else ""
         shape = " x ".join(map(str, leaf.shape))
         yield (
             f"The image{place} ({shape}) is flattened, because rlflame has no network for images "

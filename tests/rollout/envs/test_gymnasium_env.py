@@ -260,8 +260,9 @@ def opened(env: EnvSpec) -> RestorableEnv:
     return row
 
 
-def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() -> None:
-    env = rollouts.fake(fault="random", at=2)
+@pytest.mark.parametrize("episodes", ["fresh", "reuse"])
+def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence(episodes: Any) -> None:
+    env = dataclasses.replace(rollouts.fake(fault="random", at=2), episodes=episodes)
     row, out = RestorableEnv(env, 3), np.zeros(3, np.float32)
     row.reset(0, 77, out)
     for _ in range(2):
@@ -270,6 +271,8 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
         RestorableEnv(env, 3).restore(row.snapshot(out), out)
     assert "fakes:Fake-v0 returned a different observation" in str(caught.value)
     assert "--set rollout.unit=episodes" in str(caught.value)
+    # State between episodes is a possible cause only if instances are used again.
+    assert ("--set environment.episodes=fresh" in str(caught.value)) == (episodes == "reuse")
     assert (caught.value.row, caught.value.seed, caught.value.step) == (3, 77, 2)
 
 
@@ -350,7 +353,9 @@ def test_tokens_name_the_whole_state() -> None:
         ("ragged", "step", "failed in step: ValueError", 3),
         ("words", "step", "failed in step: ValueError", 3),
         ("nan_reward", "step", "returned the reward nan", 3),
-        ("no_reward", "step", "failed in step: TypeError", 3),
+        ("no_reward", "step", "returned the reward None, which is not a number", 3),
+        ("rewards", "step", "returned the reward (1.0, 2.0), which is not a number", 3),
+        ("flags", "step", "returned terminated as (False, False), which is neither", 3),
         ("four", "step", "failed in step: ValueError: not enough values to unpack", 3),
         ("alone", "reset", "failed in reset: ValueError: too many values to unpack", 0),
         ("rich", "step", "returned rewards that add up to infinity", 2),

@@ -1,4 +1,4 @@
-"""Where environments report action masks, and masks that are refused."""
+"""Parts with text, where environments report action masks, and masks that are refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,28 @@ from gymnasium import spaces
 from rlflame.rollout.envs.gymnasium_env import RestorableEnv
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.envs.spaces import UnsupportedSpace, read_observation_leaves
-from rlflame.rollout.space_codec import find_choice_spans
 from rlflame.rollout.task import EnvironmentFault, EnvSpec, RolloutFailure
 
 
 def read(kind: str, masks: bool = True, **kwargs: Any) -> EnvSpec:
     return read_env_spec(f"space_envs:{kind}-v0", kwargs, None, ("space_envs",), masks=masks)
+
+
+class Mission(spaces.Space[str]):
+    """A space of text that is not a Text space, as in MiniGrid."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+
+@pytest.mark.parametrize("part", [Mission(), spaces.Text(4)])
+def test_a_part_with_text_is_left_out_and_text_alone_is_refused(part: Any) -> None:
+    space = spaces.Dict({"mission": part, "view": spaces.Box(0.0, 1.0, (2,))})
+    leaves, omissions = read_observation_leaves(space, (), "none")
+    assert [leaf.path for leaf in leaves] == [("view",)]
+    assert omissions == ("mission",)
+    with pytest.raises(UnsupportedSpace, match=type(part).__name__):
+        read_observation_leaves(part, (), "none")
 
 
 @pytest.mark.parametrize(("kind", "place"), space_envs.MASKED.items())
@@ -38,13 +54,7 @@ def test_a_mask_is_found_where_the_environment_reports_it(kind: str, place: str)
 
 
 def run_task(env: EnvSpec) -> Any:
-    spec = rollouts.policy_spec(
-        env,
-        action_counts=env.action_counts,
-        mask_size=env.mask_size,
-        choice_spans=find_choice_spans(env.observation_leaves),
-    )
-    return rollouts.run(rollouts.task(env, policy=spec))
+    return rollouts.run(rollouts.task(env))
 
 
 @pytest.mark.parametrize("kind", space_envs.MASKED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from textwrap import shorten
 from typing import Any
 
 import gymnasium
@@ -32,6 +33,7 @@ from .spaces import MaskReader, has_equal_leaves
 from .vector_env import (
     GLOBAL_RANDOM_CAUSE,
     REPLAY_MISMATCH,
+    REUSE_CAUSE,
     EpisodePosition,
     make_fault,
     report_fault,
@@ -46,6 +48,10 @@ _REUSABLE = _EXACT_MUJOCO | {
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
 _REUSABLE |= {f"gymnasium.envs.box2d.{name}" for name in ("lunar_lander", "bipedal_walker")}
+#: Packages with state that a few episodes do not always show: MinAtar's last action, which it
+#: sometimes repeats in the next episode, and the contacts of the Bullet engine.
+_STATEFUL_PACKAGES = {"minatar", "panda_gym", "pybullet_envs_gymnasium"}
+_COLLECTIONS = (str, bytes, tuple, list, set, dict)
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -54,9 +60,19 @@ def is_known_reusable(id: str) -> bool:
     registration = gymnasium.registry.get(id)
     if registration is None or registration.additional_wrappers:
         return False
-    entry = registration.entry_point
-    module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
-    return module in _REUSABLE
+    return _find_module(id) in _REUSABLE
+
+
+def is_known_stateful(id: str) -> bool:
+    """Return whether an environment's package is known to keep state between episodes."""
+    modules = (id.rpartition(":")[0], _find_module(id.rpartition(":")[2]))
+    return any(module.partition(".")[0] in _STATEFUL_PACKAGES for module in modules)
+
+
+def _find_module(id: str) -> str:
+    """Return the module of a registered environment, or an empty string."""
+    entry = getattr(gymnasium.registry.get(id), "entry_point", None) or ""
+    return entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
 
 
 def read_global_random() -> bytes:
@@ -130,8 +146,11 @@ class RestorableEnv:
         try:
             result = self._step(self._decode_action(action))
             observation, reward, terminated, truncated, info = result
-            reward = float(reward)
-            terminated, truncated = bool(terminated), bool(truncated)
+            reward = self._read_reward(reward)
+            if terminated is not False:
+                terminated = self._read_flag("terminated", terminated)
+            if truncated is not False:
+                truncated = self._read_flag("truncated", truncated)
             truncated = truncated or self.elapsed >= self._limit
             self._write_row(observation, info, out, terminated or truncated)
         except BaseException as error:
@@ -142,6 +161,21 @@ class RestorableEnv:
         if not math.isfinite(self.episode_return):
             raise self._make_fault("returned rewards that add up to infinity")
         return reward, terminated, truncated
+
+    def _read_reward(self, reward: Any) -> float:
+        try:
+            return float(reward)
+        except (TypeError, ValueError):
+            text = shorten(repr(reward), 100)
+            raise self._make_fault(f"returned the reward {text}, which is not a number") from None
+
+    def _read_flag(self, name: str, flag: Any) -> bool:
+        """Convert a flag; a collection with a flag per agent would count as true."""
+        if not isinstance(flag, _COLLECTIONS):
+            with contextlib.suppress(TypeError, ValueError):
+                return bool(flag)
+        text = shorten(repr(flag), 100)
+        raise self._make_fault(f"returned {name} as {text}, which is neither True nor False")
 
     def prepare_snapshot(self) -> None:
         """Save the MuJoCo state for the snapshot, before the last step of a fragment."""
@@ -189,7 +223,9 @@ class RestorableEnv:
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
             uses_global_random = read_global_random() != random_state
-            raise self._make_fault(REPLAY_MISMATCH + uses_global_random * GLOBAL_RANDOM_CAUSE)
+            causes = uses_global_random * GLOBAL_RANDOM_CAUSE
+            causes += (self.spec.episodes == "reuse") * REUSE_CAUSE
+            raise self._make_fault(REPLAY_MISMATCH + causes)
 
     def render(self) -> Any:
         """Render the environment in the mode that was passed to the constructor."""

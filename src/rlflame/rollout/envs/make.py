@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import importlib.util
 import io
@@ -99,7 +100,8 @@ def is_env_error(error: BaseException) -> bool:
 
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Make the environment that a spec describes, without Gymnasium's warnings."""
-    options: dict[str, Any] = {key: _to_lists(value) for key, value in spec.kwargs.items()}
+    # Lists become tuples when a spec is sent.
+    options: dict[str, Any] = _replace_lists(spec.kwargs, list)
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
     if render_mode is not None:
@@ -116,10 +118,27 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
         target = find_constructor(spec.id) or spec.id
         env: gymnasium.Env[Any, Any] = gymnasium.make(target, disable_env_checker=True, **options)
         for wrapper in spec.wrappers:
-            arguments = {key: _to_lists(value) for key, value in wrapper.kwargs.items()}
-            env = load_wrapper(wrapper.name)(env, **arguments)
+            # Gymnasium's wrappers require tuples, such as the shape of ResizeObservation.
+            kind = tuple if wrapper.name.startswith("gymnasium.") else list
+            env = load_wrapper(wrapper.name)(env, **_replace_lists(wrapper.kwargs, kind))
     _silence_mujoco()
     return env
+
+
+@contextlib.contextmanager
+def discard_output() -> Iterator[None]:
+    """Discard the output of an environment, also of its C code, and keep that of rlflame."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stdout_fd = os.dup(1)
+            stack.callback(os.close, stdout_fd)
+            null_fd = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_fd, 1)
+            os.close(null_fd)
+            stack.callback(os.dup2, stdout_fd, 1)
+            # C keeps output in a buffer, which it would write later.
+            stack.callback(ctypes.CDLL(None).fflush, None)
+        yield
 
 
 def _check_model_file(kwargs: Mapping[str, Any]) -> None:
@@ -190,12 +209,12 @@ def import_env_code(id: str) -> None:
             importlib.import_module(entry.partition(":")[0])
 
 
-def _to_lists(value: Any) -> Any:
-    """Convert tuples to lists, because lists become tuples when a spec is sent."""
+def _replace_lists(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:
+    """Convert tuples and lists, also those inside dictionaries, to lists or to tuples."""
     if isinstance(value, tuple | list):
-        return [_to_lists(item) for item in value]
+        return kind(_replace_lists(item, kind) for item in value)
     if isinstance(value, Mapping):
-        return {key: _to_lists(item) for key, item in value.items()}
+        return {key: _replace_lists(item, kind) for key, item in value.items()}
     return value
 
 
@@ -226,8 +245,7 @@ def read_env_spec(
         wrappers=wrappers,
     )  # fmt: skip
     source: MaskSource = "none"
-    # The output of a constructor must not mix with the output of rlflame.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with discard_output():
         env = make_env(blank_spec)
         with contextlib.closing(env):
             layout = read_action_layout(env.action_space)

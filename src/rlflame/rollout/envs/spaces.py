@@ -85,6 +85,11 @@ def make_leaf(path: Path, space: Any) -> SpaceLeaf | None:
     return None
 
 
+def is_text(space: spaces.Space[Any]) -> bool:
+    """Return whether a space contains text, also if it is not Gymnasium's Text space."""
+    return isinstance(space, spaces.Text) or getattr(space.dtype, "kind", "") == "U"
+
+
 def read_observation_leaves(
     space: spaces.Space[Any], ignore: Sequence[str], mask_source: MaskSource
 ) -> tuple[tuple[SpaceLeaf, ...], tuple[str, ...]]:
@@ -107,7 +112,7 @@ def read_observation_leaves(
     for (path, part), name in zip(parts, names, strict=True):
         if mask_source == "observation" and path == (MASK_NAME,):
             continue
-        if name in ignore or (isinstance(part, spaces.Text) and path):
+        if name in ignore or (path and is_text(part)):
             omissions.append(name)
             continue
         leaf = make_leaf(path, part)

@@ -22,6 +22,10 @@ REPLAY_MISMATCH = (
     "cannot be moved or resumed, and a new run needs --set rollout.unit=episodes"
 )
 
+#: Added to it if instances play several episodes.
+REUSE_CAUSE = (
+    "; if it only keeps state between episodes, --set environment.episodes=fresh is enough"
+)
 #: Added to errors about episodes that cannot be repeated, if np.random was used in them.
 GLOBAL_RANDOM_CAUSE = (
     "; the likely cause is that it draws numbers from np.random, which reset(seed=...) does not "
