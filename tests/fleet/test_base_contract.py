@@ -25,6 +25,7 @@ import rollouts
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet.auto import AutoFleet
 from rlflame.fleet.base import (
+    EventCounter,
     Fleet,
     FleetEvent,
     Observer,
@@ -516,3 +517,10 @@ def test_the_episodes_of_each_worker_add_up(watched: Watched) -> None:
     evaluations = [dataclasses.replace(task, purpose="evaluate") for task in tasks]
     list(watched.send(evaluations))
     assert watched.count_episodes() == counts
+
+
+def test_workers_are_ordered_by_number():
+    counter = EventCounter()
+    for number in (10, 2, 1):
+        counter(FleetEvent("episodes", text=f"worker-{number}", count=number))
+    assert list(counter.read_episodes()) == ["worker-1", "worker-2", "worker-10"]

@@ -221,7 +221,7 @@ def _train_run(
             host = RunHost(view=display, stop=stop, fleet=fleet, counts=counts)
             result = train_run(config, host, preset, init_from)
     if plot:
-        _draw_returns(result, display)
+        _draw_returns(result, display, config.runtime.progress)
     display.show_result(result)
     _check_complete(result, stop)
 
@@ -263,7 +263,7 @@ def _print_dry_run(
     print_result_lines(format_config(config).rstrip())
 
 
-def _draw_returns(result: RunResult, display: RunView) -> None:
+def _draw_returns(result: RunResult, display: RunView, progress: str) -> None:
     from rlflame.analysis.curves import EPISODE_RETURN
     from rlflame.analysis.plots.matplotlib_backend import write_image
     from rlflame.rendering.image_window import open_image
@@ -274,7 +274,7 @@ def _draw_returns(result: RunResult, display: RunView) -> None:
         display.show_note(f"{error.message} {error.hint}")
     else:
         display.show_note(f"The episode returns are plotted in {out}.")
-        if is_interactive(sys.stdout):
+        if progress not in ("json", "quiet") and is_interactive(sys.stdout):
             open_image(out)
 
 
