@@ -522,5 +522,5 @@ def test_the_episodes_of_each_worker_add_up(watched: Watched) -> None:
 def test_workers_are_ordered_by_number():
     counter = EventCounter()
     for number in (10, 2, 1):
-        counter(FleetEvent("episodes", text=f"worker-{number}", count=number))
+        counter(FleetEvent("episodes", "", 0, f"worker-{number}", number))
     assert list(counter.read_episodes()) == ["worker-1", "worker-2", "worker-10"]
