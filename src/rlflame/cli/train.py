@@ -134,18 +134,19 @@ def _train_with_new_schedule(
     from rlflame.storage.run_folder import load_newest_checkpoint
 
     latest = load_newest_checkpoint(run, print_note)
+    continuation.check_unit(latest.recipe, budget, latest.progress.steps)
     file = continuation.find_best_policy(run, run) if run.is_dir() else run
     print_note(f"A new run starts from the policy {file}.")
     config_file = continuation.find_config(file)
     # The new folder is beside that of the run, which may have been moved since it was written.
     out = None if config_file.parent.resolve() == Path.cwd() else config_file.parent
     values = {item.name: getattr(flags, item.name) for item in fields(flags)}
+    rest = budget.compute_rest(latest.progress)
     values["sets"] = [
         *(flags.sets or ()),
         *continuation.list_resets(latest, is_rescheduled=True),
+        f"stop_at_{rest.unit}={rest.end}",  # PPO has no --iterations, but has this setting
     ]
-    rest = budget.compute_rest(latest.progress)
-    values[rest.unit] = rest.end
     config, preset = resolve(
         TrainFlags(**values, config=config_file, out=out), _has_continuous_actions
     )
