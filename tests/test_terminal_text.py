@@ -7,7 +7,7 @@ from screens import Clock, make_metrics, make_record, make_result, make_start
 
 from rlflame.console import output
 from rlflame.console.plain import PlainDisplay
-from rlflame.terminal_text import format_count, format_duration
+from rlflame.terminal_text import format_count, format_duration, format_return
 
 WIDTHS = (20, 30, 40, 60)
 #: Words that must not be broken: the name of a setting, and a command to copy.
@@ -76,3 +76,22 @@ def test_numbers_in_words():
     assert counts == ["0 steps", "1 step", "2,000 steps"]
     durations = [format_duration(seconds) for seconds in (0.4, 59.6, 754, 11_045)]
     assert durations == ["0:00", "1:00", "12:34", "3:04:05"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0"),
+        (0.0612, "0.0612"),
+        (0.3, "0.3"),
+        (-1.0, "-1.0"),
+        (9.396, "9.4"),
+        (9.87, "9.87"),
+        (9.996, "10.0"),
+        (21.04, "21.0"),
+        (12345.678, "12,345.7"),
+    ],
+)
+def test_small_returns_have_three_digits(value, text):
+    assert format_return(value) == text
+    assert format_return(value, "+") == (text if value < 0 else f"+{text}")

@@ -1,4 +1,4 @@
-"""Formats counts, sizes and durations, and escapes control characters.
+"""Formats counts, sizes, returns and durations, and escapes control characters.
 
 rlflame prints text from names, files, environments and workers. Such text may contain escape
 sequences that move the cursor, recolour or clear the screen, or characters that reorder a line.
@@ -53,6 +53,15 @@ def format_size(size_bytes: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Format a number and its noun, for example as `1 step` or `2,000 steps`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def format_return(value: float, sign: str = "") -> str:
+    """Format a return with one decimal, or with up to three significant digits if it is below 10.
+
+    If `sign` is "+", positive numbers have a sign too.
+    """
+    text, short_text = f"{value:{sign}.3g}", f"{value:{sign},.1f}"
+    return text if abs(value) < 10.0 and float(text) != float(short_text) else short_text
 
 
 def format_duration(seconds: float) -> str:

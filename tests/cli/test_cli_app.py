@@ -619,6 +619,17 @@ def test_closed_streams_and_no_home(closed, tmp_path):
         assert not file.is_file() or b"a word" not in file.read_bytes(), file
 
 
+@pytest.mark.parametrize("words", [(), ("--help",), ("trust",), ("bench", "--help")])
+def test_help_into_a_closed_pipe_ends_quietly(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = finished(process(*words, stdout=writer))
+    finally:
+        os.close(writer)
+    assert (done.code, done.err) == (1, "")
+
+
 @pytest.mark.parametrize("words", ["train --env cartpole", "runs", "eval x.safetensors"])
 def test_a_current_folder_that_is_gone_is_a_sentence(words, tmp_path):
     gone = tmp_path / "gone"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from commands import TINY, rlflame
 
+from rlflame.experiment.comparison import check_difference, check_evaluation
 from rlflame.storage import checkpoint
 
 STEPS = ("--steps", "64")
@@ -134,6 +135,29 @@ def test_a_gate_needs_another_policy_and_a_number(run, limit):
     assert (refused.code, refused.out) == (2, "")
     assert "--better-than" in refused.err
     assert ("--vs OTHER --better-than 0.5" in refused.err) == (limit == "0.5")
+
+
+def test_one_episode_has_no_interval(run, tmp_path):
+    one = ("--fleet", "inline", "--episodes", "1")
+    refused = compare_with_itself(run, *one, "--better-than", "-1")
+    assert (refused.code, refused.out) == (2, "")
+    assert "at least 2 episodes" in refused.err
+    assert "--episodes 100" in refused.err
+    shown = compare_with_itself(run, *one)
+    assert shown.code == 0, shown.err
+    assert "one episode is too few" in " ".join(shown.out.split())
+
+
+def test_checks_show_the_digits_that_they_depend_on(run):
+    record = checkpoint.load(run / "best.safetensors").evaluation
+    other = replace(record, returns=tuple(value - 0.016 for value in record.returns))
+    check = check_difference(record, other, 0.02)
+    assert not check.passed
+    assert "[+0.016, +0.016]" in check.text
+    check = check_difference(record, other, 0.01)
+    assert "is above 0.01" in check.text
+    (check,) = check_evaluation(None, replace(record, mean=0.0612), 0.06, None)
+    assert check.text == "The mean return 0.0612 reaches 0.06."
 
 
 def test_any_number_of_workers_gives_the_same_json(run):

@@ -17,6 +17,7 @@ from commands import TINY, TINY_REINFORCE, rlflame
 
 from rlflame.fleet.base import make_policy_id
 from rlflame.storage import checkpoint
+from rlflame.terminal_text import format_return
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +365,7 @@ def test_a_file_in_lines(folder):
     assert words["digest"].endswith(found.digest)
     assert words["state"].endswith(found.state_digest)
     assert f"numpy {np.__version__}" in words["made"]
-    assert f"{found.evaluation.mean:,.1f}" in words["evaluation"]
+    assert format_return(found.evaluation.mean) in words["evaluation"]
 
 
 def test_a_file_as_json_and_its_recipe_as_a_config(folder):

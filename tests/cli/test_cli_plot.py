@@ -519,3 +519,13 @@ def test_a_terminal_opens_the_image_unless_its_file_is_chosen(
     assert spoken.code == 0, spoken.err
     assert spoken.lines == [str(Path(words[-1] if words else "runs/ppo-0/plot.png"))]
     assert images == ([Path("runs/ppo-0/plot.png")] if is_terminal and not words else [])
+
+
+@pytest.mark.parametrize("display", ["--plain", "--json", "--quiet"])
+def test_a_run_opens_its_plot_only_if_a_person_reads_its_output(monkeypatch, display):
+    images: list[Path] = []
+    monkeypatch.setattr("rlflame.rendering.image_window.open_image", images.append)
+    monkeypatch.setattr("rlflame.cli.train.is_interactive", lambda stream: True)
+    spoken = rlflame(*WORDS, display, "--out", "run")
+    assert spoken.code == 0, spoken.err
+    assert images == ([Path("run/returns.png")] if display == "--plain" else [])

@@ -687,6 +687,32 @@ def test_a_run_in_two_parts_equals_a_longer_run(tmp_path, unit, half, end):
     assert f"resume {c} {option} {end} --new-schedule" in " ".join(refused.err.split())
 
 
+def test_ppo_is_not_resumed_by_iterations(tmp_path):
+    run = tmp_path / "run"
+    assert rlflame("train", *TINY, "--steps", "128", "-o", run).code == 0
+    for words in ((), ("--new-schedule",)):
+        refused = rlflame("resume", run, "--iterations", "3", *words)
+        assert (refused.code, refused.out) == (2, "")
+        assert len(refused.err.splitlines()) == 2
+        assert "--iterations is for REINFORCE; PPO counts steps." in refused.err
+        assert "--steps 256" in refused.err
+    refused = rlflame("resume", run, "--iterations", "0")
+    assert (refused.code, refused.out) == (2, "")
+    assert "at least 1" in refused.err
+    assert "--new-schedule" not in refused.err
+
+
+def test_a_run_that_is_limited_by_iterations_continues_by_iterations(tmp_path):
+    run = tmp_path / "run"
+    ends = ("--set", "stop_at_iterations=1", "--set", "stop_at_steps=none")
+    assert rlflame("train", *TINY, *ends, "-o", run).code == 0
+    refused = rlflame("resume", run, "--iterations", "3")
+    assert f"resume {run} --iterations 3 --new-schedule" in " ".join(refused.err.split())
+    onward = rlflame("resume", run, "--iterations", "3", "--new-schedule", "--json")
+    assert onward.code == 0, onward.err
+    assert onward.events()[-1]["iterations"] == 2
+
+
 def test_a_new_schedule_is_counted_in_iterations_too(tmp_path):
     words = LONGER_RUNS["iterations"]
     assert rlflame("train", *words, "--iterations", "2", "-o", tmp_path / "a").code == 0

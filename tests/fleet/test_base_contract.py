@@ -26,6 +26,7 @@ import space_envs
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet.auto import AutoFleet
 from rlflame.fleet.base import (
+    EventCounter,
     Fleet,
     FleetEvent,
     Observer,
@@ -534,3 +535,10 @@ def test_the_episodes_of_each_worker_add_up(watched: Watched) -> None:
     evaluations = [dataclasses.replace(task, purpose="evaluate") for task in tasks]
     list(watched.send(evaluations))
     assert watched.count_episodes() == counts
+
+
+def test_workers_are_ordered_by_number():
+    counter = EventCounter()
+    for number in (10, 2, 1):
+        counter(FleetEvent("episodes", "", 0, f"worker-{number}", number))
+    assert list(counter.read_episodes()) == ["worker-1", "worker-2", "worker-10"]

@@ -19,6 +19,7 @@ def viewer(tmp_path, monkeypatch):
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.delenv("CI", raising=False)
     return record
 
 
@@ -32,12 +33,20 @@ def test_an_image_opens_where_there_is_a_display(viewer, tmp_path, monkeypatch):
     assert viewer.read_text() == f"{tmp_path / 'a b.png'}\n"
 
 
-@pytest.mark.parametrize("obstacle", ["display", "viewer"])
-def test_without_a_display_or_a_viewer_nothing_opens(viewer, monkeypatch, obstacle):
-    if obstacle == "display" and sys.platform != "darwin":
+@pytest.mark.parametrize("obstacle", ["display", "viewer", "CI"])
+def test_without_a_display_or_a_viewer_or_in_ci_nothing_opens(viewer, monkeypatch, obstacle):
+    if obstacle == "CI":
+        monkeypatch.setenv("CI", "true")
+    elif obstacle == "display" and sys.platform != "darwin":
         monkeypatch.delenv("DISPLAY")
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     else:
         monkeypatch.setenv("PATH", "/nonexistent")
     assert not image_window.open_image(viewer)
     assert not viewer.exists()
+
+
+def test_a_viewer_that_cannot_start_is_ignored(viewer, tmp_path):
+    (script,) = (path for path in tmp_path.iterdir() if path.name.endswith("open"))
+    script.write_text("#!/nonexistent/shell\n")
+    assert not image_window.open_image(viewer)

@@ -146,20 +146,26 @@ def main(head_start: PrestartPool | None = None) -> None:
     """Run the command line; `head_start` holds workers started before the imports."""
     try:
         _prepare_streams()
-        code = app(prog_name="rlflame", standalone_mode=False, obj=head_start)
+        code = _run_app(head_start)
     except KeyboardInterrupt:  # before a command runs
         code = 130
-    except OSError as error:  # from --help and --version, which run no command
+    except OSError as error:  # from help texts and --version, which run no command
         if not isinstance(error, BrokenPipeError):
             print_error(from_exception(error), as_json="--json" in sys.argv)
         discard_unwritten_results()
         code = 1
+    _exit_process(code)
+
+
+def _run_app(head_start: PrestartPool | None) -> int:
+    """Run the command of the arguments, and return the exit code."""
+    try:
+        return int(app(prog_name="rlflame", standalone_mode=False, obj=head_start) or 0)
     except Exception as error:
         # A usage error of Typer, whose class has no public name.
         if not hasattr(error, "format_message"):
             raise
-        code = _print_usage_error(error)
-    _exit_process(int(code or 0))
+        return _print_usage_error(error)
 
 
 def _exit_process(code: int) -> None:

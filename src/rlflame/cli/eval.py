@@ -81,6 +81,11 @@ def evaluate(
             "--better-than compares two policies, but there is only one.",
             f"--vs OTHER --better-than {better_than:g}",
         )
+    if better_than is not None and episodes == 1:
+        raise ConfigError(
+            "--better-than needs at least 2 episodes, because one episode has no interval.",
+            "--episodes 100",
+        )
     if expect_recorded and (versus, episodes, seed, stochastic) != (None, None, None, False):
         raise ConfigError(
             "--expect-recorded runs only the recorded episodes.",
@@ -138,27 +143,21 @@ def _print_lines(
 ) -> None:
     from rlflame.console.recipe_summary import format_evaluation
     from rlflame.experiment import comparison
-    from rlflame.training.evaluation import compute_paired_difference
+    from rlflame.terminal_text import format_return
 
     learning, choice = source.recipe.learning, "sampled" if record.stochastic else "most likely"
     lines = [
         ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
                    f"step {source.progress.steps:,}"),
         ("return", f"{format_evaluation(record)}, {choice} actions"),
-        ("spread", f"std {record.std:,.1f}, IQM {record.iqm:,.1f}, min {record.min:,.1f}, "
-                   f"max {record.max:,.1f}"),
+        ("spread", f"std {format_return(record.std)}, IQM {format_return(record.iqm)}, "
+                   f"min {format_return(record.min)}, max {format_return(record.max)}"),
         ("length", f"{record.length_mean:,.1f} steps on average"),
     ]  # fmt: skip
     if other_record is not None:
-        difference = compute_paired_difference(record, other_record)
         lines += [
             ("other", f"{versus}: {format_evaluation(other_record)}"),
-            (
-                "difference",
-                f"{difference['mean']:+,.1f}, 95% interval "
-                f"[{difference['low']:+,.1f}, {difference['high']:+,.1f}] "
-                f"over the same episodes: {comparison.format_comparison(difference)}",
-            ),
+            ("difference", comparison.format_difference(record, other_record)),
         ]
     print_pairs([*lines, *(("check", check.text) for check in checks if check.passed)])
 

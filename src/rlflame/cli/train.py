@@ -134,18 +134,19 @@ def _train_with_new_schedule(
     from rlflame.storage.run_folder import load_newest_checkpoint
 
     latest = load_newest_checkpoint(run, print_note)
+    continuation.check_unit(latest.recipe, budget, latest.progress.steps)
     file = continuation.find_best_policy(run, run) if run.is_dir() else run
     print_note(f"A new run starts from the policy {file}.")
     config_file = continuation.find_config(file)
     # The new folder is beside that of the run, which may have been moved since it was written.
     out = None if config_file.parent.resolve() == Path.cwd() else config_file.parent
     values = {item.name: getattr(flags, item.name) for item in fields(flags)}
+    rest = budget.compute_rest(latest.progress)
     values["sets"] = [
         *(flags.sets or ()),
         *continuation.list_resets(latest, is_rescheduled=True),
+        f"stop_at_{rest.unit}={rest.end}",  # PPO has no --iterations, but has this setting
     ]
-    rest = budget.compute_rest(latest.progress)
-    values[rest.unit] = rest.end
     config, preset = resolve(
         TrainFlags(**values, config=config_file, out=out), _has_continuous_actions
     )
@@ -221,7 +222,7 @@ def _train_run(
             host = RunHost(view=display, stop=stop, fleet=fleet, counts=counts)
             result = train_run(config, host, preset, init_from)
     if plot:
-        _draw_returns(result, display)
+        _draw_returns(result, display, config.runtime.progress)
     display.show_result(result)
     _check_complete(result, stop)
 
@@ -263,7 +264,7 @@ def _print_dry_run(
     print_result_lines(format_config(config).rstrip())
 
 
-def _draw_returns(result: RunResult, display: RunView) -> None:
+def _draw_returns(result: RunResult, display: RunView, progress: str) -> None:
     from rlflame.analysis.curves import EPISODE_RETURN
     from rlflame.analysis.plots.matplotlib_backend import write_image
     from rlflame.rendering.image_window import open_image
@@ -274,7 +275,7 @@ def _draw_returns(result: RunResult, display: RunView) -> None:
         display.show_note(f"{error.message} {error.hint}")
     else:
         display.show_note(f"The episode returns are plotted in {out}.")
-        if is_interactive(sys.stdout):
+        if progress not in ("json", "quiet") and is_interactive(sys.stdout):
             open_image(out)
 
 

@@ -14,17 +14,24 @@ def apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
     algorithm, traits = config.learning.algorithm, config.learning.traits
     is_used = (flags.iterations, flags.episodes_per_iter) != (None, None)
     if not traits.counts_iterations and is_used:
-        name = next(name for name, traits in TRAITS.items() if traits.counts_iterations)
-        raise ConfigError(
-            f"--iterations and --episodes-per-iter are for {name.upper()}; {algorithm.upper()} "
-            "counts steps.",
-            f"--steps 100000, or --algo {name}",
-        )
+        subject, name = "--iterations and --episodes-per-iter are", _find_counter()
+        raise make_unit_error(subject, algorithm, f"--steps 100000, or --algo {name}")
     if flags.episodes_per_iter is not None:
         config = copy_with_episodes(config, flags.episodes_per_iter)
     if flags.horizon is not None:
         config = apply_horizon(config, flags.horizon)
     return scale_config(config, batch=flags.scale_batch, learning_rate=flags.scale_lr)
+
+
+def make_unit_error(subject: str, algorithm: str, hint: str) -> ConfigError:
+    """Return the error for options in iterations if the algorithm counts steps."""
+    name = _find_counter().upper()
+    return ConfigError(f"{subject} for {name}; {algorithm.upper()} counts steps.", hint)
+
+
+def _find_counter() -> str:
+    """Return the algorithm that counts iterations."""
+    return next(name for name, traits in TRAITS.items() if traits.counts_iterations)
 
 
 def apply_horizon(config: RunConfig, horizon: int) -> RunConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlflame.terminal_text import format_count, format_size
+from rlflame.terminal_text import format_count, format_return, format_size
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe
@@ -194,6 +194,7 @@ class RecipeSummary:
 def format_evaluation(record: EvaluationRecord) -> str:
     """Format a score with its interval."""
     return (
-        f"{record.mean:,.1f}, 95% interval [{record.low:,.1f}, {record.high:,.1f}] "
+        f"{format_return(record.mean)}, 95% interval "
+        f"[{format_return(record.low)}, {format_return(record.high)}] "
         f"over {format_count(record.episodes, 'episode')}"
     )

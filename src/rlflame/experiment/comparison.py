@@ -18,7 +18,7 @@ from rlflame.learning.buffers.replay_buffer import count_segment_rows
 from rlflame.rollout.task import Array
 from rlflame.storage import replay_segments, run_folder, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint, collect_tensors
-from rlflame.terminal_text import format_count, format_size
+from rlflame.terminal_text import format_count, format_return, format_size
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord, compute_paired_difference
 from rlflame.training.trainer import BUFFER_PREFIX
 
@@ -273,8 +273,12 @@ def check_evaluation(
     checks = []
     if min_return is not None:
         passed = record.mean >= min_return
-        text = f"{record.mean:,.1f} {'reaches' if passed else 'is below'} {min_return:,g}."
-        checks.append(EvaluationCheck("min_return", passed, f"The mean return {text}"))
+        text = f"{'reaches' if passed else 'is below'} {min_return:,g}."
+        checks.append(
+            EvaluationCheck(
+                "min_return", passed, f"The mean return {format_return(record.mean)} {text}"
+            )
+        )
     if differences is not None and source.evaluation is not None:
         checks.append(_check_against_record(source.evaluation, record, differences))
     return checks
@@ -286,9 +290,12 @@ def check_difference(
     """Require that the interval of the paired difference lies above `better_than`."""
     difference = compute_paired_difference(record, other)
     passed = difference["low"] > better_than
+    interval = (
+        f"[{format_return(difference['low'], '+')}, {format_return(difference['high'], '+')}]"
+    )
     text = (
-        f"The 95% interval [{difference['low']:+,.1f}, {difference['high']:+,.1f}] of the "
-        f"difference is {'' if passed else 'not '}above {better_than:g}."
+        f"The 95% interval {interval} of the difference is {'' if passed else 'not '}"
+        f"above {better_than:g}."
     )
     return EvaluationCheck("better_than", passed, text)
 
@@ -316,7 +323,15 @@ def _check_against_record(
     return EvaluationCheck("recorded", bool(differences) and overlap, text)
 
 
-def format_comparison(interval: dict[str, float]) -> str:
-    if interval["low"] > 0.0:
-        return "the first is better"
-    return "the other is better" if interval["high"] < 0.0 else "no clear difference"
+def format_difference(record: EvaluationRecord, other: EvaluationRecord) -> str:
+    """Format the difference between two policies, and say which one is better."""
+    difference = compute_paired_difference(record, other)
+    mean, low, high = (format_return(difference[name], "+") for name in ("mean", "low", "high"))
+    if record.episodes == 1:
+        return f"{mean} in the same episode; one episode is too few for a comparison"
+    outcome = "no clear difference"
+    if difference["low"] > 0.0:
+        outcome = "the first is better"
+    elif difference["high"] < 0.0:
+        outcome = "the other is better"
+    return f"{mean}, 95% interval [{low}, {high}] over the same episodes: {outcome}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rlflame.config import module_trust
+from rlflame.config.batch_flags import make_unit_error
 from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command, format_shell
@@ -46,9 +47,27 @@ def make_budget(steps: int | None, iterations: int | None) -> Budget | None:
     """Return the budget for the options of `resume`, or None if neither is set."""
     if steps is not None and iterations is not None:
         raise ConfigError("--steps and --iterations cannot be combined.", "remove one")
+    budget = None if steps is None else Budget("steps", steps)
     if iterations is not None:
-        return Budget("iterations", iterations)
-    return None if steps is None else Budget("steps", steps)
+        budget = Budget("iterations", iterations)
+    if budget is not None and budget.end < 1:
+        raise ConfigError(
+            f"--{budget.unit} is {budget.end}, but must be at least 1.", f"--{budget.unit} 1000"
+        )
+    return budget
+
+
+def check_unit(recipe: Recipe, budget: Budget | None, steps: int) -> None:
+    """Raise ConfigError for iterations if the algorithm counts steps, as `train` does.
+
+    A recipe that is limited by iterations can be continued by iterations. `steps` is the number of
+    steps so far.
+    """
+    if budget is None or budget.unit == "steps" or recipe.stop_at_iterations is not None:
+        return
+    if not recipe.learning.traits.counts_iterations:
+        hint = f"--steps {2 * steps or 100_000}"
+        raise make_unit_error("--iterations is", recipe.learning.algorithm, hint)
 
 
 def find_budget(recipe: Recipe) -> Budget | None:
@@ -101,6 +120,7 @@ def extend_budget(source: Checkpoint, budget: Budget | None, policy: Path) -> Ch
     suggests a new run that starts from the file `policy`.
     """
     recipe, progress = source.recipe, source.progress
+    check_unit(recipe, budget, progress.steps)
     if budget is None or budget == find_budget(recipe):
         return source
     if progress.reached:

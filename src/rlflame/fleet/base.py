@@ -97,7 +97,8 @@ class EventCounter:
     def read_episodes(self) -> dict[str, int]:
         """Return the number of training episodes by the name of the worker."""
         with self._lock:
-            return dict(sorted(self._episodes.items()))
+            # Shorter names come first, so that worker-2 precedes worker-10.
+            return dict(sorted(self._episodes.items(), key=lambda item: (len(item[0]), item[0])))
 
     def take(self) -> dict[str, int]:
         """Return the number of events of each kind since the previous call."""

@@ -16,16 +16,19 @@ def has_display(environment: Mapping[str, str]) -> bool:
 
 
 def open_image(image: Path) -> bool:
-    """Open an image in a window; return False without a display or a viewer."""
+    """Open an image in a window; return False without a display or a viewer, or in CI."""
     viewer = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
-    if viewer is None or not has_display(os.environ):
+    if viewer is None or os.environ.get("CI") or not has_display(os.environ):
         return False
     silence = subprocess.DEVNULL
-    subprocess.Popen(  # the viewer stays open after the command
-        [viewer, str(image.absolute())],
-        stdin=silence,
-        stdout=silence,
-        stderr=silence,
-        start_new_session=True,
-    )
+    try:
+        subprocess.Popen(  # the viewer stays open after the command
+            [viewer, str(image.absolute())],
+            stdin=silence,
+            stdout=silence,
+            stderr=silence,
+            start_new_session=True,
+        )
+    except OSError:
+        return False
     return True

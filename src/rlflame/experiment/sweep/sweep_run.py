@@ -22,7 +22,7 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError, format_command, make_error
 from rlflame.experiment.components import create_folder
 from rlflame.experiment.preflight import check_sweep, run_preflight
-from rlflame.experiment.resume import find_budget, make_budget
+from rlflame.experiment.resume import check_unit, find_budget, make_budget
 from rlflame.experiment.sweep import sweep as jobs
 from rlflame.experiment.sweep.sweep import SeedStatus, Sweep
 from rlflame.fleet import factory
@@ -92,6 +92,7 @@ def resume(
     run_folder = jobs.open_sweep_folder(folder)
     try:
         sweep = jobs.read_sweep(folder).copy_with(runtime=runtime)
+        check_unit(sweep.config.recipe, budget, sweep.config.stop_at_steps or 0)
         _await_processes(folder, sweep)
         jobs.check_seeds(folder, sweep, budget)
         if budget is not None:
