@@ -168,3 +168,15 @@ def test_a_part_to_ignore_that_does_not_exist():
     assert refused.code == 2
     assert "Pendulum-v1 has no part 'nope'" in refused.err
     assert "omit environment.ignore" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("id", "sentence"),
+    [
+        ("CartPole-v9", "CartPole has the versions v0 and v1."),
+        ("Hopper-v9", "Hopper has the versions v2, v3, v4 and v5."),
+        ("Pendulum-v9", "Pendulum has the version v1."),
+    ],
+)
+def test_an_unknown_version_is_answered_with_the_versions(id, sentence):
+    assert f"There is no environment {id!r}. {sentence}" in read_error("--env", id)

@@ -90,9 +90,11 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
             f"finite bounds), but {env.id} has {actions}.",
             other if is_squashed else "--set network.exploration=independent",
         )
-    if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
+    is_bounded = np.isfinite([env.action_low, env.action_high])
+    if is_squashed and not is_bounded.all():
+        bounds = "are not bounded on both sides" if is_bounded.any() else "have no bounds"
         raise ConfigError(
-            f"{algorithm} needs bounded actions, but those of {env.id} have no bounds.",
+            f"{algorithm} needs bounded actions, but those of {env.id} {bounds}.",
             f"use {other}, or give the environment's action_space finite bounds",
         )
     return build_policy_spec(learning, env)
