@@ -274,6 +274,7 @@ _SPACES = {
     "image": spaces.Box(0, 255, (84, 84, 3), np.uint8),
     "matrix": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
     "scalar": spaces.Box(-1.0, 1.0, (), np.float32),
+    "half-bounded": spaces.Box(-1.0, np.inf, (2,), np.float32),
     "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
     "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32),
     "shifted": spaces.Discrete(3, start=5),

@@ -343,7 +343,12 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         (
             ["--algo", "sac", "--env", "fakes:Odd-v0", "--env-kwargs", "acts=unbounded"],
             2,
-            ["bounded actions", "fakes:Odd-v0", "finite bounds"],
+            ["bounded actions", "fakes:Odd-v0", "have no bounds", "finite bounds"],
+        ),
+        (
+            ["--algo", "sac", "--env", "fakes:Odd-v0", "--env-kwargs", "acts=half-bounded"],
+            2,
+            ["bounded actions", "fakes:Odd-v0", "are not bounded on both sides"],
         ),
         (
             [*SAC, "--set", "sac.entropy_coefficient=-1"],

@@ -635,3 +635,10 @@ def test_a_target_return_needs_an_evaluation_within_the_run(steps, every_steps, 
 )
 def test_a_setting_that_is_text_keeps_the_text_of_a_number(text, value):
     assert validation.parse_set(text)[1] == value
+
+
+def test_a_pattern_is_explained_with_an_example():
+    with pytest.raises(ConfigError, match=r"should be a version such as 3\.12, but is 'abc'"):
+        resolve(sets=["runtime.flame.python_version=abc"])
+    with pytest.raises(ConfigError, match="should be a size such as 2g, but is 'big'"):
+        resolve(sets=["runtime.flame.memory=big"])

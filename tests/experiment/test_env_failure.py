@@ -187,3 +187,42 @@ def test_a_part_to_ignore_that_does_not_exist():
     assert refused.code == 2
     assert "Pendulum-v1 has no part 'nope'" in refused.err
     assert "omit environment.ignore" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("id", "sentence"),
+    [
+        ("CartPole-v9", "CartPole has the versions v0 and v1."),
+        ("Hopper-v9", "Hopper has the versions v2, v3, v4 and v5."),
+        ("Pendulum-v9", "Pendulum has the version v1."),
+    ],
+)
+def test_an_unknown_version_is_answered_with_the_versions(id, sentence):
+    assert f"There is no environment {id!r}. {sentence}" in read_error("--env", id)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "hint"),
+    [
+        (
+            ("--env", "FrozenLake-v1", "--env-kwargs", "is_slippery=Fasle"),
+            "is_slippery is true or false by default, but 'Fasle' is text.",
+            "--env-kwargs is_slippery=false",
+        ),
+        (
+            ("--env", "Pendulum-v1", "--env-kwargs", "g=strong"),
+            "g is a number by default, but 'strong' is text.",
+            "--env-kwargs g=10.0",
+        ),
+    ],
+)
+def test_text_is_refused_where_a_boolean_or_number_is_expected(words, sentence, hint):
+    error = read_error(*words)
+    assert sentence in error
+    assert hint in error
+
+
+def test_text_is_kept_where_an_environment_expects_it():
+    words = ("--env", "FrozenLake-v1", "--env-kwargs", "map_name=8x8", "--dry-run", "--json")
+    run = rlflame("train", *words)
+    assert run.code == 0, run.err

@@ -17,6 +17,11 @@ from rlflame.config.synonyms import find_synonyms, format_synonym_hint
 from rlflame.errors import ConfigError
 
 _SHOULD = "Input should "
+#: Descriptions of the texts that patterns of settings allow.
+_PATTERN_CHOICES = {
+    "runtime.flame.memory": "a size such as 2g",
+    "runtime.flame.python_version": "a version such as 3.12",
+}
 
 
 def validate_config(data: Mapping[str, Any]) -> RunConfig:
@@ -49,6 +54,8 @@ def make_error(error: ValidationError) -> ConfigError:
     reasons = [
         f"be a {kinds[entry['type']]}{_format_example(path, entry['type'])}"
         if entry["type"] in kinds
+        else _PATTERN_CHOICES[path]
+        if entry["type"] == "string_pattern_mismatch" and path in _PATTERN_CHOICES
         else entry["msg"]
         for entry in path_errors
     ]

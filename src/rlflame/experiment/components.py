@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.config import toml_io
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.module_trust import check_modules
 from rlflame.config.preset_catalog import make_short_name
@@ -73,6 +74,26 @@ def inspect_env(settings: EnvironmentSettings) -> EnvSpec:
         raise explain_env_failure(settings, error) from error
 
 
+def check_env_arguments(settings: EnvironmentSettings) -> None:
+    """Raise ConfigError if an argument is text, but must be a boolean or a number.
+
+    The environment must have been created before.
+    """
+    if not any(isinstance(value, str) for value in settings.kwargs.values()):
+        return
+    from rlflame.rollout.envs.make import find_text_argument
+
+    argument = find_text_argument(settings.id, settings.kwargs)
+    if argument is not None:
+        name, default = argument
+        is_boolean = isinstance(default, bool)
+        kind, example = ("true or false", not default) if is_boolean else ("a number", default)
+        raise ConfigError(
+            f"{name} is {kind} by default, but {settings.kwargs[name]!r} is text.",
+            f"--env-kwargs {name}={toml_io.format_value(example)}",
+        )
+
+
 def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     """Return the spec of a policy for an environment.
 
@@ -90,9 +111,11 @@ def make_policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
             f"finite bounds), but {env.id} has {actions}.",
             other if is_squashed else "--set network.exploration=independent",
         )
-    if is_squashed and not np.isfinite([*env.action_low, *env.action_high]).all():
+    is_bounded = np.isfinite([env.action_low, env.action_high])
+    if is_squashed and not is_bounded.all():
+        bounds = "are not bounded on both sides" if is_bounded.any() else "have no bounds"
         raise ConfigError(
-            f"{algorithm} needs bounded actions, but those of {env.id} have no bounds.",
+            f"{algorithm} needs bounded actions, but those of {env.id} {bounds}.",
             f"use {other}, or give the environment's action_space finite bounds",
         )
     return build_policy_spec(learning, env)

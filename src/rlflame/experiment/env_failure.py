@@ -112,8 +112,13 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
         )
     suggestion = _format_suggestion(id, text)
     choices = "rlflame envs lists some ids"
+    remark = text.partition(". ")[2]
+    if versions := re.findall(r"`(v\d+)`", remark):
+        *others, last = versions
+        list_text = f"versions {', '.join(others)} and {last}" if others else f"version {last}"
+        remark = f"{id.rpartition('-')[0]} has the {list_text}."
     return ConfigError(
-        f"There is no environment {id!r}. {text.partition('. ')[2]}".rstrip(),
+        f"There is no environment {id!r}. {remark}".rstrip(),
         f"{f'{suggestion}; {choices}' if suggestion else choices}; yours needs --env-file FILE.py, "
         "which must register it",
     )

@@ -67,6 +67,8 @@ def run_preflight(
     with abort_on_stop(stop or NullStop()):
         read_env = components.inspect_env if dry_run else components.make_env_spec
         env = read_env(recipe.learning.environment)
+        if not is_resume:
+            components.check_env_arguments(recipe.learning.environment)
     recipe = copy_with_ignore(recipe, env.ignore)
     components.make_policy_spec(recipe.learning, env)
     try:

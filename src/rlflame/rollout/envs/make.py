@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import importlib.util
+import inspect
 import io
 import os
 import signal
@@ -32,6 +33,8 @@ from .spaces import (
 from .user_code import check_allowed, load_wrapper
 
 _LOADING_LOCK = threading.RLock()
+#: Annotations of arguments that cannot be text.
+_NUMBER_ANNOTATIONS = (inspect.Parameter.empty, bool, int, float, "bool", "int", "float")
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -171,6 +174,32 @@ def find_constructor(id: str) -> registration.EnvSpec | None:
     if not callable(constructor) or registration.find_highest_version(None, name) is not None:
         return None
     return registration.EnvSpec(id, entry_point=f"{module}:{name}")
+
+
+def find_text_argument(id: str, kwargs: Mapping[str, Any]) -> tuple[str, bool | float] | None:
+    """Return an argument that is text although its default is a boolean or a number.
+
+    The second item is the default. Arguments whose annotation allows other types are ignored. The
+    module of the environment must have been imported.
+    """
+    names = [name for name, value in kwargs.items() if isinstance(value, str)]
+    spec = gymnasium.registry.get(id.rpartition(":")[2]) or find_constructor(id) if names else None
+    if spec is None or spec.entry_point is None:
+        return None
+    creator: Any = spec.entry_point
+    try:
+        creator = registration.load_env_creator(creator) if isinstance(creator, str) else creator
+        parameters = inspect.signature(creator).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return None
+    for name in names:
+        parameter = parameters.get(name)
+        if parameter is None or parameter.annotation not in _NUMBER_ANNOTATIONS:
+            continue
+        default = spec.kwargs.get(name, parameter.default)
+        if isinstance(default, bool | int | float):
+            return name, default
+    return None
 
 
 def list_registered_ids() -> list[str]:
