@@ -320,8 +320,7 @@ class Survey:
     def _train(self, case: Case, steps: int, length: int) -> dict[str, Any]:
         result = run_command(self._make_command(case, "whole", steps, length))
         if result.returncode:
-            kind = "refused" if result.returncode == 2 else "failed"
-            return {"trained": kind, "message": find_message(result.stderr)}
+            return describe_failure("trained", result)
         config = tomllib.loads((self._folder / "whole" / "config.toml").read_text("utf-8"))
         environment = config["learning"]["environment"]
         start = json.loads(result.stdout.splitlines()[0])
@@ -353,7 +352,7 @@ class Survey:
         words = ["resume", str(killed), "--workers", str(WORKERS), *trust(case)]
         result = run_command(self._make_rlflame_command(*words))
         if result.returncode:
-            return {"resumed": "failed", "message": find_message(result.stderr)}
+            return describe_failure("resumed", result)
         # The result contains digests of the policy and of the whole state.
         files = [
             name
@@ -369,8 +368,7 @@ class Survey:
         result = run_command(self._make_rlflame_command(command, *words, *trust(case)))
         if result.returncode == 0:
             return {column: "yes"}
-        kind = "refused" if result.returncode == 2 else "failed"
-        return {column: kind, "message": find_message(result.stderr)}
+        return describe_failure(column, result)
 
     def _make_command(self, case: Case, name: str, steps: int, length: int) -> list[str]:
         settings = [f"rollout.steps={length}"] if length < LENGTHS[0][2] else []
@@ -389,6 +387,12 @@ def trust(case: Case) -> list[str]:
     module, colon, _ = case.package.env.partition(":")
     modules = [module] * bool(colon) + ["gymnasium.wrappers"] * ("--wrap" in case.options)
     return [word for name in modules for word in ("--allow-module", name)]
+
+
+def describe_failure(column: str, result: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Return "refused" for an error with a hint, "failed" for all other errors, and the message."""
+    message = find_message(result.stderr)
+    return {column: "refused" if "hint: " in message else "failed", "message": message}
 
 
 def find_message(text: str) -> str:

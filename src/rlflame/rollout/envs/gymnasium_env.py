@@ -167,7 +167,7 @@ class RestorableEnv:
             return float(reward)
         except (TypeError, ValueError):
             text = shorten(repr(reward), 100)
-            raise self._make_fault(f"returned the reward {text}, which is not a number") from None
+            raise self._make_fault(f"returned the reward {text}, which is not one number") from None
 
     def _read_flag(self, name: str, flag: Any) -> bool:
         """Convert a flag; a collection with a flag per agent would count as true."""
