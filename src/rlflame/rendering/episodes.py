@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from rlflame.fleet.base import make_environment_failure
 from rlflame.rendering.job import PlayedEpisode, RenderJob
 from rlflame.rollout.envs.gymnasium_env import GymnasiumVectorEnv, RestorableEnv
-from rlflame.rollout.envs.make import discard_output, make_env
+from rlflame.rollout.envs.make import discard_output, has_mujoco_object, make_env
 from rlflame.rollout.task import Array, EnvironmentFault, EnvSpec, Float32, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
@@ -63,21 +62,12 @@ def read_render_info(spec: EnvSpec) -> RenderInfo:
         return RenderInfo(
             tuple(map(str, inner.metadata.get("render_modes") or ())),
             float(rate) if math.isfinite(rate) and rate > 0 else DEFAULT_FPS,
-            is_gymnasium or uses_mujoco(inner),
+            is_gymnasium or has_mujoco_object(inner),
             is_gymnasium,
             _TRACKING in cameras,
         )
     finally:
         env.close()
-
-
-def uses_mujoco(env: Any, depth: int = 3) -> bool:
-    """Return whether an environment, or one inside it, has a MuJoCo object."""
-    values = list(vars(env).values())
-    if any(type(value).__module__.partition(".")[0] == "mujoco" for value in values):
-        return True
-    inner = [value.unwrapped for value in values if isinstance(value, gymnasium.Env)]
-    return depth > 0 and any(uses_mujoco(value, depth - 1) for value in inner)
 
 
 def make_render_spec(

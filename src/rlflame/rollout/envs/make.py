@@ -293,3 +293,12 @@ def read_env_spec(
 def format_error(error: BaseException) -> str:
     last_line = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
     return last_line if len(last_line) < 500 else last_line[:500] + " ..."
+
+
+def has_mujoco_object(env: Any, depth: int = 3) -> bool:
+    """Return whether an environment, or one inside it, has a MuJoCo object."""
+    values = list(vars(env).values())
+    if any(type(value).__module__.partition(".")[0] == "mujoco" for value in values):
+        return True
+    inner = [value.unwrapped for value in values if isinstance(value, gymnasium.Env)]
+    return depth > 0 and any(has_mujoco_object(value, depth - 1) for value in inner)
