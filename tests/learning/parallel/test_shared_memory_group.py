@@ -9,32 +9,12 @@ import time
 
 import numpy as np
 import pytest
+from forked_learners import collect, fork_learners
 
 from rlflame.learning.parallel.shared_memory_group import (
-    GroupDescriptors,
     LostLearner,
     SharedMemoryGroup,
 )
-
-
-def fork_learners(size: int, work, **options) -> tuple[SharedMemoryGroup, list[int]]:
-    """The group of this process with rank 0, and processes that call `work`."""
-    descriptors = GroupDescriptors.create(size)
-    pids = []
-    for rank in range(1, size):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                code = work(SharedMemoryGroup(rank, descriptors, deadline_s=60.0)) or 0
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    return SharedMemoryGroup(0, descriptors, deadline_s=60.0, **options), pids
-
-
-def collect(pids: list[int]) -> list[int]:
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -130,7 +110,14 @@ def test_a_learner_that_goes_on_to_the_next_barrier_has_not_ended():
 
     group, pids = fork_learners(2, send)
     memory = group.share_memory(192)
-    memory.wait_until(lambda: memory.rows[1][0] == 1)
+
+    def is_ready() -> bool:
+        was_ready = memory.rows[1][0] == 1
+        if not was_ready:
+            time.sleep(0.3)  # the other learner arrives at the barrier
+        return bool(was_ready)
+
+    memory.wait_until(is_ready)
     group.gather(np.zeros(4, np.float32))
     assert collect(pids) == [0]
     group.close()
@@ -144,18 +131,11 @@ def test_a_learner_that_is_late_again_and_again_is_not_lost():
             memory.rows[1][0] = number
         time.sleep(0.1)
 
-    descriptors = GroupDescriptors.create(2)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            send(SharedMemoryGroup(1, descriptors))
-        finally:
-            os._exit(0)
-    group = SharedMemoryGroup(0, descriptors, deadline_s=0.1)
+    group, pids = fork_learners(2, send, deadline_s=0.1)
     memory = group.share_memory(192)
     for number in range(1, 9):
         memory.wait_until(lambda number=number: memory.rows[1][0] >= number)
     with pytest.raises(LostLearner):
         memory.wait_until(lambda: memory.rows[1][0] > 8)
-    os.waitpid(pid, 0)
+    assert collect(pids) == [0]
     group.close()

@@ -9,12 +9,12 @@ import threading
 import numpy as np
 import pytest
 from batches import policy_spec, random_batch, random_network
+from forked_learners import fork_learners
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.learning.kernels.library import load_kernels
 from rlflame.learning.parallel.process_group import Shards
 from rlflame.learning.parallel.shared_memory_group import (
-    GroupDescriptors,
     LostLearner,
     SharedMemoryGroup,
 )
@@ -96,18 +96,6 @@ def test_a_loop_with_other_results_is_not_used(monkeypatch):
         compiled_epoch._has_equal_results.cache_clear()
 
 
-def run_learners(work, **options) -> tuple[SharedMemoryGroup, int]:
-    """Return the group of this process, and the pid of a learner that calls `work`."""
-    descriptors = GroupDescriptors.create(2)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work(SharedMemoryGroup(1, descriptors))
-        finally:
-            os._exit(0)
-    return SharedMemoryGroup(0, descriptors, **options), pid
-
-
 @pytest.mark.parametrize("changes", [{}, {"minibatch_size": 50}, {"target_kl": 1e-3}])
 def test_two_learners_have_the_same_bits(changes):
     settings = PpoSettings(**{"minibatch_size": 64, "epochs": 3, **changes})
@@ -120,7 +108,7 @@ def test_two_learners_have_the_same_bits(changes):
         learner = make_learner(settings, spec, shards=Shards(1, group))
         return [repr(learner.update(batch, 0.0)) for batch in batches], learner
 
-    group, pid = run_learners(learn, deadline_s=60.0)
+    group, (pid,) = fork_learners(2, learn)
     metrics, learner = learn(group)
     os.waitpid(pid, 0)
     assert learner._compiled_epoch._memory is not None
@@ -140,7 +128,7 @@ def test_a_learner_that_pauses_again_and_again_is_not_lost():
             learner.update(batch, 0.0)
         return learner
 
-    group, pid = run_learners(learn, deadline_s=60.0)
+    group, (pid,) = fork_learners(2, learn)
     has_ended = threading.Event()
 
     def disturb() -> None:
@@ -176,7 +164,7 @@ def test_learners_of_which_only_one_has_the_kernels_have_the_same_bits(compiled)
             learner.update(batch, 0.0)
         return learner
 
-    group, pid = run_learners(learn, deadline_s=60.0)
+    group, (pid,) = fork_learners(2, learn)
     learner = learn(group)
     os.waitpid(pid, 0)
     for batch in batches:
@@ -204,7 +192,7 @@ def test_a_learner_that_ends_or_hangs_in_the_loop_is_noticed(number):
         learner.update(batch, 0.0)
 
     read, write = os.pipe()  # as a child's pipe, which closes when the child ends
-    group, pid = run_learners(learn, deadline_s=0.5, child_pipes=[read])
+    group, (pid,) = fork_learners(2, learn, deadline_s=0.5, child_pipes=[read])
     os.close(write)
     learner = make_learner(settings, spec, shards=Shards(1, group))
     try:
