@@ -166,8 +166,9 @@ def test_masks_have_one_array_or_the_form_of_the_space() -> None:
         ([1, 0, 0, 0, 0, 1, 0, 0], "allows no choice for action 1"),
         ([0] * 8, "allows no choice for action 0"),
         ([1] * 7, "7 numbers, but its actions have 8 choices"),
-        ([np.nan] * 8, "values other than finite numbers"),
-        (["a"] * 8, "values other than finite numbers"),
+        ([2] * 8, "values other than 0 and 1"),
+        ([np.nan] * 8, "values other than 0 and 1"),
+        (["a"] * 8, "values other than 0 and 1"),
     ],
 )
 def test_a_mask_that_allows_nothing_or_does_not_fit_is_refused(mask: Any, words: str) -> None:

@@ -231,9 +231,9 @@ class MaskEncoder:
                 f"gave an action mask of {len(numbers)} numbers, but its actions have "
                 f"{self._size} choices"
             )
-        if numbers.dtype.kind not in "biuf" or not np.isfinite(numbers).all():
-            raise SpaceError("gave an action mask with values other than finite numbers")
-        out[...] = numbers != 0
+        if numbers.dtype.kind not in "biuf" or not np.isin(numbers, (0, 1)).all():
+            raise SpaceError("gave an action mask with values other than 0 and 1")
+        out[...] = numbers
         totals = np.add.reduceat(out, self._firsts)
         if not totals.all():
             number = int(totals.argmin())
