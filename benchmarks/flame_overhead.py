@@ -11,6 +11,8 @@ executors   efficiency and rate of 20 and 64 executors with fragments that take 
 flat        contents of the object cache and memory of all processes during 1,000 iterations
 reinforce   episodes per second of REINFORCE on Hopper; with --example DIR, compared with Flame's
             own example
+wide        steps per second of mujoco-ppo-wide on HalfCheetah with two learners, on as many
+            executors and local workers as there are cores
 
 Run this script on an otherwise idle machine. Times of several rounds are medians.
 """
@@ -18,6 +20,7 @@ Run this script on an otherwise idle machine. Times of several rounds are median
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import json
@@ -39,6 +42,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from rlflame.config.runtime import RuntimeSettings  # noqa: E402
+from rlflame.fleet.flame.client import FlameClient  # noqa: E402
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
 from rlflame.rollout.envs.make import read_env_spec  # noqa: E402
 from rlflame.rollout.policy import compute_array_shapes  # noqa: E402
@@ -55,7 +59,7 @@ FILE = str(HERE / "sleeper.py")
 def main() -> None:
     measures: dict[str, Callable[[argparse.Namespace], None]] = {
         "cold": cold, "fragments": fragments, "iteration": iteration,
-        "executors": executors, "flat": flat, "reinforce": reinforce,
+        "executors": executors, "flat": flat, "reinforce": reinforce, "wide": wide,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=[*measures, []], default=[])
@@ -191,16 +195,18 @@ def executors(options: argparse.Namespace) -> None:
 
 
 def measure_executors(number: int) -> None:
-    with fleet(number, cpu=0, memory="1m", min_executors=number) as opened:
+    # Flame v0.6.0 starts more executors than a session asks for if the nodes have room for them.
+    with fleet(number, cpu=0, memory=f"{read_memory_mb() // number}m") as opened:
         deadline = time.monotonic() + 240.0
         while len(opened.probe()) < number and time.monotonic() < deadline:
             once(opened, tasks(2 * number, 0.2), 0)
-        print(f"executors: {len(opened.probe())} of {number} have answered", flush=True)
-        for milliseconds, rounds in ((1, 20), (10, 20), (100, 16), (1000, 3)):
+        print(f"executors: {len(opened.probe())} of {number} have answered, "
+              f"{count_executors(opened)} are bound", flush=True)  # fmt: skip
+        for milliseconds, rounds in ((1, 40), (10, 40), (100, 16), (1000, 16)):
             count = rounds * number
             once(opened, tasks(2 * number, milliseconds / 1000.0), 1)
             results = []
-            for seed in (2, 3):
+            for seed in (2, 3, 4):
                 begun = time.process_time()
                 seconds = once(opened, tasks(count, milliseconds / 1000.0), seed)
                 results.append((seconds, time.process_time() - begun))
@@ -210,6 +216,20 @@ def measure_executors(number: int) -> None:
                   f"ideal {ideal:.2f} s: efficiency {ideal / seconds:.2f}, {count / seconds:.0f} "
                   f"fragments/s, {1e3 * busy / count:.2f} ms of the driver's processor time each",
                   flush=True)  # fmt: skip
+
+
+def read_memory_mb() -> int:
+    """Return the memory that the node offers to executors."""
+    with contextlib.closing(FlameClient().open()) as client:
+        (node,) = client.call("list_nodes")
+        return int(node.status.capacity.memory) >> 20
+
+
+def count_executors(opened: FlameFleet) -> int:
+    session = opened._starter.session
+    assert session is not None
+    executors = opened._client.call("list_executors")
+    return sum(item.status.session_id == session.session.id for item in executors)
 
 
 def flat(options: argparse.Namespace) -> None:
@@ -296,6 +316,32 @@ def own_rate(folder: Path) -> tuple[float, float]:
     with (folder / "episodes.csv").open(newline="") as file:
         lengths = [float(row["l"]) for row in csv.DictReader(file)][50:]
     return (len(spent) - 1) * 50 / sum(spent[1:]), statistics.mean(lengths)
+
+
+def wide(options: argparse.Namespace) -> None:
+    """Run both fleets alternately, and time all iterations but the first."""
+    cores = len(os.sched_getaffinity(0))
+    rates: dict[str, list[float]] = {"flame": [], "local": []}
+    policies = set()
+    for _ in range(3):
+        for fleet_name, found in rates.items():
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-m", "rlflame", "train", "--env", "halfcheetah",
+                           "--preset", "mujoco-ppo-wide", "--steps", "500000", "--fleet",
+                           fleet_name, "--workers", str(cores), "--learners", "2", "--set",
+                           "evaluation.final_episodes=1", "--out", f"{folder}/run",
+                           "--plain"]  # fmt: skip
+                subprocess.run(command, check=True, capture_output=True)
+                run = Path(folder) / "run"
+                lines = [json.loads(line) for line in (run / "timing.jsonl").open()]
+                spent = [line["wall_s"] for line in lines if "closing" not in line][1:]
+                found.append(len(spent) * 32_768 / sum(spent))
+                policies.add((run / "result.json").read_text())
+        print("wide: " + ", ".join(f"{name} {found[-1]:.0f}" for name, found in rates.items())
+              + " steps/s", flush=True)  # fmt: skip
+    flame, local = (statistics.median(found) for found in rates.values())
+    print(f"wide: medians: {flame:.0f} steps/s on Flame, {local:.0f} with local workers "
+          f"({flame / local:.2f}); {len(policies)} different policies")  # fmt: skip
 
 
 if __name__ == "__main__":

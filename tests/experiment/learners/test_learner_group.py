@@ -256,6 +256,21 @@ def test_learners_without_a_unit_are_not_started(units, learners, useful):
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "sets", "learners", "shards"),
+    [
+        ("ppo", [], 64, 32),
+        ("ppo", [], 3, 2),
+        ("ppo", ["ppo.minibatch_size=8"], 64, 8),
+        ("sac", [], 4, 4),
+        ("sac", ["sac.critic_norm=batch"], 4, 1),
+    ],
+)
+def test_the_shards_give_each_learner_a_unit_of_work(algorithm, sets, learners, shards):
+    config, _ = resolve(TrainFlags(env="hopper", algo=algorithm, sets=sets), lambda _: True)
+    assert learner_group.find_shards(config.learning, learners) == shards
+
+
+@pytest.mark.parametrize(
     ("sets", "cores", "is_idle", "size"),
     [
         ([], 2, True, 2),

@@ -88,6 +88,16 @@ def test_nothing_is_left_behind(bench: Bench) -> None:
     assert not [session for session in bench.stub.sessions() if session.state == "Open"]
 
 
+def test_two_runs_share_a_cluster(bench: Bench) -> None:
+    tasks = slots(4)
+    with bench.fleet(1) as first, flames.fleet(bench.events.append, 1) as second:
+        submissions = [send(fleet, tasks) for fleet in (first, second)]
+        for submission in submissions:
+            assert {wire.encode(fragment) for fragment in submission} == expected(tasks)
+        assert len(bench.ours()[0]) == 2
+    assert eventually(lambda: bench.ours() == ([], []))
+
+
 def test_the_cache_does_not_grow(bench: Bench) -> None:
     with bench.fleet() as fleet:
         sizes = []

@@ -132,7 +132,8 @@ def make_figure(plot: Plot) -> Figure:
         if len(labels) > _MOST_LEGEND_LINES:
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
         elif len(labels) > 1 or panels is plot:
-            axes.legend(loc="best", fontsize=10)
+            # The ideal line of bars ends at the upper right.
+            axes.legend(loc="upper left" if isinstance(part, Bars) else "best", fontsize=10)
     if panels.title:
         figure.suptitle(panels.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
     if all_bars := [part for part in panels.parts if isinstance(part, Bars)]:

@@ -267,6 +267,14 @@ def choose_size(
     return count_useful_learners(units, cores) if is_worthwhile and cores > 1 else 1
 
 
+def find_shards(learning: LearningSettings, learners: int) -> int:
+    """Return the number of shards that gives each learner a unit of work, if possible."""
+    if learning.settings.needs_whole_batches:
+        return 1
+    shards = -(-learners // learning.traits.independent_networks)
+    return min(shards, learning.samples_per_gradient)
+
+
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
     """Return the number of samples left to learn from, counted once per epoch."""
     learning = recipe.learning
@@ -293,11 +301,15 @@ def open_learner_group(
     learning, maximum, group = plan.recipe.learning, runtime.learners, None
     size = choose_size(plan.recipe, runtime, progress, has_idle_cores=has_idle_cores)
     if maximum != "auto" and maximum > size:
-        note(
+        text = (
             f"Only {format_count(size, 'learner')} can share this recipe, not {maximum}: it has "
-            f"{format_count(count_units(learning), 'unit')} of work. For more learners, start a "
-            f"new run with --set learning.gradient_shards={maximum}."
+            f"{format_count(count_units(learning), 'unit')} of work."
         )
+        shards = find_shards(learning, maximum)
+        if shards > learning.gradient_shards:
+            setting = f"--set learning.gradient_shards={shards}"
+            text += f" For more learners, start a new run with {setting}."
+        note(text)
     if size > 1 and not blas.can_set_threads():
         note("Learning uses one process: numpy's threads cannot be set on this machine.")
     elif size > 1:
