@@ -110,8 +110,7 @@ def measure_workers(repeat: int) -> Iterator[Result]:
 def measure_learners(repeat: int) -> Iterator[Result]:
     preset, cores = "mujoco-ppo-wide", count_usable_cores()
     for learners in (size for size in SIZES if size <= cores):
-        words = ("--preset", preset, "--workers", str(cores), "--learners", str(learners),
-                 "--set", "gradient_shards=4")  # fmt: skip
+        words = ("--preset", preset, "--workers", str(cores), "--learners", str(learners))
         yield from measure_run(preset, format_count(learners, "learner"), words, 600_000, repeat)
 
 

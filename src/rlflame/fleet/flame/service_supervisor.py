@@ -14,12 +14,15 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from typing import Any
 
 #: The supervisor gives up after this many consecutive deaths within `LONG_LIFE_S` of a start.
 ATTEMPTS = 30
 LONG_LIFE_S = 60.0
+#: The interval at which a service without a session checks whether its executor manager is alive.
+CHECK_S = 30.0
 #: From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
@@ -78,8 +81,11 @@ def serve(record_path: str) -> None:
     from flamepy.core import service as core
     from flamepy.runner import runpy
 
+    start_event = threading.Event()
+
     class SessionRecorder(runpy.FlameRunpyService):  # type: ignore[misc]
         def on_session_enter(self, context: Any) -> bool:
+            start_event.set()
             has_entered = bool(super().on_session_enter(context))
             data = base64.b64encode(context.common_data() or b"").decode()
             with open(record_path + ".new", "w") as file:
@@ -92,6 +98,7 @@ def serve(record_path: str) -> None:
                 os.remove(record_path)
             return bool(super().on_session_leave())
 
+    threading.Thread(target=exit_without_manager, args=(start_event,), daemon=True).start()
     runpy._setup_logging()
     service = SessionRecorder()
     if os.path.exists(record_path):
@@ -101,6 +108,27 @@ def serve(record_path: str) -> None:
         context = core.SessionContext(base64.b64decode(data), session_id, application)
         service.on_session_enter(context)
     core.run(service)
+
+
+def exit_without_manager(start_event: threading.Event) -> None:
+    """End this process if its executor manager dies before a session starts.
+
+    From then on, the service of the session ends the process.
+    """
+    ancestors = list_ancestors()
+    while not start_event.wait(CHECK_S):
+        if list_ancestors() != ancestors:
+            os._exit(0)  # with this exit code, the supervisor ends, too
+
+
+def list_ancestors() -> list[int]:
+    """Return the parent of the supervisor and its parent: `uv run` and the executor manager."""
+    pids = [os.getppid()]
+    if sys.platform == "linux":
+        for _ in range(2):
+            with open(f"/proc/{pids[-1]}/stat") as file:
+                pids.append(int(file.read().rpartition(")")[2].split()[1]))
+    return pids[1:]
 
 
 if __name__ == "__main__":
