@@ -261,6 +261,7 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
             "learning.environment.max_episode_steps, evaluation.max_episode_steps",
             "full name",
         ),
+        ({"sets": ["XQZ=1"]}, "no setting 'XQZ'", "rlflame config lists all settings"),
         ({"sets": ["seed"]}, "'seed' is not NAME=VALUE", "--set"),
         ({"sets": ["=3"]}, "'=3' is not NAME=VALUE", "--set"),
         ({"sets": ["ppo.discount=2"]}, "learning.ppo.discount (Discount factor)", "rlflame config"),

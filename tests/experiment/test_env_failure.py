@@ -181,6 +181,12 @@ def test_the_id_that_gymnasium_suggests_is_the_hint(id, suggestion):
     assert f"hint: {suggestion}" in refused.err
 
 
+def test_an_id_that_gymnasium_only_repeats_is_no_hint():
+    refused = rlflame("train", "--env", "NoSuchWorld-v0", "--dry-run")
+    assert refused.code == 2
+    assert "hint: rlflame envs lists some ids; yours needs --env-file" in refused.err
+
+
 def test_a_part_to_ignore_that_does_not_exist():
     words = ("--env", "pendulum", "--set", 'environment.ignore=["nope"]', "--dry-run")
     refused = rlflame("train", *words)

@@ -12,6 +12,7 @@ from commands import rlflame
 from rlflame import api
 from rlflame.config.recipe import EnvironmentSettings, RunConfig
 from rlflame.console.base import NullView
+from rlflame.errors import EnvironmentFailure
 from rlflame.experiment import comparison, components, episode_choice
 from rlflame.experiment.episode_choice import choose_episode_start, compare_episodes
 from rlflame.fleet.inline import InlineFleet
@@ -36,10 +37,10 @@ class Line(gymnasium.Env):
     made = opened = 0
 
     def __init__(self, kind: str = "plain") -> None:
+        if kind == "single" and Line.opened:
+            raise RuntimeError("the port is in use")
         Line.made += 1
         Line.opened += 1
-        if kind == "single" and Line.opened > 1:
-            raise RuntimeError("the port is in use")
         self.kind, self.episodes, self.mean = kind, 0, 0.0
 
     def reset(self, *, seed=None, options=None):
@@ -182,6 +183,21 @@ def test_an_environment_that_cannot_be_compared_gets_new_instances(tmp_path):
     assert choice.env.episodes == "fresh"
     (note,) = notes
     assert "the port is in use" in note
+
+
+def test_an_environment_that_fails_on_a_new_instance_ends_the_run_before_it_starts(
+    tmp_path, monkeypatch
+):
+    def fail(self, action):
+        raise RuntimeError("the line is broken")
+
+    monkeypatch.setattr(Line, "step", fail)
+    config, notes = make_config(tmp_path, "plain"), []
+    env = components.inspect_env(config.recipe.learning.environment)
+    source = components.make_initial_checkpoint(config.recipe, env)
+    with InlineFleet() as fleet, pytest.raises(EnvironmentFailure, match="the line is broken"):
+        choose_episode_start(source, fleet, NullStop(), notes.append)
+    assert not notes
 
 
 def test_a_worker_can_compare_again(tmp_path):

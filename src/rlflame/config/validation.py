@@ -17,6 +17,8 @@ from rlflame.config.synonyms import find_synonyms, format_synonym_hint
 from rlflame.errors import ConfigError
 
 _SHOULD = "Input should "
+#: Settings whose names are less similar than this (0 to 1) are not suggested.
+_LEAST_LIKENESS = 0.5
 #: Descriptions of the texts that patterns of settings allow.
 _PATTERN_CHOICES = {
     "runtime.flame.memory": "a size such as 2g",
@@ -196,11 +198,13 @@ def _find_setting(location: Sequence[int | str]) -> str:
 
 
 def _suggest_settings(key: str) -> str:
-    """Return a hint with the settings that are most similar to the key."""
+    """Return a hint with the settings that are most similar to the key, if any are."""
 
     def measure_likeness(path: str) -> float:
         names = (path, path.rpartition(".")[2])
         return max(difflib.SequenceMatcher(None, key, name).ratio() for name in names)
 
     paths = sorted(list_settings(), key=measure_likeness, reverse=True)
+    if measure_likeness(paths[0]) < _LEAST_LIKENESS:
+        return "rlflame config lists all settings"
     return f"did you mean {', '.join(paths[:3])}?"

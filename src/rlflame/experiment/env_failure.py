@@ -127,7 +127,7 @@ def _explain_unknown_id(id: str, text: str) -> ConfigError:
 def _format_suggestion(id: str, text: str) -> str:
     """Return the option for the ID that Gymnasium's message suggests last, if any."""
     names = re.findall(r"`([^`]+)`", text)
-    if not names or names[-1] == id:
+    if not names or names[-1] in (id, re.sub(r"-v\d+$", "", id)):  # it only repeats the ID
         return ""
     version = re.fullmatch(r"v\d+", names[-1])
     return format_shell("--env", f"{id.rpartition('-')[0]}-{names[-1]}" if version else names[-1])

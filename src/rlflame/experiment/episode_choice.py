@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlflame.errors import EnvironmentFailure, FleetError, FleetUnreachableError
+from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachableError
 from rlflame.experiment.components import inspect_env
 from rlflame.fleet.base import Fleet
 from rlflame.rollout.mujoco.known_spaces import find_known_spec
@@ -39,15 +39,17 @@ def choose_episode_start(
     """Return the checkpoint with the choice of `environment.episodes` in its recipe.
 
     If the recipe already has a choice, or the environment is known to be reusable, the checkpoint
-    is returned unchanged.
+    is returned unchanged. An environment that fails in an episode on a new instance raises
+    EnvironmentFailure.
     """
     with stop.allow_interrupt():
+        reason = cost = ""
         if source.env.episodes == "auto" and not is_known(source):
             source, reason = _choose(source, fleet)
-            if reason:
-                show_note(reason)
-        if source.env.episodes == "fresh" and (cost := describe_cost(source, fleet, clock)):
-            show_note(cost)
+        if source.env.episodes == "fresh":
+            cost = describe_cost(source, fleet, clock)
+    for note in filter(None, (reason, cost)):
+        show_note(note)
     return source
 
 
@@ -103,10 +105,7 @@ def compare_episodes(source: Checkpoint, fleet: Fleet) -> EpisodeComparison:
 
 
 def describe_cost(source: Checkpoint, fleet: Fleet, clock: Callable[[], float]) -> str:
-    """Return a note on the share of the constructor in the time of an episode, if notable.
-
-    An environment that fails here also fails in training, which reports the error.
-    """
+    """Return a note on the share of the constructor in the time of an episode, if notable."""
     environment, seed = source.recipe.learning.environment, source.recipe.learning.seed
     plan = EvaluationPlan(1, seed, stochastic=True, max_episode_steps=_LONGEST_EPISODE)
     task = make_evaluation_task(source.env, source.policy_spec, plan, 0, 1)
@@ -114,11 +113,16 @@ def describe_cost(source: Checkpoint, fleet: Fleet, clock: Callable[[], float]) 
         start_s = clock()
         _run_task(task, source, fleet)
         episode_s = clock() - start_s
-        inspect_env(environment)
-        constructor_s = clock() - start_s - episode_s
-    except FleetUnreachableError:
+    except (FleetUnreachableError, EnvironmentFailure):
         raise
-    except (EnvironmentFailure, FleetError):
+    except FleetError:
+        return ""
+    try:
+        inspect_env(environment)  # the first call may import modules
+        start_s = clock()
+        inspect_env(environment)
+        constructor_s = clock() - start_s
+    except ConfigError:  # some environments allow one instance, which a worker has
         return ""
     share = min(1.0, constructor_s / episode_s) if episode_s > 0.0 else 0.0
     if share <= _NOTABLE_SHARE:
