@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from rlflame import api
 from rlflame.errors import CheckpointError
 from rlflame.storage import metrics
-from rlflame.storage.metrics import NAMES, JsonLines, LineFile, PhaseTimer
+from rlflame.storage.metrics import (
+    EPISODE_HEADER,
+    NAMES,
+    JsonLines,
+    LineFile,
+    PhaseTimer,
+    read_last_returns,
+)
 
 HEADER = "a,b\n"
 
@@ -179,3 +186,20 @@ def test_times_are_kept_by_phase_and_lap(monkeypatch):
     lap = {"wall_s": 15.0, "driver_cpu_s": 3.0, "collect_s": 3.0, "learn_s": 4.0}
     assert times.finish_lap() == lap
     assert times.finish_lap() == {"wall_s": 0.0, "driver_cpu_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "returns"),
+    [
+        (EPISODE_HEADER, []),
+        (f"{EPISODE_HEADER}1.5,3\n-2,4\n", [1.5, -2.0]),
+        (f"{EPISODE_HEADER}1,3\n2,4\n3,5\n4,5\n", [2.0, 3.0, 4.0]),
+        (f"{EPISODE_HEADER}damaged,3\n", []),
+        (None, []),
+    ],
+)
+def test_a_resumed_run_shows_the_returns_of_the_last_episodes(tmp_path, text, returns):
+    path = tmp_path / "episodes.csv"
+    if text is not None:
+        path.write_text(text)
+    assert read_last_returns(path, 3) == returns

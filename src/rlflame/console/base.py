@@ -43,6 +43,8 @@ class RunStart:
     fleet: str
     workers: int
     is_resume: bool
+    #: The returns of the latest episodes before a resume.
+    returns: Sequence[float] = ()
     #: True if `--fleet auto` found no configured cluster.
     no_cluster: bool = False
     #: The names and capacities of the fleets that `--fleet auto` compares.

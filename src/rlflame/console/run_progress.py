@@ -129,6 +129,7 @@ class RunProgress:
                 row.state, row.fraction_done = "finished", 1.0
         self._initial_fraction = self.fraction_done
         if not self.is_sweep:
+            self.row.returns.extend(start.returns)
             self.add_event({"event": "start", "steps": self.row.steps})
 
     def stop(self) -> None:

@@ -18,6 +18,7 @@ from rlflame.config.resolve import format_config
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
+from rlflame.console.run_progress import RECENT_EPISODES
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components, resume
 from rlflame.experiment.episode_choice import choose_episode_start
@@ -34,6 +35,7 @@ from rlflame.rendering.clip_recorder import ClipRecorder
 from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.metrics import read_last_returns
 from rlflame.storage.run_folder import (
     RunFolder,
     format_resume_hint,
@@ -220,6 +222,7 @@ class Run:
             fleet.name,
             fleet.capacity,
             self.is_resume,
+            read_last_returns(self.folder.path / "episodes.csv", RECENT_EPISODES),
             factory.is_local_fallback(runtime),
             factory.list_candidates(fleet),
         )

@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,15 @@ LIVE_METRICS: dict[str, tuple[str, str]] = {
 
 _TASKS = Path("/proc/self/task")
 EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
+
+
+def read_last_returns(path: Path, count: int) -> list[float]:
+    """Return the returns of the last episodes in episodes.csv; none if they cannot be read."""
+    try:
+        lines = deque(regular_file.read_lines(path), maxlen=count)
+        return [float(line.partition(",")[0]) for line in lines if line != EPISODE_HEADER]
+    except (OSError, ValueError):
+        return []
 
 
 class LineFile:
