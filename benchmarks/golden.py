@@ -465,8 +465,8 @@ def main() -> int:
     )
     parser.add_argument("--merged", action="store_true", help="compare all parts of a case as one")
     parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE")
-    parser.add_argument("--source", type=Path, default=ROOT / "src", metavar="DIR",
-                        help="the source tree to run")  # fmt: skip
+    parser.add_argument("--source", type=lambda text: Path(text).resolve(), default=ROOT / "src",
+                        metavar="DIR", help="the source tree to run")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders in DIR")
     options = parser.parse_args()
 
