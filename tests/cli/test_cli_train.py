@@ -517,6 +517,14 @@ def test_reinforce_says_a_line_every_ten_iterations_and_one_at_the_last():
     assert {"seconds", "episodes_per_s", "final_mean_reward"} <= end.keys()
 
 
+def test_the_mean_return_of_a_resumed_run_includes_the_episodes_before_the_resume():
+    whole = rlflame("train", *TINY, "--steps", "256", "--json").events()[-1]
+    part = rlflame("train", *TINY, "--steps", "128", "--horizon", "256", "--json").events()[-1]
+    rest = rlflame("resume", part["folder"], "--steps", "256", "--json").events()[-1]
+    assert rest["digest"] == whole["digest"]
+    assert rest["final_mean_reward"] == whole["final_mean_reward"] != part["final_mean_reward"]
+
+
 def test_init_from_starts_a_new_recipe_from_a_policy():
     rlflame("train", *TINY, "--steps", "256", "--out", "a")
     scratch = rlflame("train", *TINY, "--steps", "64", "--json", "--seed", "1").events()[-1]

@@ -167,7 +167,7 @@ def _make_throughput_blocks(facts: Facts) -> list[Block]:
         for run in facts["runs"]
     ]
     return [
-        "Time includes evaluations, also the final one, and checkpoints. "
+        "Time includes all evaluations and checkpoints. "
         "Collect is the time spent waiting for rollouts. Speeds on different machines, or on a "
         "machine that was busy, are not comparable.",
         make_table(rows, _SPEEDS, 2),

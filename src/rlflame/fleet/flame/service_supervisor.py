@@ -124,10 +124,12 @@ def exit_without_manager(start_event: threading.Event) -> None:
 def list_ancestors() -> list[int]:
     """Return the parent of the supervisor and its parent: `uv run` and the executor manager."""
     pids = [os.getppid()]
-    if sys.platform == "linux":
+    try:
         for _ in range(2):
             with open(f"/proc/{pids[-1]}/stat") as file:
                 pids.append(int(file.read().rpartition(")")[2].split()[1]))
+    except OSError:  # one of them has just ended, or this system has no /proc
+        return []
     return pids[1:]
 
 
