@@ -98,6 +98,27 @@ def test_two_runs_share_a_cluster(bench: Bench) -> None:
     assert eventually(lambda: bench.ours() == ([], []))
 
 
+def test_weights_are_uploaded_once_for_all_tasks_of_an_iteration(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads, put = [], object_cache.put
+
+    def count(prefix: str, content: bytes) -> object_cache.Reference:
+        uploads.append(prefix)
+        return put(prefix, content)
+
+    monkeypatch.setattr(object_cache, "put", count)
+    with bench.fleet() as fleet:
+        for iteration in range(3):
+            name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=iteration))
+            named = [dataclasses.replace(task, policy_id=name) for task in slots(4)]
+            assert len(list(fleet.submit(named))) == 4
+            fleet.release(name)
+            assert (
+                len([prefix for prefix in uploads if prefix.endswith("/shared")]) == iteration + 1
+            )
+
+
 def test_the_cache_does_not_grow(bench: Bench) -> None:
     with bench.fleet() as fleet:
         sizes = []
