@@ -51,6 +51,7 @@ GUESTS = {
         "experiment.learners.liveness",
     },
     "flamepy": {"fleet.flame.*"},
+    "grpc": {"fleet.flame.*"},
     "typer": {"cli.*"},
     "rich": {"console.live"},
     "matplotlib": {"analysis.plots.matplotlib_backend"},

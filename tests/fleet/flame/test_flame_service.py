@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import queue
 from collections.abc import Callable
@@ -37,7 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(*tasks: RolloutTask) -> list[dict[str, Any]]:
         sent = wire.encode({"tasks": [np.frombuffer(wire.encode(t), np.uint8) for t in tasks]})
-        answered = served.run(np.frombuffer(sent, np.uint8), "weights", "", "")
+        answered = served.run(io.BytesIO(sent), "weights", "", "")
         found: dict[str, Any] = wire.decode(view_array(answered))
         return list(found["answers"])
 

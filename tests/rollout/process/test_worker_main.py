@@ -19,6 +19,7 @@ import rollouts
 
 from rlflame.rollout import wire
 from rlflame.rollout.process.channel import MessageKind
+from rlflame.rollout.process.parent_channel import BEAT_S
 from rlflame.rollout.task import RolloutFailure
 
 PATIENCE_S = 20.0
@@ -61,6 +62,9 @@ class Conversation:
             payload = self._read(length)
             if kind != MessageKind.BEAT or beats:
                 return MessageKind(kind), wire.decode(payload or b"")
+
+    def is_heard_within(self, seconds: float) -> bool:
+        return bool(select.select([self._answers], [], [], seconds)[0])
 
     def _read(self, count: int) -> bytes | None:
         data = b""
@@ -196,6 +200,18 @@ def test_beats_tell_where_a_task_stands(lasting: Conversation, tmp_path: Path) -
     assert where == {"slot": 0, "row": 0, "seed": task.states[0].seed, "step": 4}
     gate.touch()
     assert lasting.hear()[0] is MessageKind.RESULT
+
+
+def test_a_position_is_told_once_in_each_task(lasting: Conversation, tmp_path: Path) -> None:
+    """The second task waits at the same position as the first one."""
+    for number in range(2):
+        gate = tmp_path / f"gate {number}"
+        lasting.give(rollouts.task(rollouts.fake(fault="wait", at=4, marker=str(gate)), rows=1))
+        while lasting.hear(beats=True)[1]["step"] < 4:
+            pass
+        assert not lasting.is_heard_within(3.0 * BEAT_S)
+        gate.touch()
+        assert lasting.hear()[0] is MessageKind.RESULT
 
 
 def test_what_an_environment_prints_never_gets_between_the_frames(lasting: Conversation) -> None:

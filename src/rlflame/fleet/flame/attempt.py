@@ -8,6 +8,7 @@ nothing, the task is polled. Calls to a session manager that does not answer are
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 import time
 import traceback
@@ -133,8 +134,10 @@ class AttemptRunner:
         session, policy = self.starter.wait().session, attempt.jobs[0].task.policy_id
         delete = self.policies.deleter.delete
         weights = attempt.weights = self.policies.find_reference(policy)
-        content = wire.encode({"tasks": [_view_bytes(job.payload) for job in attempt.jobs]})
-        payload: Any = _view_bytes(content)
+        tasks = [np.frombuffer(job.payload, np.uint8) for job in attempt.jobs]
+        content = wire.encode({"tasks": tasks})
+        # The worker's flamepy formats all arguments for its log. Those of this type are cheap.
+        payload: Any = io.BytesIO(content)
         large_input = None
         if len(content) > INLINE_BYTES:
             large_input = object_cache.put(f"{session.application}/shared", content)
@@ -242,7 +245,3 @@ class AttemptRunner:
             return False
         session_id = self.starter.wait().session.id
         return not any(s.id == session_id and s.state == OPEN for s in sessions)
-
-
-def _view_bytes(content: bytes) -> Any:
-    return np.frombuffer(content, np.uint8)

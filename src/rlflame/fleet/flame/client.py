@@ -65,11 +65,14 @@ class FlameClient:
             raise make_unconfigured_error()
         try:
             from flamepy.core.types import FlameContext
+            from grpc import _common
         except ImportError as error:
             raise ConfigError(
                 f"flamepy is not installed, or cannot be imported: {format_error(error)}.",
                 "pip install 'flamepy>=0.6.0,<0.7'",
             ) from error
+        # gRPC would wake every thread that waits for an executor ten times a second.
+        _common.MAXIMUM_WAIT_TIMEOUT = 60.0
         try:
             context = FlameContext()
         except Exception as error:

@@ -8,6 +8,7 @@ executor until the supervisor has restarted the service.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import threading
@@ -29,7 +30,8 @@ from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
 
 #: An answer's `kind` (result, broken, died, hung, no_policy or cancelled), and its details.
 Answer = dict[str, Any]
-_TICK_S = 0.2
+#: The interval at which a running task is checked. A message or the child's end is noticed at once.
+_TICK_S = 1.0
 _START_DEADLINE_S = 120.0
 _MAX_POLICIES = 4
 #: The interval at which a running task checks whether its run is still alive.
@@ -90,11 +92,11 @@ class Service:
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
         """Run encoded tasks and return encoded answers, even for tasks that fail.
 
-        `tasks` is a numpy array if it was sent with the call, or an Arrow array if it was sent
+        `tasks` is a file in memory if it was sent with the call, or an Arrow array if it was sent
         through the cache.
         """
         self._lease = _LeaseReader(self._lease_reference)
-        content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
+        content = tasks.getbuffer() if isinstance(tasks, io.BytesIO) else view_array(tasks)
         answers = [
             self._make_answer(bytes(task), policy, endpoint, key)
             for task in wire.decode(content)["tasks"]
@@ -141,8 +143,9 @@ class Service:
         position: list[int] | None = None
         moved_at = time.monotonic()
         while True:
+            limit_s = max(0.0, moved_at + self._step_deadline_s - time.monotonic())
             try:
-                message = child.channel.receive(_TICK_S)
+                message = child.channel.receive(min(_TICK_S, limit_s))
                 if message.kind is MessageKind.RESULT:
                     body = np.frombuffer(message.payload, np.uint8)
                     return {"kind": "result", "body": body, "printed": child.read_output()}

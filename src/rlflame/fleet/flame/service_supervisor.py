@@ -80,7 +80,10 @@ def serve(record_path: str) -> None:
     """Answer Flame's calls until the process is terminated."""
     from flamepy.core import service as core
     from flamepy.runner import runpy
+    from grpc import _common
 
+    # gRPC's main thread would wake up ten times a second.
+    _common.MAXIMUM_WAIT_TIMEOUT = 60.0
     start_event = threading.Event()
 
     class SessionRecorder(runpy.FlameRunpyService):  # type: ignore[misc]

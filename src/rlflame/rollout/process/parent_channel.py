@@ -136,8 +136,9 @@ def _watch_for_programs() -> None:
 
 
 def _has_children() -> bool:
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
-            if file.read().strip():
-                return True
-    return False
+    """Return whether this process has a child, and leave a child that has ended to its parent."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -6,6 +6,7 @@ Environments print to the standard output of the process, which is separate from
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from typing import Any
@@ -24,6 +25,7 @@ class WorkerServer:
         self._worker = RolloutWorker()
         self._policies: dict[str, Any] = {}
         self._parent = os.getppid()
+        self._task_count = 0
 
     def serve(self) -> None:
         """Answer messages until the parent closes the channel."""
@@ -49,6 +51,7 @@ class WorkerServer:
 
         from .. import wire
 
+        self._task_count += 1
         try:
             task = wire.decode(message.payload)
             result = wire.encode(self._worker.run(task, lambda: self._policies[task.policy_id]))
@@ -58,16 +61,17 @@ class WorkerServer:
             self._channel.send_bytes(MessageKind.RESULT, result)
 
     def _send_heartbeats(self) -> None:
-        """Report the progress of the task; end this process if the parent is gone."""
-        pause = threading.Event()
-        while True:
-            pause.wait(BEAT_S)
-            position = self._worker.position
-            if position is not None:
-                fields = dict(zip(("slot", "row", "seed", "step"), position, strict=True))
+        """Report the position of the task when it has changed; exit if the parent is gone."""
+        latest = None
+        poll = select.poll()
+        poll.register(self._channel.pipes[1], 0)  # reports only that the parent closed its end
+        while not poll.poll(1000.0 * BEAT_S) and os.getppid() == self._parent:
+            state = self._task_count, self._worker.position
+            if state[1] is not None and state != latest:
+                fields = dict(zip(("slot", "row", "seed", "step"), state[1], strict=True))
                 self._channel.send(MessageKind.BEAT, fields)
-            elif os.getppid() != self._parent:
-                exit_with_group()
+                latest = state
+        exit_with_group()
 
 
 def main() -> None:
