@@ -8,7 +8,16 @@ from rlflame.learning.device.graph import warm_up
 
 #: Parts of the names of operations that a CUDA graph cannot capture, because the CPU reads their
 #: result or, if they are deterministic, copies numbers to the GPU.
-REFUSED = ("scatter", "index_put", "local_scalar", "nonzero", "masked_select", "unique", "item")
+REFUSED = (
+    "scatter",
+    "index_put",
+    "index_copy",
+    "local_scalar",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "item",
+)
 
 
 def run_after_warm_up(graph, function, state) -> None:

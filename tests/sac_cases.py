@@ -116,18 +116,30 @@ class Plain:
             }
 
         self.settings = settings
+        self.act = torch.tanh if nets.spec.activation == "tanh" else torch.relu
+        self.drop_count = nets.drop_count
         self.actor, self.critics = leaves(nets.actor), leaves(nets.critics)
         self.targets = {n: t.detach().clone() for n, t in leaves(nets.targets).items()}
         self.running = {} if nets.moments is None else leaves(nets.moments.running)
         self.latest: dict[str, torch.Tensor] = {}
-        self.log_weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-        rate = settings.learning_rate
-        self.actor_optimizer = torch.optim.Adam(self.actor.values(), lr=rate)
-        self.critic_optimizer = torch.optim.Adam(
-            self.critics.values(), lr=settings.critic_learning_rate or rate
+        coefficient = settings.entropy_coefficient
+        self.is_fixed = coefficient != "auto"
+        start = coefficient if self.is_fixed else settings.initial_entropy_coefficient
+        # The learner keeps its logarithm in float32.
+        log_start = np.array([np.log(start)], np.float32).astype(np.float64)
+        self.log_weight = torch.tensor(log_start, requires_grad=True)
+        self.wanted_entropy = (
+            -ACTIONS if settings.target_entropy == "auto" else settings.target_entropy
         )
-        self.weight_optimizer = torch.optim.Adam(
-            [self.log_weight], lr=settings.entropy_learning_rate or rate
+        rate = settings.learning_rate
+        groups = (
+            (list(self.actor.values()), rate),
+            (list(self.critics.values()), settings.critic_learning_rate or rate),
+            ([self.log_weight], settings.entropy_learning_rate or rate),
+        )
+        self.actor_optimizer, self.critic_optimizer, self.weight_optimizer = (
+            torch.optim.Adam(weights, lr=rate, eps=settings.adam_epsilon)
+            for weights, rate in groups
         )
 
     def mlp(
@@ -135,7 +147,7 @@ class Plain:
     ) -> torch.Tensor:
         for layer in range(3 if last else 2):
             x = x @ weights[f"{prefix}.{layer}.weight"] + weights[f"{prefix}.{layer}.bias"]
-            x = torch.relu(x) if layer < 2 else x
+            x = self.act(x) if layer < 2 else x
         return x
 
     def pi(self, seen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,7 +170,7 @@ class Plain:
         self, weights: dict[str, torch.Tensor], seen: torch.Tensor, action: torch.Tensor
     ) -> torch.Tensor:
         x = torch.cat((seen, action), dim=1)
-        return torch.stack([self.mlp(weights, f"critic{j}", x)[:, 0] for j in (0, 1)])
+        return torch.stack([self.mlp(weights, f"critic{j}", x) for j in (0, 1)])
 
     def joint(self, seen: torch.Tensor, action: torch.Tensor, batch: bool) -> torch.Tensor:
         """The values of critics with batch normalisation of each layer's input."""
@@ -174,9 +186,32 @@ class Plain:
                     mean, variance = self.running[f"{name}.mean"], self.running[f"{name}.variance"]
                 x = (x - mean) / (variance + 1e-3).sqrt()
                 x = x @ self.critics[f"{name}.weight"] + self.critics[f"{name}.bias"]
-                x = torch.relu(x) if layer < 2 else x
-            values.append(x[:, 0])
+                x = self.act(x) if layer < 2 else x
+            values.append(x)
         return torch.stack(values)
+
+    def pool(self, values: torch.Tensor) -> torch.Tensor:
+        """The values of both critics that the target keeps, in ascending order."""
+        pooled = values.transpose(0, 1).flatten(1).sort(dim=1).values
+        outputs = values.shape[2]
+        return pooled[:, : 2 * (outputs - self.drop_count) if outputs > 1 else 1]
+
+    def error(self, values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """The squared error, or the quantile Huber loss of Dabney et al. (2018)."""
+        outputs = values.shape[2]
+        if outputs == 1:
+            return 0.5 * (values - wanted).square().mean(dim=(1, 2)).sum()
+        total = torch.zeros((), dtype=torch.float64)
+        for critic in values:
+            for number in range(outputs):
+                fraction = (number + 0.5) / outputs
+                away = wanted - critic[:, number : number + 1]
+                loss = torch.nn.functional.huber_loss(
+                    away, torch.zeros_like(away), reduction="none"
+                )
+                slope = (fraction - (away < 0.0).to(away.dtype)).abs()
+                total = total + (slope * loss).mean() / outputs
+        return total
 
     def clip(self, weights: list[torch.Tensor]) -> None:
         if self.settings.max_gradient_norm is not None:
@@ -193,6 +228,8 @@ class Plain:
         )
         now, later = torch.as_tensor(noise.astype(np.float64)).transpose(1, 2)
         weight = self.log_weight.detach().exp()
+        if self.is_fixed:
+            weight = torch.tensor(settings.entropy_coefficient, dtype=torch.float64)
         with torch.no_grad():
             next_action, next_log_prob = self.pi(following, later)
         if self.running:
@@ -201,9 +238,10 @@ class Plain:
         else:
             values = self.q(self.critics, seen, action)
             later_values = self.q(self.targets, following, next_action)
-        value = later_values.detach().min(dim=0).values
-        wanted = reward + bootstrap * (value - weight * next_log_prob)
-        loss = 0.5 * (values - wanted).square().mean(dim=1).sum()
+        value = self.pool(later_values.detach())
+        soft = value - weight * next_log_prob[:, None]
+        wanted = reward[:, None] + bootstrap[:, None] * soft
+        loss = self.error(values, wanted)
         self.critic_optimizer.zero_grad()
         loss.backward()
         for prefix in ("critic0", "critic1"):
@@ -213,16 +251,19 @@ class Plain:
             self.running[name] = (0.99 * self.running[name] + 0.01 * moment).detach()
         drawn_action, log_prob = self.pi(seen, now)
         if number % settings.policy_delay == 0:
-            entropy_loss = -(self.log_weight * (log_prob.detach() - ACTIONS)).mean()
+            deficit = log_prob.detach() + self.wanted_entropy
+            entropy_loss = -(self.log_weight * deficit).mean()
             self.weight_optimizer.zero_grad()
             entropy_loss.backward()
-            self.weight_optimizer.step()
+            if not self.is_fixed:
+                self.weight_optimizer.step()
             judged = (
                 self.joint(seen, drawn_action, batch=False)
                 if self.running
                 else self.q(self.critics, seen, drawn_action)
             )
-            lower = judged.min(dim=0).values
+            outputs = judged.shape[2]
+            lower = judged.mean(dim=(0, 2)) if outputs > 1 else judged[..., 0].min(dim=0).values
             self.actor_optimizer.zero_grad()
             (weight * log_prob - lower).mean().backward()
             self.clip(list(self.actor.values()))

@@ -43,6 +43,7 @@ GUESTS = {
         "learning.sac.loss_torch",
         "learning.sac.sac_device",
         "learning.ppo.ppo_device",
+        "learning.reinforce.reinforce_device",
         "learning.device.chunks",
         "learning.device.graph",
         "learning.device.optim",
@@ -62,6 +63,7 @@ GUESTS = {
     "imageio_ffmpeg": {"rendering.video"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
+        "config.evaluation",
         "config.recipe",
         "config.algorithms",
         "config.runtime",
@@ -155,13 +157,16 @@ CONCRETE = {
     "rlflame.learning.reinforce.reinforce": {
         "learning.factory",
         "learning.torch_gradients",
+        "learning.reinforce.reinforce_device",
     },
+    "rlflame.learning.reinforce.reinforce_device": {"learning.factory"},
     "rlflame.learning.sac.sac": {"learning.factory", "learning.sac.sac_device"},
     "rlflame.learning.ppo.ppo_device": {"learning.factory"},
     "rlflame.learning.sac.sac_device": {"learning.factory"},
     "rlflame.learning.torch_gradients": {
         "learning.factory",
         "learning.ppo.ppo_device",
+        "learning.reinforce.reinforce_device",
         "learning.sac.sac_device",
         "learning.sac.loss_torch",
         "cli.train",

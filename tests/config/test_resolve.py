@@ -643,3 +643,32 @@ def test_a_pattern_is_explained_with_an_example():
         resolve(sets=["runtime.flame.python_version=abc"])
     with pytest.raises(ConfigError, match="should be a size such as 2g, but is 'big'"):
         resolve(sets=["runtime.flame.memory=big"])
+
+
+GPU = ("torch", "cuda", 1)
+HOST = ("numpy", "cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, ("numpy", "cpu", 4)),
+        ({"device": "cuda"}, GPU),
+        ({"sets": ["learning.device=cuda"]}, GPU),
+        ({"device": "cuda", "sets": ["gradient_shards=2"]}, ("torch", "cuda", 2)),
+        ({"device": "cpu"}, ("numpy", "cpu", 4)),
+        ({"device": "cpu", "sets": ["learning.provider=torch"]}, ("torch", "cpu", 4)),
+    ],
+)
+def test_a_gpu_computes_whole_updates_unless_shards_are_asked_for(flags, expected):
+    learning = resolve(env="halfcheetah", preset="mujoco-ppo-wide", **flags).learning
+    assert (learning.provider, learning.device, learning.gradient_shards) == expected
+
+
+def test_the_config_of_a_gpu_run_can_be_learned_on_a_processor(tmp_path):
+    file = tmp_path / "gpu.toml"
+    config = resolve(env="halfcheetah", preset="mujoco-ppo-wide", device="cuda")
+    file.write_text(config_resolve.format_config(config))
+    for flags, expected in (({}, GPU), ({"device": "cpu"}, HOST), ({"device": "cuda"}, GPU)):
+        learning = resolve(config=file, **flags).learning
+        assert (learning.provider, learning.device, learning.gradient_shards) == expected

@@ -22,6 +22,7 @@ FASTER = {
     "SAC with 400x300 units": {"algorithm": "sac", "network": {"hidden": [400, 300]}},
     "PPO with 256x256 units and large minibatches": {"ppo": {"minibatch_size": 4096}, **WIDE}
     | {"rollout": {"steps": 128}},
+    "PPO with two shards": {"ppo": {"minibatch_size": 2048}, "gradient_shards": 2, **WIDE},
     "torch on the CPU": {"algorithm": "sac", "provider": "torch", **WIDE},
 }
 SLOWER = {
@@ -32,7 +33,6 @@ SLOWER = {
     | {"rollout": {"num_slots": 1, "steps": 8}},
     "PPO with whole episodes": {"ppo": {"minibatch_size": 4096}, **WIDE}
     | {"rollout": {"unit": "episodes", "steps": 500}},
-    "PPO with two shards": {"ppo": {"minibatch_size": 2048}, "gradient_shards": 2, **WIDE},
     "SAC with 64x64 units": {"algorithm": "sac", "network": {"hidden": [64, 64]}},
     "SAC with one layer": {"algorithm": "sac", "network": {"hidden": [256]}},
     "SAC without a hidden layer": {"algorithm": "sac", "network": {"hidden": []}},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from tiny_runs import run
 
 from rlflame.config.recipe import LearningSettings, count_units
 from rlflame.learning import torch_gradients
 from rlflame.learning.ppo import ppo_device
+from rlflame.learning.reinforce import reinforce_device
 from rlflame.learning.sac import sac_device
 
 PPO = {
@@ -30,7 +32,13 @@ EPISODES = {
     "environment": {"id": "CartPole-v1"},
     "rollout": {"num_slots": 3, "steps": 500, "unit": "episodes"},
 }
-CASES = {"ppo": PPO, "sac": SAC, "ppo with whole episodes": EPISODES}
+REINFORCE = {**EPISODES, "algorithm": "reinforce", "ppo": None}
+CASES = {
+    "ppo": PPO,
+    "sac": SAC,
+    "ppo with whole episodes": EPISODES,
+    "reinforce": REINFORCE,
+}
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def made(monkeypatch):
     """Use the CPU as the device, and list the algorithms that are made."""
     found = []
     monkeypatch.setattr(torch_gradients, "select_device", lambda kind, rank: "cpu")
-    for kind in (ppo_device.DevicePpo, sac_device.DeviceSac):
+    for kind in (ppo_device.DevicePpo, reinforce_device.DeviceReinforce, sac_device.DeviceSac):
         whole = kind.__init__
 
         def note(self, *values, whole=whole, **options):
@@ -85,3 +93,27 @@ def test_shards_are_divided_between_gpus_and_whole_updates_are_not(made):
         for settings in ({}, GPU, GPU | {"gradient_shards": 2})
     ]
     assert units == [2, 1, 4]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("case", ["ppo", "sac", "reinforce"])
+def test_a_lower_precision_learns_nearly_the_same(case, precision, made, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
+    low = run(recipe(case, precision=precision, **GPU))
+    assert set(chosen) == {"high" if precision == "tf32" else "highest"}
+    chosen.clear()
+    high = run(recipe(case, **GPU))
+    assert set(chosen) == {"highest"}
+    for name, found in low.last.policy.items():
+        np.testing.assert_allclose(found, high.last.policy[name], atol=0.1, err_msg=name)
+    # A CPU computes all products in float32 unless the code asks for bf16.
+    pairs = ((low.last.policy[name], array) for name, array in high.last.policy.items())
+    is_equal = all(np.array_equal(*pair) for pair in pairs)
+    assert is_equal == (precision == "tf32")
+
+
+@pytest.mark.parametrize("settings", [{}, GPU | {"gradient_shards": 2}, {"provider": "torch"}])
+def test_a_lower_precision_is_refused_without_whole_updates_on_a_gpu(settings):
+    with pytest.raises(ValueError, match="set device to cuda, and gradient_shards to 1"):
+        LearningSettings.model_validate(PPO | settings | {"precision": "bf16"})

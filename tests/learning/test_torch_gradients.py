@@ -141,7 +141,8 @@ def test_a_gpu_computes_in_float32_with_deterministic_kernels(monkeypatch):
 
 
 def test_a_card_is_for_torch_alone():
-    spoken = rlflame("train", "--env", "cartpole", "--set", "learning.device=cuda")
+    sets = ("--set", "learning.device=cuda", "--set", "learning.provider=numpy")
+    spoken = rlflame("train", "--env", "cartpole", *sets)
     assert spoken.code == 2
     assert "only torch computes gradients on cuda: set provider to torch" in spoken.err
 

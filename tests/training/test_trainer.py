@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rlflame.config.evaluation import EvaluationSettings
 from rlflame.config.recipe import (
-    EvaluationSettings,
     LearningSettings,
     Recipe,
     RolloutSettings,

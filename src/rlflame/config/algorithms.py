@@ -250,7 +250,12 @@ TRAITS: dict[str, AlgorithmTraits] = {
         PpoSettings, "minibatch_size", critics=1, independent_networks=2, supports_device=True
     ),
     "reinforce": AlgorithmTraits(
-        ReinforceSettings, None, critics=0, units=("episodes",), counts_iterations=True
+        ReinforceSettings,
+        None,
+        critics=0,
+        units=("episodes",),
+        counts_iterations=True,
+        supports_device=True,
     ),
     "sac": AlgorithmTraits(
         SacSettings,

@@ -17,6 +17,7 @@ from rlflame.config.algorithms import (
     AlgorithmTraits,
     ReplaySettings,
 )
+from rlflame.config.evaluation import EvaluationSettings
 from rlflame.config.flags import DEFAULT_ALGORITHM
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
@@ -209,6 +210,11 @@ class _CommonLearningSettings(SettingsModel):
     device: Literal["cpu", "cuda"] = Field(
         "cpu", description="Device on which torch computes gradients. Rollouts always run on CPUs."
     )
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32",
+        description="Number format of the factors of matrix products on a GPU. tf32 and bf16 are "
+        "faster and less exact. Their sums are float32.",
+    )
     threads: Positive = Field(
         1, le=256, description="Number of threads that compute gradients. SAC uses at most two."
     )
@@ -255,6 +261,11 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
             raise ValueError(f"{name} has no correction for stale data: set rollout.staleness=0")
         if self.device == "cuda" and self.provider != "torch":
             raise ValueError("only torch computes gradients on cuda: set provider to torch")
+        if self.precision != "float32" and not self.stays_on_device:
+            raise ValueError(
+                f"precision {self.precision} is for updates on one GPU: set device to cuda, and "
+                "gradient_shards to 1"
+            )
         if self.settings.needs_whole_batches and self.gradient_shards > 1:
             raise ValueError(
                 "batch normalisation in the critics needs whole minibatches, not "
@@ -298,28 +309,6 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
             return batch
         size: int = getattr(self.settings, field)
         return size if self.traits.uses_replay else min(batch, size)
-
-
-class EvaluationSettings(SettingsModel):
-    """When and how the policy is evaluated.
-
-    These settings affect the weights only if `until_return` is set.
-    """
-
-    every_steps: Positive | None = Field(
-        None, description="Steps between evaluations. If unset, evaluate only at the end."
-    )
-    episodes: Positive = Field(
-        8, le=100_000, description="Number of episodes per evaluation during training."
-    )
-    final_episodes: Positive = Field(
-        20, le=100_000, description="Number of episodes in the final evaluation."
-    )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed for the evaluation episodes.")
-    max_episode_steps: Positive = Field(10_000, description="Maximum steps per evaluation episode.")
-    until_return: float | None = Field(
-        None, description="Stop when an evaluation's 95% confidence interval is above this value."
-    )
 
 
 class Recipe(SettingsModel):

@@ -75,6 +75,7 @@ def resolve(
     preset_layer = read_named_preset(flags.preset, merge_layers(file_layer, flag_layer))
     algorithm = _find_algorithm(flags, file_layer, preset_layer)
     typed_layer = merge_layers(_make_set_layer(flags.sets, algorithm), flag_layer)
+    typed_layer = merge_layers(_make_device_layer(file_layer, typed_layer), typed_layer)
     _check_code(file_layer, typed_layer, flags.config)
     _allow_modules(flags, typed_layer)
     _drop_old_choices(file_layer, typed_layer)
@@ -181,7 +182,6 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     if isinstance(flags, TrainFlags):
         settings |= {
             "learning.algorithm": flags.algo.lower() if flags.algo else None,
-            "learning.provider": "torch" if flags.device == "cuda" else None,
             "learning.environment.kwargs": dict(map(_parse_env_argument, flags.env_kwargs or ())),
             "learning.environment.wrappers": [parse_wrapper(text) for text in flags.wrap or ()],
             "runtime.out": _format_out(flags.out),
@@ -190,6 +190,22 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
     for setting, value in settings.items():
         if value is not None and value is not False and value not in ({}, []):
             set_nested(layer, setting, value)
+    return layer
+
+
+def _make_device_layer(
+    file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings that follow from a device that the options name.
+
+    One GPU computes whole updates, so it gets a single gradient shard, whatever a preset says.
+    """
+    layer: dict[str, Any] = {}
+    device = get_nested(typed_layer, "learning.device")
+    if device == "cuda":
+        layer = {"learning": {"provider": "torch", "gradient_shards": 1}}
+    elif device == "cpu" and get_nested(file_layer, "learning.device") == "cuda":
+        layer = {"learning": {"provider": "numpy"}}
     return layer
 
 

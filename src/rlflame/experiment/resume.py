@@ -262,9 +262,9 @@ def check_device(source: Checkpoint, target: Path) -> None:
     run = find_run(target)
     newest = target if target.is_file() else run / "latest.safetensors"
     policy = _find_readable([newest, *reversed(list_step_files(run))], newest)
-    steps = (source.recipe.stop_at_steps or 0) - source.progress.steps
-    budget = Budget("steps", steps) if steps > 0 else None
-    command = format_train_command(source, policy, budget)
+    steps, iterations = source.recipe.stop_at_steps, source.recipe.stop_at_iterations
+    budget = Budget("steps", steps) if steps else Budget("iterations", iterations or 1)
+    command = format_train_command(source, policy, budget.compute_rest(source.progress))
     raise ConfigError(
         "This run learns on a GPU, but torch finds none here. On a CPU, its results would differ.",
         f"start a new run from its weights: {command} --device cpu",

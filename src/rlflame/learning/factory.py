@@ -100,8 +100,9 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # Makes a failed exchange between GPUs raise an error instead of ending the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    from rlflame.learning.torch_gradients import select_device
+    from rlflame.learning.torch_gradients import select_device, set_precision
 
+    set_precision(learning.precision)
     return select_device(learning.device, rank)
 
 
@@ -141,7 +142,9 @@ def _make_ppo(
         from rlflame.learning.torch_gradients import TorchPpo
 
         device = resolve_device(learning, shards.group.rank)
-        provider = torch_provider = TorchPpo(parameters, spec, learning.threads, device)
+        provider = torch_provider = TorchPpo(
+            parameters, spec, learning.threads, device, precision=learning.precision
+        )
         if learning.stays_on_device:
             from rlflame.learning.ppo.ppo_device import DevicePpo
 
@@ -168,7 +171,13 @@ def _make_reinforce(
         from rlflame.learning.torch_gradients import TorchReinforce
 
         device = resolve_device(learning, shards.group.rank)
-        provider = TorchReinforce(parameters, spec, learning.threads, device)
+        provider = torch_provider = TorchReinforce(
+            parameters, spec, learning.threads, device, precision=learning.precision
+        )
+        if learning.stays_on_device:
+            from rlflame.learning.reinforce.reinforce_device import DeviceReinforce
+
+            return DeviceReinforce(settings, spec, parameters, torch_provider)
     else:
         provider = NumpyReinforce(parameters, spec)
     return Reinforce(settings, spec, parameters, provider, shards)
@@ -191,7 +200,9 @@ def _make_sac(
         if learning.stays_on_device:
             from rlflame.learning.sac.sac_device import DeviceSac
 
-            return DeviceSac(settings, networks, seed=learning.seed, device=device)
+            return DeviceSac(
+                settings, networks, seed=learning.seed, device=device, precision=learning.precision
+            )
         providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
     else:
         providers = [NumpySac(networks, thread_pair) for _ in range(shards.count)]

@@ -53,8 +53,21 @@ def select_device(kind: str, rank: int) -> str:
     torch.use_deterministic_algorithms(True)
     # All memory is written before it is read, and filling it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.set_float32_matmul_precision("highest")  # neither TF32 nor bf16
     return f"cuda:{rank % torch.cuda.device_count()}"
+
+
+def set_precision(precision: str) -> None:
+    """Let matrix products of float32 round their factors to TF32, or not."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:
+    """Return `x @ weight + bias` for matrices, or for batches of matrices."""
+    if precision == "bf16":
+        return (x.bfloat16() @ weight.bfloat16()).to(x.dtype) + bias
+    if x.dim() == 3:
+        return torch.baddbmm(bias, x, weight)
+    return torch.addmm(bias, x, weight)
 
 
 class TorchNetworks:
@@ -68,7 +81,9 @@ class TorchNetworks:
         *,
         copies: bool | None = None,
         dtype: torch.dtype = torch.float32,
+        precision: str = "float32",
     ) -> None:
+        self._precision = precision
         self._layers, self._tanh = len(spec.hidden) + 1, spec.activation == "tanh"
         self._parameters = torch.from_numpy(parameters.data)
         self._gradients = FlatVector(parameters.shapes)
@@ -130,7 +145,7 @@ class TorchNetworks:
 
     def apply_layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
         weight = self.tensors[f"{prefix}.{layer}.weight"]
-        return torch.addmm(self.tensors[f"{prefix}.{layer}.bias"], x, weight)
+        return multiply(x, weight, self.tensors[f"{prefix}.{layer}.bias"], self._precision)
 
 
 class _TorchProvider:
@@ -143,13 +158,13 @@ class _TorchProvider:
         threads: int = 1,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        precision: str = "float32",
     ) -> None:
         # The recipe sets the number of threads, because the number affects the order of additions.
         torch.set_num_threads(threads)
-        self.networks = TorchNetworks(parameters, spec, device, dtype=dtype)
+        self.networks = TorchNetworks(parameters, spec, device, dtype=dtype, precision=precision)
         self._spec, self._groups = spec, group_actions(spec.action_counts)
-        outputs = find_choice_outputs(spec) if spec.mask_size else np.zeros(0, np.int64)
-        self._choice_outputs = self.networks.make_tensor(outputs)
+        self._mask_columns = self.networks.make_tensor(_find_mask_columns(spec))
 
     def select_observations(self, rows: Tensor) -> Tensor:
         """Return the rows without any mask."""
@@ -161,9 +176,12 @@ class _TorchProvider:
         action_tensor = self.networks.make_tensor(actions)
         out = self.networks.compute_outputs("actor", latent)
         if self._spec.mask_size:
-            logits, masks = out[:, self._choice_outputs], rows[:, self._spec.observation_size :]
-            logits = torch.where(masks > 0, logits, float(MASKED_LOGIT))
-            out = out.index_copy(1, self._choice_outputs, logits)
+            # The last column is 1 for every row. A CUDA graph cannot capture writes by index.
+            masks = torch.cat(
+                [rows[:, self._spec.observation_size :], torch.ones_like(rows[:, :1])], 1
+            )
+            is_allowed = masks.index_select(1, self._mask_columns) > 0
+            out = torch.where(is_allowed, out, float(MASKED_LOGIT))
         log_std = self.networks.tensors.get("actor.log_std")
         if self._groups:
             return _evaluate_composite(self._groups, out, log_std, action_tensor)
@@ -172,6 +190,17 @@ class _TorchProvider:
         if log_std.dim() == 2:
             return _evaluate_gsde(out, latent.detach(), log_std, action_tensor)
         return _evaluate_gaussian(out, log_std, action_tensor)
+
+
+def _find_mask_columns(spec: PolicySpec) -> Array:
+    """Return the column of the mask for each output of the actor.
+
+    Outputs that have no mask get the column after the last one.
+    """
+    columns = np.full(spec.output_size, spec.mask_size)
+    if spec.mask_size:
+        columns[find_choice_outputs(spec)] = np.arange(spec.mask_size)
+    return columns
 
 
 def _evaluate_categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,10 +322,16 @@ class TorchReinforce(_TorchProvider):
     """The torch counterpart of `NumpyReinforce`."""
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self.networks.make_tensor
         self.networks.refresh()
+        loss, sums = self.compute_loss(batch)
+        gradient = self.networks.compute_gradient(loss / count)
+        return gradient, {name: float(value) for name, value in sums.items()}
+
+    def compute_loss(self, batch: ReinforceMinibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed loss, and its parts."""
+        tensor = self.networks.make_tensor
         log_probs, entropies = self._evaluate_actions(tensor(batch.observations), batch.actions)
         loss = -(log_probs * tensor(batch.weights)).sum()
         entropy = entropies.sum()
-        gradient = self.networks.compute_gradient((loss - batch.entropy_weight * entropy) / count)
-        return gradient, {"loss": float(loss.detach()), "entropy_loss": -float(entropy.detach())}
+        sums = {"loss": loss.detach(), "entropy_loss": -entropy.detach()}
+        return loss - batch.entropy_weight * entropy, sums

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.config.recipe import EvaluationSettings
+from rlflame.config.evaluation import EvaluationSettings
 from rlflame.fleet.base import Fleet
 from rlflame.rollout.task import EnvSpec, EpisodeStat, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval

@@ -32,6 +32,18 @@ VARIANTS = {
         {"normalise_advantages": "batch", "scale_rewards": False, "max_gradient_norm": None},
     ),
     "gsde": ("gsde", "relu", {"entropy_weight": 0.05}),
+    "other numbers": (
+        "continuous",
+        "tanh",
+        {
+            "gae_lambda": 0.7,
+            "clip_range": 0.4,
+            "value_weight": 1.3,
+            "adam_epsilon": 1e-3,
+            "anneal_learning_rate": False,
+            "discount": 0.9,
+        },
+    ),
 }
 
 
@@ -115,6 +127,20 @@ def test_a_refused_minibatch_changes_nothing_and_the_fifth_in_a_row_ends_the_run
         learner.update(far, 0.0)
     learner.load_state({**good, "guard": np.zeros(2, np.int64)})
     assert learner.update(batch, 0.0)["refused_minibatches"] == 0.0
+
+
+def test_nothing_is_learned_after_the_fifth_refusal_in_a_row(monkeypatch):
+    """The later minibatches of the iteration are good, but the run is already over."""
+    monkeypatch.setattr(DevicePpo, "_make_order", lambda self, epoch, count: np.arange(count))
+    learner, _, spec = make("hopper", minibatch_size=COLUMNS, epochs=2, recompute_advantages=False)
+    batch = random_batch(np.random.default_rng(9), spec, learner.get_policy(), columns=COLUMNS)
+    batch.log_probs[:5] = -1e30
+    before = learner.get_state()
+    with pytest.raises(LearningError, match="5 times in a row"):
+        learner.update(batch, 0.0)
+    after = learner.get_state()
+    for name in ("parameters", "adam.first", "adam.second", "adam.count", "updates"):
+        np.testing.assert_array_equal(after[name], before[name])
 
 
 def test_a_good_minibatch_ends_the_row_of_bad_ones():

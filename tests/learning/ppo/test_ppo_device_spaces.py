@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import space_envs
+from device_graphs import refuse_uncaptured
 from tiny_runs import run
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.config.recipe import NetworkSettings
 from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
+from rlflame.learning.device.graph import UpdateGraph
 from rlflame.learning.networks.flat_vector import build_network
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
@@ -40,3 +42,15 @@ def test_updates_are_close_to_numpys(id):
     assert not np.array_equal(expected, before)
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert actual_metrics == pytest.approx(expected_metrics, rel=2e-3, abs=2e-4)
+
+
+@pytest.mark.parametrize("id", space_envs.IDS)
+def test_a_graph_can_capture_all_operations(id, monkeypatch):
+    monkeypatch.setattr(UpdateGraph, "run", refuse_uncaptured)
+    done = run({"stop_at_iterations": 1, "learning": {**LEARNING, "environment": {"id": id}}})
+    spec = done.beginning.policy_spec
+    parameters = build_network(spec, NetworkSettings(), 0, critic=True)
+    provider = TorchPpo(parameters, spec)
+    learner = DevicePpo(PpoSettings(), spec, parameters, provider, seed=7, columns=4)
+    batch = concatenate_fragments(done.recorded.fragments[0], done.first)
+    assert learner.update(batch, 0.2)["n_updates"] > 0.0

@@ -88,28 +88,32 @@ class UpdateGraph:
         if not self._captures:
             function()
             return
-        if self._graph is None:
-            self._graph = self._capture(function, state)
-        self._graph.replay()
+        # A capture uses the current device, whatever the device of the tensors.
+        with torch.cuda.device(self._device):
+            if self._graph is None:
+                self._graph = self._capture(function, state)
+            self._graph.replay()
 
     def _capture(
         self, function: Callable[[], None], state: Sequence[Tensor]
     ) -> torch.cuda.CUDAGraph:
         """Warm up on a side stream, undo what the warm-up changed, and capture the graph."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             warm_up(function, state)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Freeing the memory of another graph would end the capture.
         gc.collect()
+        was_enabled = gc.isenabled()
         gc.disable()
         try:
             with torch.cuda.graph(graph):
                 function()
         finally:
-            gc.enable()
+            if was_enabled:
+                gc.enable()
         return graph
 
 

@@ -51,8 +51,16 @@ class DeviceGuard:
     def tensors(self) -> list[Tensor]:
         return [self._counts, self._longest_streak, self._norm]
 
+    def compute_intact(self) -> Tensor:
+        """Return whether learning may go on: too few gradients in a row have been refused."""
+        return self._longest_streak < self._guard.limit
+
     def compute_mask(self, norm: Tensor, sums: Sequence[Tensor], is_active: Tensor) -> Tensor:
-        """Return `is_active`, or false if a number is not finite; count refusals."""
+        """Return `is_active`, or false if a number is not finite or learning is over.
+
+        Refusals are counted.
+        """
+        is_active = is_active & self.compute_intact()
         is_finite = (torch.stack([norm, *sums]).abs() < math.inf).all()
         is_faulty = ~is_finite
         is_refused = is_active & is_faulty

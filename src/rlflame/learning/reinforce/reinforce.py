@@ -106,12 +106,10 @@ class Reinforce:
         weights = normalise_returns(returns, batch, settings.normalise_returns)
         count = batch.steps if settings.average == "steps" else int(ends.sum())
         normalised = normalise_batch(batch, self._spec)
-        gradient, sums = self._compute_gradient(normalised, weights, count)
-        norm = clip_by_norm(gradient, settings.max_gradient_norm)
         metrics: Metrics = {}
-        if not self._guard.is_refused(norm, sums):
-            self._adam.step(self._parameters.data, gradient, learning_rate)
-            self._updates.value += 1
+        step = self._take_step(normalised, weights, count, learning_rate)
+        if step is not None:
+            sums, norm = step
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]
             metrics = {
                 "loss": loss / count,
@@ -132,6 +130,21 @@ class Reinforce:
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._state.load_state(state)
+
+    def _take_step(
+        self, batch: Batch, weights: Float64, count: int, learning_rate: float
+    ) -> tuple[Metrics, float] | None:
+        """Take one optimizer step; return the sums of the losses and the gradient's norm.
+
+        Return None if the gradient was not finite.
+        """
+        gradient, sums = self._compute_gradient(batch, weights, count)
+        norm = clip_by_norm(gradient, self._settings.max_gradient_norm)
+        if self._guard.is_refused(norm, sums):
+            return None
+        self._adam.step(self._parameters.data, gradient, learning_rate)
+        self._updates.value += 1
+        return sums, norm
 
     def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int

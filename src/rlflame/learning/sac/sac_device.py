@@ -27,7 +27,7 @@ from ..device.replay import DeviceReplay, TransitionLayout, count_replay_bytes, 
 from ..networks.flat_vector import FlatVector
 from ..networks.mlp import BATCH_EPSILON, MOMENT_RATE
 from ..parallel.thread_pair import ThreadPair
-from ..torch_gradients import TorchNetworks
+from ..torch_gradients import TorchNetworks, multiply
 from .loss_torch import make_critic_objective, sample_actions
 from .networks import CRITICS, SacNetworks
 from .sac import Sac
@@ -38,7 +38,8 @@ _METRICS = ("critic_loss", "ent_coef_loss", "actor_loss")
 class CriticPair:
     """Two critics of equal shape, whose layers are batched matrix products."""
 
-    def __init__(self, vector: FlatVector, mirror: Mirror, tanh: bool) -> None:
+    def __init__(self, vector: FlatVector, mirror: Mirror, tanh: bool, precision: str) -> None:
+        self._precision = precision
         #: Both critics, one per row.
         self.values = mirror.add(vector.data).view(len(CRITICS), -1)
         self._tanh = tanh
@@ -66,7 +67,7 @@ class CriticPair:
                 x = torch.tanh(x) if self._tanh else torch.relu(x)
             if moments is not None:
                 x = moments.standardise(layer, x, batch)
-            x = torch.baddbmm(bias[:, None], x, weight)
+            x = multiply(x, weight, bias[:, None], self._precision)
         return x
 
 
@@ -107,18 +108,21 @@ class DeviceSac(Sac):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        precision: str = "float32",
     ) -> None:
         super().__init__(settings, networks, [], ThreadPair(1), seed=seed)
         spec = networks.spec
         self._mirror = mirror = Mirror(device, dtype)
-        self._actor = TorchNetworks(networks.actor, spec, device, dtype=dtype)
+        self._actor = TorchNetworks(networks.actor, spec, device, dtype=dtype, precision=precision)
         mirror.add_pair(networks.actor.data, self._actor.values)
-        tanh = spec.activation == "tanh"
-        self._critics = CriticPair(networks.critics, mirror, tanh)
+        make_pair = partial(
+            CriticPair, mirror=mirror, tanh=spec.activation == "tanh", precision=precision
+        )
+        self._critics = make_pair(networks.critics)
         self._moments: PairMoments | None = None
         self._targets: CriticPair | None = None
         if networks.moments is None:
-            self._targets = CriticPair(networks.targets, mirror, tanh)
+            self._targets = make_pair(networks.targets)
         else:
             self._moments = PairMoments(networks.moments.running, mirror)
         self._objective = make_critic_objective(networks)
@@ -138,7 +142,6 @@ class DeviceSac(Sac):
         self._clip: Any = make_clip_bounds(spec)
         if isinstance(self._clip, np.ndarray):
             self._clip = torch.from_numpy(self._clip).to(mirror.device, mirror.dtype)
-        self._true = mirror.make_zeros(dtype=torch.bool).fill_(True)
         self._layout = TransitionLayout(spec.observation_size, spec.action_size)
         self._replay: DeviceReplay | None = None
         self._chunks: ChunkBuffers | None = None
@@ -288,7 +291,7 @@ class DeviceSac(Sac):
         latest = None if self._moments is None else self._moments.join_latest()
         if latest is not None:
             sums.append(latest.sum())
-        mask = self._guards[0].compute_mask(norms.sum(), sums, self._true)
+        mask = self._guards[0].compute_mask(norms.sum(), sums, self._guards[1].compute_intact())
         gradient = clip(gradient, norms, self._settings.max_gradient_norm)
         critics = self._critics.values.view(-1)
         self._adams["critic"].step(critics, gradient.flatten(), self._rates["critic"], mask)
