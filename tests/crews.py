@@ -48,6 +48,9 @@ class Seat:
     def use_device(self, device: str) -> None:
         assert device == "cpu"
 
+    def share_memory(self, size: int) -> None:
+        """Threads of one process do not need it."""
+
     def broadcast(self, value: Any) -> Any:
         if self.rank == 0:
             self._table.shared = wire.encode(value)

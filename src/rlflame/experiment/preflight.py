@@ -122,7 +122,7 @@ def copy_with_ignore(recipe: Recipe, ignore: tuple[str, ...]) -> Recipe:
 
 def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
     """Yield warnings about the recipe. They do not prevent the run."""
-    from rlflame.learning.kernels.library import is_missing
+    from rlflame.learning.kernels.library import is_disabled, is_missing, load_kernels
     from rlflame.rollout.mujoco.known_spaces import find_unverified_version
     from rlflame.rollout.space_codec import format_path, is_image
 
@@ -132,6 +132,11 @@ def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
         yield (
             "The compiled kernels are not installed, so updates are slower. The results are the "
             "same. To install them, install a C compiler, then reinstall rlflame."
+        )
+    elif recipe.learning.provider == "numpy" and not is_disabled() and load_kernels() is None:
+        yield (
+            "The compiled kernels cannot be used here, so updates are slower. The results are the "
+            "same. If they do not fit this numpy, reinstall rlflame."
         )
     yield from _list_learning_warnings(recipe)
     version = find_unverified_version(recipe.learning.environment.id)

@@ -32,6 +32,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
 from rlflame.experiment.learners import learner_group
 from rlflame.experiment.learners.learner_group import LearnerGroup, count_useful_learners
+from rlflame.experiment.learners.learner_trial import LearnerTrial
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
 
@@ -216,7 +217,7 @@ def test_a_trial_keeps_the_faster_side_and_the_bits(sharded, make_group, monkeyp
     clock = iter(range(1000))
     monkeypatch.setattr(learner_group.time, "perf_counter", lambda: float(next(clock)))
     made = make_group(sharded.learning, 2)
-    made.group._trial_s = []
+    made.group._trial = LearnerTrial()
     for batch in (*sharded.data, *sharded.data):
         made.group.update(batch, 0.1)
     # Both variants take one tick of the fake clock, so one process is chosen.
@@ -236,7 +237,7 @@ def test_a_trial_in_which_sharing_is_faster_keeps_the_learners(plain, make_group
     alone.update(plain.data[0], 0.1)
     # The learners compare their states after one and a half batches.
     made = make_group(plain.learning, 2, compare_learners_every=3 * alone._updates.value // 2)
-    made.group._trial_s = []
+    made.group._trial = LearnerTrial()
     made.group.update(plain.data[0], 0.1)
     for batch in (*plain.data[1:], *plain.data):
         alone.update(batch, 0.1)
@@ -244,6 +245,69 @@ def test_a_trial_in_which_sharing_is_faster_keeps_the_learners(plain, make_group
     assert len(made.pids) == 1
     assert [note.split(":")[0] for note in made.notes] == ["Learning with 2 learners"]
     assert made.group.batch_count == 5
+    assert_same(made.group.get_state(), alone.get_state())
+
+
+def test_a_trial_goes_on_with_half_as_many_learners(sharded, make_group, monkeypatch):
+    """With four learners a batch takes 4 s, with two 2 s, and with one 3 s."""
+    now_s, costs_s = [0.0], {4: 4.0, 2: 2.0}
+    monkeypatch.setattr(learner_group.time, "perf_counter", lambda: now_s[0])
+    made = make_group(sharded.learning, 4)
+    group = made.group
+    group._trial = LearnerTrial()
+    for name in ("_update", "_update_alone"):
+        method = getattr(group, name)
+
+        def update(batch, progress, method=method, name=name):
+            size = 1 + len(group._processes)
+            metrics = method(batch, progress)
+            now_s[0] += costs_s[size] if name == "_update" and size > 1 else 3.0
+            return metrics
+
+        monkeypatch.setattr(group, name, update)
+    alone = learner(sharded.learning, spec_of())
+    for number, batch in enumerate((*sharded.data, *sharded.data, *sharded.data, *sharded.data)):
+        made.group.wait_for_others(60.0)
+        group.update(batch, 0.1)
+        alone.update(batch, 0.1)
+        if number == 0:
+            assert len(made.pids) == 3
+    assert len(made.pids) == 1
+    (note,) = made.notes
+    assert note.startswith("Learning with 2 learners: an optimizer step takes ")
+    assert_same(made.group.get_state(), alone.get_state())
+
+
+def test_without_file_descriptors_learning_continues_alone(plain, make_group, monkeypatch):
+    made = make_group(plain.learning, 2)
+    alone = learner(plain.learning, spec_of())
+
+    def fail_to_share(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(made.group._replicator, "update", fail_to_share)
+    for batch in plain.data:
+        made.group.update(batch, 0.1)
+        alone.update(batch, 0.1)
+    assert made.pids == []
+    assert "Too many open files" in made.notes[0]
+    assert "Learning continues with 1 learner, bit-identically." in made.notes[0]
+    assert_same(made.group.get_state(), alone.get_state())
+
+
+def test_without_file_descriptors_no_learner_is_started_again(plain, make_group, monkeypatch):
+    made = make_group(plain.learning, 3)
+
+    def fail_to_start(size: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(made.group, "_start", fail_to_start)
+    os.kill(made.pids[0], signal.SIGKILL)
+    alone = learner(plain.learning, spec_of())
+    for batch in plain.data:
+        made.group.update(batch, 0.1)
+        alone.update(batch, 0.1)
+    assert made.notes[-1].startswith("Learning uses one process: no other learner could be started")
     assert_same(made.group.get_state(), alone.get_state())
 
 
@@ -259,13 +323,14 @@ def test_learners_without_a_unit_are_not_started(units, learners, useful):
     ("algorithm", "sets", "learners", "shards"),
     [
         ("ppo", [], 64, 32),
-        ("ppo", [], 3, 2),
+        ("ppo", [], 3, 3),
+        ("ppo", ["gradient_shards=4"], 5, 5),
         ("ppo", ["ppo.minibatch_size=8"], 64, 8),
         ("sac", [], 4, 4),
         ("sac", ["sac.critic_norm=batch"], 4, 1),
     ],
 )
-def test_the_shards_give_each_learner_a_unit_of_work(algorithm, sets, learners, shards):
+def test_the_shards_give_each_learner_the_same_work(algorithm, sets, learners, shards):
     config, _ = resolve(TrainFlags(env="hopper", algo=algorithm, sets=sets), lambda _: True)
     assert learner_group.find_shards(config.learning, learners) == shards
 

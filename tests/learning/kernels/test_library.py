@@ -82,6 +82,15 @@ def test_a_run_without_the_kernels_says_so(tmp_path, monkeypatch):
         assert text not in train("with")
     monkeypatch.setattr(library, "_find_library", lambda: None)
     assert train("without").count(text) == 1
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"\x7fELF damaged")
+    monkeypatch.setattr(library, "_find_library", lambda: str(damaged))
+    text = "The compiled kernels cannot be used here, so updates are slower."
+    load_kernels.cache_clear()
+    assert train("unusable").count(text) == 1
+    monkeypatch.setenv(library.VARIABLE, "off")
+    load_kernels.cache_clear()
+    assert text not in train("off")
 
 
 @pytest.mark.parametrize(

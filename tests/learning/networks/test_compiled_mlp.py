@@ -15,7 +15,7 @@ from rlflame.learning.networks.flat_vector import FlatVector
 from rlflame.learning.networks.mlp import MLP
 
 pytestmark = pytest.mark.skipif(load_kernels() is None, reason="the kernels were not compiled")
-SIZES = [(5, 16, 16, 3), (17, 64, 64, 1), (4, 32, 2), (3, 6), (1, 1, 1), (11, 64, 32, 16, 8, 2)]
+SIZES = [(5, 16, 16, 3), (17, 64, 64, 1), (4, 32, 2), (3, 6), (1, 2, 1), (11, 64, 32, 16, 8, 2)]
 
 
 def make_vector(sizes: tuple[int, ...], seed: int = 0) -> FlatVector:
@@ -56,6 +56,14 @@ def test_passes_have_the_same_bits(sizes, tanh, rows):
     x = generator.standard_normal((rows, sizes[0]), dtype=np.float32)
     upstream = generator.standard_normal((sizes[-1], rows), dtype=np.float32)
     compare(sizes, tanh, x, upstream)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (17, 1, 1, 65, 6), (17, 64, 1, 2), (17, 64, 1)])
+def test_a_hidden_layer_of_one_unit_is_not_compiled(sizes):
+    """For such layers, numpy calls other functions of BLAS."""
+    vector = make_vector(sizes)
+    network = make_mlp(vector, FlatVector(vector.shapes), "n", len(sizes) - 1, tanh=False)
+    assert isinstance(network, CompiledMLP) == (1 not in sizes[1:-1])
 
 
 @pytest.mark.parametrize("tanh", [True, False])

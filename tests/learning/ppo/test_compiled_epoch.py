@@ -53,10 +53,15 @@ def read_bits(learner: Ppo) -> dict[str, bytes]:
     {"recompute_advantages": False, "scale_rewards": True}, {"minibatch_size": 1000},
 ])  # fmt: skip
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_updates_have_the_same_bits(changes, activation):
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_updates_have_the_same_bits(changes, activation, count):
+    """Minibatches of 50 samples cannot be divided into four equal shards."""
     settings = PpoSettings(**{"minibatch_size": 64, "epochs": 3, **changes})
     spec = policy_spec(activation=activation, normalise=True)
-    learners = make_learner(settings, spec), make_learner(settings, spec, compiled=False)
+    learners = [
+        make_learner(settings, spec, compiled=compiled, shards=Shards(count))
+        for compiled in (True, False)
+    ]
     for number in range(5):
         batch = make_batch(learners[1], spec, number)
         first, second = (repr(learner.update(batch, 0.1 * number)) for learner in learners)
@@ -65,9 +70,13 @@ def test_updates_have_the_same_bits(changes, activation):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
-def test_a_bad_minibatch_is_skipped(value):
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_bad_minibatch_is_skipped(value, count):
     settings, spec = PpoSettings(minibatch_size=20, epochs=1), policy_spec()
-    learners = make_learner(settings, spec), make_learner(settings, spec, compiled=False)
+    learners = [
+        make_learner(settings, spec, compiled=compiled, shards=Shards(count))
+        for compiled in (True, False)
+    ]
     batch = make_batch(learners[1], spec, 0)
     batch.log_probs[3, 2] = -value
     metrics = [learner.update(batch, 0.0) for learner in learners]
@@ -76,12 +85,10 @@ def test_a_bad_minibatch_is_skipped(value):
     assert read_bits(learners[0]) == read_bits(learners[1])
 
 
-def test_shards_and_other_policies_use_the_plain_loop():
-    settings = PpoSettings()
-    spec = policy_spec()
-    _, vector = random_network(np.random.default_rng(0), spec)
-    learner = Ppo(settings, spec, vector, make_ppo(vector, spec), Shards(2), seed=0, columns=8)
-    assert learner._compiled_epoch is None
+def test_equal_shards_run_in_the_compiled_loop(monkeypatch):
+    learner = make_learner(PpoSettings(minibatch_size=64), policy_spec(), shards=Shards(4))
+    monkeypatch.setattr(learner._provider, "compute_shards", None)
+    assert learner.update(make_batch(learner, policy_spec(), 0), 0.0)["n_updates"] == 50
 
 
 def test_a_loop_with_other_results_is_not_used(monkeypatch):
@@ -97,21 +104,23 @@ def test_a_loop_with_other_results_is_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{}, {"minibatch_size": 50}, {"target_kl": 1e-3}])
-def test_two_learners_have_the_same_bits(changes):
+@pytest.mark.parametrize("count", [1, 4])
+def test_two_learners_have_the_same_bits(changes, count):
     settings = PpoSettings(**{"minibatch_size": 64, "epochs": 3, **changes})
     spec = policy_spec(normalise=True)
-    alone = make_learner(settings, spec)
+    alone = make_learner(settings, spec, shards=Shards(count))
     batches = [make_batch(alone, spec, number) for number in range(4)]
     batches[2].log_probs[3, 2] = np.nan
 
     def learn(group: SharedMemoryGroup) -> tuple[list[str], Ppo]:
-        learner = make_learner(settings, spec, shards=Shards(1, group))
+        learner = make_learner(settings, spec, shards=Shards(count, group))
         return [repr(learner.update(batch, 0.0)) for batch in batches], learner
 
     group, (pid,) = fork_learners(2, learn)
     metrics, learner = learn(group)
     os.waitpid(pid, 0)
-    assert learner._compiled_epoch._memory is not None
+    is_used = settings.minibatch_size % count == 0
+    assert (learner._compiled_epoch._memory is not None) == is_used
     assert metrics == [repr(alone.update(batch, 0.0)) for batch in batches]
     assert read_bits(learner) == read_bits(alone)
     group.close()

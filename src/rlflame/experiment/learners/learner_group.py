@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from rlflame.config.recipe import LearningSettings, Recipe, count_units, count_useful_learners
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment.learners.launcher import LOST_EXIT_CODE
+from rlflame.experiment.learners.learner_trial import LearnerTrial
 from rlflame.learning.base import Batch, Metrics, ReplayBatch, State
 from rlflame.learning.factory import compute_fingerprint, count_blas_threads
 from rlflame.learning.parallel.process_group import (
@@ -38,8 +39,6 @@ from rlflame.training.trainer import Plan, Progress
 
 #: With fewer samples, a second process takes more time to load than it saves.
 _MIN_SAMPLES = 300_000
-#: A trial alternates between all learners and one, and times this many batches of each.
-_TRIAL_BATCHES = 3
 
 
 class LearnerGroup:
@@ -67,9 +66,9 @@ class LearnerGroup:
         self._waiting: list[WorkerProcess] = []
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
-        #: The update times of the trial, which alternates between all learners and only this one.
-        #: None if there is no trial.
-        self._trial_s: list[float] | None = [] if is_trial else None
+        #: The trial that finds the fastest number of learners, until it is over.
+        self._trial = LearnerTrial() if is_trial else None
+        self._update_count = 0.0
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
         self._start(size)
@@ -91,14 +90,19 @@ class LearnerGroup:
     def update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
         if not self.is_joined:
             self._join()
-        if self._trial_s is None or not self.is_joined:
-            return self._update(batch, progress)
-        is_alone, start_s = len(self._trial_s) % 2 == 1, time.perf_counter()
+        trial, size = self._trial, 1 + len(self._processes)
+        if trial is None or not self.is_joined:
+            metrics = self._update(batch, progress)
+            self._update_count = metrics["n_updates"]
+            return metrics
+        is_alone, start_s = trial.is_alone_due(size), time.perf_counter()
         metrics = (self._update_alone if is_alone else self._update)(batch, progress)
+        elapsed_s, updates = time.perf_counter() - start_s, metrics["n_updates"]
         if self.is_joined:
-            self._trial_s.append(time.perf_counter() - start_s)
-            if len(self._trial_s) == 2 * _TRIAL_BATCHES:
-                self._finish_trial(self._trial_s)
+            trial.add(1 if is_alone else size, elapsed_s, int(updates - self._update_count))
+            if trial.is_complete(size):
+                self._update_trial(trial, size)
+        self._update_count = updates
         return metrics
 
     def wait_for_others(self, timeout_s: float) -> bool:
@@ -191,23 +195,36 @@ class LearnerGroup:
             return metrics
         except LostLearner as error:
             self._handle_loss(error)
+        except OSError as error:  # for example, no file descriptor is left
+            self._replace(f"Learners cannot exchange arrays ({error}).", len(self._processes))
         except BaseException:
             self.close()  # the other learners would wait for this one
             raise
         self._algorithm.load_state(previous)
         return self._algorithm.update(batch, progress)
 
-    def _finish_trial(self, times_s: list[float]) -> None:
-        """Continue with all learners or only this one, whichever was faster."""
-        self._trial_s, size = None, 1 + len(self._processes)
-        shared_ms, alone_ms = (1000.0 * min(times_s[start::2]) for start in (0, 1))
-        count = format_count(size if shared_ms < alone_ms else 1, "learner")
-        self._note(
-            f"Learning with {count}: an update of the policy takes {shared_ms:.1f} ms with {size} "
-            f"and {alone_ms:.1f} ms with 1."
-        )
-        if alone_ms <= shared_ms:
+    def _update_trial(self, trial: LearnerTrial, size: int) -> None:
+        """Try the next number of learners, or continue with the fastest one."""
+        smaller = count_useful_learners(count_units(self._learning), max(1, size // 2))
+        next_size = trial.choose_next(size, smaller)
+        times_s = trial.compute_times()
+        if next_size in times_s:
+            self._trial = None
+            texts = [f"{1e3 * times_s[number]:.3g} ms with {number}" for number in times_s]
+            self._note(
+                f"Learning with {format_count(next_size, 'learner')}: an optimizer step takes "
+                f"{', '.join(texts)}."
+            )
+        if next_size != size:
             self.close()
+            self._start_or_note(next_size)
+
+    def _start_or_note(self, size: int) -> None:
+        """Start learners after others have ended; without them, this process learns alone."""
+        try:
+            self._start(size)
+        except OSError as error:
+            self._note(f"Learning uses one process: no other learner could be started ({error}).")
 
     def _update_alone(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
         """Process a batch with this learner only, and send its state to the others."""
@@ -237,10 +254,10 @@ class LearnerGroup:
         outputs = [process.read_output().strip() for process in self._processes]
         detail = next((f" ({text.splitlines()[-1]})" for text in outputs if text), "")
         self.close()
-        self._trial_s = None
+        self._trial = None
         count = format_count(size, "learner")
         self._note(f"{message}{detail} Learning continues with {count}, bit-identically.")
-        self._start(size)
+        self._start_or_note(size)
 
 
 def choose_size(
@@ -258,7 +275,7 @@ def choose_size(
     is_worthwhile = (
         learning.provider == "numpy"
         and learning.threads == 1
-        and learning.traits.independent_networks > 1
+        and units > 1
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # With staleness, workers also collect during an update.
         and not learning.rollout.staleness
@@ -268,11 +285,12 @@ def choose_size(
 
 
 def find_shards(learning: LearningSettings, learners: int) -> int:
-    """Return the number of shards that gives each learner a unit of work, if possible."""
+    """Return the number of shards that gives each learner the same work, if possible."""
     if learning.settings.needs_whole_batches:
         return 1
-    shards = -(-learners // learning.traits.independent_networks)
-    return min(shards, learning.samples_per_gradient)
+    networks, limit = learning.traits.independent_networks, learning.samples_per_gradient
+    enough = range(-(-learners // networks), limit + 1)
+    return next((n for n in enough if n * networks % learners == 0), limit)
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:

@@ -110,7 +110,10 @@ typedef struct {
     const network *networks[NETWORKS];
     const gaussian *head;
     float *losses;
-    float *parameters, *gradient, *first, *second;
+    /* The gradient of one shard, and the sum over all shards, which is the same array if there is
+     * only one shard. The networks have as many rows as a shard. */
+    float *parameters, *gradient, *total, *first, *second;
+    size shards;
     size starts[NETWORKS], ends[NETWORKS];
     /* Whether this learner computes the network. */
     size owns[NETWORKS];
@@ -129,7 +132,7 @@ typedef struct {
 } epoch;
 
 /* The version and the sizes of the structures, which library.py compares with its own. */
-#define VERSION 3
+#define VERSION 4
 const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(gaussian),
                                sizeof(minibatch), sizeof(mailbox), sizeof(epoch)};
 
@@ -390,33 +393,60 @@ VECTORISED static void drop_still_moments(float *first, float *second, size coun
     }
 }
 
-/* Compute the gradients of this learner's networks, their squared norms and their sums. */
-static void compute_gradients(const functions *f, epoch *e)
+VECTORISED static void add_to(float *total, const float *x, size count)
 {
-    const size rows = e->networks[0]->rows, first_row = e->position * rows;
-    const size observation_size = e->networks[0]->sizes[0];
+    for (size i = 0; i < count; i++)
+        total[i] = total[i] + x[i];
+}
+
+/* Compute the gradients and the sums of this learner's networks for one shard. */
+static void compute_shard(const functions *f, epoch *e, size shard, double sums[][NUMBERS])
+{
+    const size rows = e->networks[0]->rows;
+    const size first_row = (e->position * e->shards + shard) * rows;
     minibatch batch = e->samples;
-    batch.observations += first_row * observation_size;
+    batch.observations += first_row * e->networks[0]->sizes[0];
     if (e->owns[0]) {
-        double sums[4], *numbers = e->numbers[0];
+        double parts[4];
         batch.actions += first_row * e->head->actions;
         batch.log_probs += first_row;
         batch.advantages += first_row;
-        rlflame_policy_gradient(f, e->networks[0], e->head, &batch, e->log_volume_constant, sums);
-        numbers[1] = -sums[0];
-        numbers[2] = -((double)rows * (sums[1] + 0.5 * (double)e->head->actions));
-        numbers[3] = sums[2];
-        numbers[4] = sums[3];
+        rlflame_policy_gradient(f, e->networks[0], e->head, &batch, e->log_volume_constant, parts);
+        sums[0][1] = -parts[0];
+        sums[0][2] = -((double)rows * (parts[1] + 0.5 * (double)e->head->actions));
+        sums[0][3] = parts[2];
+        sums[0][4] = parts[3];
     }
     if (e->owns[1]) {
         batch.returns += first_row;
         batch.old_values += first_row;
-        e->numbers[1][1] = rlflame_value_gradient(f, e->networks[1], &batch, e->losses);
+        sums[1][1] = rlflame_value_gradient(f, e->networks[1], &batch, e->losses);
+    }
+}
+
+/* Add the gradients and sums of this learner's networks over the shards of a minibatch, in order, and
+ * compute the squared norms of the gradients. */
+static void compute_gradients(const functions *f, epoch *e)
+{
+    double sums[NETWORKS][NUMBERS] = {{0.0}};
+    for (size shard = 0; shard < e->shards; shard++) {
+        compute_shard(f, e, shard, sums);
+        for (size n = 0; n < NETWORKS; n++) {
+            const size start = e->starts[n], count = e->ends[n] - start;
+            if (!e->owns[n])
+                continue;
+            for (size i = 1; i < NUMBERS; i++)
+                e->numbers[n][i] = shard ? e->numbers[n][i] + sums[n][i] : sums[n][i];
+            if (shard)
+                add_to(e->total + start, e->gradient + start, count);
+            else if (e->shards > 1)
+                memcpy(e->total + start, e->gradient + start, (size_t)count * sizeof(float));
+        }
     }
     for (size n = 0; n < NETWORKS; n++)
         if (e->owns[n]) {
-            const float *gradient = e->gradient + e->starts[n];
-            e->numbers[n][0] = (double)f->dot(e->ends[n] - e->starts[n], gradient, 1, gradient, 1);
+            const float *total = e->total + e->starts[n];
+            e->numbers[n][0] = (double)f->dot(e->ends[n] - e->starts[n], total, 1, total, 1);
         }
 }
 
@@ -452,8 +482,8 @@ static void take_step(epoch *e, double norm)
         if (!e->owns[n])
             continue;
         if (e->has_max_norm && norm > e->max_norm)
-            scale(e->gradient + start, (float)(e->max_norm / (norm + 1e-6)), count);
-        rlflame_adam(e->parameters + start, e->gradient + start, e->first + start,
+            scale(e->total + start, (float)(e->max_norm / (norm + 1e-6)), count);
+        rlflame_adam(e->parameters + start, e->total + start, e->first + start,
                      e->second + start, count, (float)(1 - 0.9), (float)(1 - 0.999), *e->rates,
                      *e->epsilons);
         if ((e->steps + 1) % 64 == 0)
@@ -469,7 +499,7 @@ static void take_step(epoch *e, double norm)
  * exceeds the limit. */
 size rlflame_run_epoch(const functions *f, epoch *e)
 {
-    const double rows = (double)e->networks[0]->rows;
+    const double rows = (double)(e->networks[0]->rows * e->shards);
     for (; e->position < e->count; e->position++) {
         if (!e->waits) {
             compute_gradients(f, e);

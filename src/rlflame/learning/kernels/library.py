@@ -21,7 +21,7 @@ VARIABLE = "RLFLAME_KERNELS"
 _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
 #: The version of the functions in kernels.c. Increase it in both files with every change.
-_VERSION = 3
+_VERSION = 4
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
 _DATA_OFFSET = object.__basicsize__
 _read_pointer = c_void_p.from_address
@@ -100,7 +100,8 @@ class EpochFields(ctypes.Structure):
         ("log_volume_constant", c_double),
         ("networks", c_void_p * 2),
         *((name, c_void_p) for name in ("head", "losses")),
-        *((name, c_void_p) for name in ("parameters", "gradient", "first", "second")),
+        *((name, c_void_p) for name in ("parameters", "gradient", "total", "first", "second")),
+        ("shards", c_int64),
         *((name, c_int64 * 2) for name in ("starts", "ends", "owns")),
         *((name, c_void_p) for name in ("rates", "epsilons")),
         *((name, c_int64) for name in ("steps", "position", "count")),
@@ -183,12 +184,17 @@ class Kernels:
 def load_kernels() -> Kernels | None:
     """Return the kernels, or None if they are disabled or cannot be used."""
     path = _find_library()
-    if path is None or os.environ.get(VARIABLE, "").lower() in _OFF:
+    if path is None or is_disabled():
         return None
     try:
         return Kernels(path)
     except (OSError, AttributeError, LookupError, ValueError):
         return None
+
+
+def is_disabled() -> bool:
+    """Return whether the user has switched the kernels off."""
+    return os.environ.get(VARIABLE, "").lower() in _OFF
 
 
 def is_missing() -> bool:

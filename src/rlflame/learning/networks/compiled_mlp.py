@@ -31,10 +31,16 @@ _CHECK_ROWS = 2, 7, 64, 256
 
 
 class CompiledWorkspace(Workspace):
-    """Buffers, with their addresses in a structure that the kernels read."""
+    """Buffers, with their addresses in structures that the kernels read: one for each shard."""
 
-    network: NetworkBuffers
-    address: int
+    networks: list[NetworkBuffers]
+    addresses: list[int]
+
+    @property
+    def address(self) -> int:
+        """The address of the structure of the only shard."""
+        (address,) = self.addresses
+        return address
 
 
 class CompiledMLP(MLP):
@@ -56,13 +62,16 @@ class CompiledMLP(MLP):
         space = self._workspace
         if not isinstance(space, CompiledWorkspace):
             return super().run()
-        self.kernels.forward(space.address, None)
+        for address in space.addresses:
+            self.kernels.forward(address, None)
         return space.out
 
     def backward(self, upstream: Float32) -> None:
         space = self._workspace
         if isinstance(space, CompiledWorkspace) and _is_readable(upstream, space.out.shape):
-            self.kernels.backward(space.address, get_address(upstream))
+            start, step = get_address(upstream), upstream.nbytes // len(space.addresses)
+            for number, address in enumerate(space.addresses):
+                self.kernels.backward(address, start + number * step)
         else:
             super().backward(upstream)
 
@@ -71,7 +80,8 @@ class CompiledMLP(MLP):
     ) -> Float32:
         space = self._workspace
         if (
-            latent_gradient is not None
+            self._leading
+            or latent_gradient is not None
             or not isinstance(space, CompiledWorkspace)
             or not _is_readable(upstream, (self._sizes[layer + 1], space.out.shape[-1]))
         ):
@@ -83,24 +93,30 @@ class CompiledMLP(MLP):
         # With a single row, np.dot calls other functions of BLAS.
         if rows < min(_CHECK_ROWS):
             return super()._make_workspace(rows)
-        space = CompiledWorkspace(self._sizes, (), rows, standardise=False)
-        space.network = network = NetworkBuffers(
+        space = CompiledWorkspace(self._sizes, self._leading, rows, standardise=False)
+        shards = [*np.ndindex(self._leading)]
+        space.networks = [self._describe_shard(space, shard) for shard in shards]
+        space.addresses = [ctypes.addressof(network) for network in space.networks]
+        return space
+
+    def _describe_shard(self, space: CompiledWorkspace, shard: tuple[int, ...]) -> NetworkBuffers:
+        """Return the addresses of the buffers and gradients of one shard."""
+        network = NetworkBuffers(
             layers=len(self._blocks),
-            rows=rows,
+            rows=space.out.shape[-1],
             tanh=self._tanh,
-            out=get_address(space.out),
+            out=get_address(space.out[shard]),
             zeros=get_address(space.zeros),
         )
         network.sizes[: len(self._sizes)] = self._sizes
+        network.weights[: len(self._blocks)] = [get_address(block) for block in self._blocks]
         for target, arrays in (
-            (network.weights, self._blocks),
             (network.gradients, self._gradients),
             (network.inputs, space.inputs),
             (network.deltas, space.deltas),
         ):
-            target[: len(arrays)] = [get_address(array) for array in arrays]
-        space.address = ctypes.addressof(network)
-        return space
+            target[: len(arrays)] = [get_address(array[shard]) for array in arrays]
+        return network
 
 
 def _is_readable(array: Float32, shape: tuple[int, ...]) -> bool:
@@ -115,7 +131,7 @@ def make_mlp(
     kernels = load_kernels()
     blocks = [parameters.get_block(f"{prefix}.{layer}") for layer in range(layers)]
     sizes = (len(blocks[0]) - 1, *(block.shape[-1] for block in blocks))
-    if kernels is None or gradients.leading or not _has_equal_results(sizes, tanh):
+    if kernels is None or not _has_equal_results(sizes, tanh):
         return MLP(parameters, gradients, prefix, layers, tanh)
     return CompiledMLP(parameters, gradients, prefix, layers, tanh, kernels)
 
@@ -124,7 +140,8 @@ def make_mlp(
 def _has_equal_results(sizes: tuple[int, ...], tanh: bool) -> bool:
     """Return whether the kernels and numpy compute the same bits for varied numbers."""
     kernels, layers = load_kernels(), len(sizes) - 1
-    if kernels is None or layers > MAX_LAYERS:
+    # With a hidden layer of one unit, np.dot calls other functions of BLAS.
+    if kernels is None or layers > MAX_LAYERS or 1 in sizes[1:-1]:
         return False
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
@@ -132,6 +149,8 @@ def _has_equal_results(sizes: tuple[int, ...], tanh: bool) -> bool:
     parameters, gradients = FlatVector(shapes), FlatVector(shapes)
     scale = np.float32(1.0 / math.sqrt(max(sizes)))
     parameters.data[:] = scale * make_check_numbers(0, len(parameters.data))
+    for layer in range(layers):
+        parameters[f"n.{layer}.bias"][:] = np.abs(parameters[f"n.{layer}.bias"])  # so no unit is 0
     passes = (
         MLP(parameters, gradients, "n", layers, tanh),
         CompiledMLP(parameters, gradients, "n", layers, tanh, kernels),

@@ -8,6 +8,7 @@ every processor architecture.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import select
@@ -57,8 +58,16 @@ class GroupDescriptors(NamedTuple):
         else:
             with tempfile.TemporaryFile() as file:
                 memory = os.dup(file.fileno())
-        pipes = [os.pipe() for _ in range(size)]
-        return cls(memory, *(tuple(ends) for ends in zip(*pipes, strict=True)))
+        pipes: list[tuple[int, int]] = []
+        try:
+            for _ in range(size):
+                pipes.append(os.pipe())
+        except OSError:
+            for descriptor in (memory, *itertools.chain(*pipes)):
+                os.close(descriptor)
+            raise
+        inboxes, outboxes = zip(*pipes, strict=True)
+        return cls(memory, inboxes, outboxes)
 
     def list_all(self) -> list[int]:
         return [self.memory, *self.inboxes, *self.outboxes]

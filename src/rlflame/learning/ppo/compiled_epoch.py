@@ -1,14 +1,16 @@
 """Runs PPO's loop over the minibatches of an epoch in compiled code.
 
 The loop ends early at a minibatch that `ppo.py` must handle: one that is shorter than the others,
-one whose gradient is not finite, or one whose KL estimate exceeds the limit. If two learners
-compute one network each, they exchange the norms of their gradients through shared memory.
+one whose gradient is not finite, or one whose KL estimate exceeds the limit. It runs in a single
+learner, or in two learners that compute all shards of one network each and exchange the norms of
+their gradients through shared memory. All shards must have the same number of rows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -24,9 +26,9 @@ from ..kernels.library import (
     make_check_numbers,
 )
 from ..networks.flat_vector import FlatVector
-from ..optim import SWEEP, Adam, CompiledAdam, clip, compute_square_norm
-from ..parallel.process_group import Shards, SharedMemory
-from ..parallel.units import Units
+from ..optim import SWEEP, Adam, CompiledAdam, clip
+from ..parallel.process_group import Shard, Shards, SharedMemory
+from ..parallel.units import ShardGradients, Units
 from .compiled_loss import CompiledPpo
 from .loss import (
     NETWORKS,
@@ -63,11 +65,15 @@ class CompiledEpoch:
         self._units, self._kernels = units, kernels
         self._memory: SharedMemory | None = None
         limit, kl_limit = settings.max_gradient_norm, find_kl_limit(settings)
-        spans = find_spans(parameters).values()
+        spans, shards = find_spans(parameters).values(), units.shard_count
+        #: The sum of the gradients of several shards.
+        self._total = np.empty_like(provider.gradient) if shards > 1 else provider.gradient
         self._fields = EpochFields(
             log_volume_constant=provider.log_volume_constant,
             parameters=get_address(parameters.data),
             gradient=get_address(provider.gradient),
+            total=get_address(self._total),
+            shards=shards,
             first=get_address(adam.first),
             second=get_address(adam.second),
             starts=tuple(span.start for span in spans),
@@ -85,14 +91,15 @@ class CompiledEpoch:
         """Learn from the minibatches that begin at row `start`; return how many there were."""
         size = self._settings.minibatch_size
         count = (len(samples.returns) - start) // size
-        if count < 1 or not self._find_learners():
-            return 0
         fields, names = self._fields, tuple(self._units.own_names)
-        space = self._provider.prepare_space(size)
+        shard_rows, surplus = divmod(size, fields.shards)
+        if count < 1 or surplus or not self._find_learners():
+            return 0
+        space = self._provider.prepare_space(shard_rows)
         if space is None:
             return 0
         rows = samples.select_rows(slice(start, start + count * size))
-        self._provider.write_minibatch(fields.samples, rows, size, size, names)
+        self._provider.write_minibatch(fields.samples, rows, shard_rows, size, names)
         fields.networks[:] = space.actor, space.critic
         fields.head, fields.losses = space.head, space.losses
         fields.owns[:] = [name in names for name in NETWORKS]
@@ -166,8 +173,9 @@ def make_compiled_epoch(
         kernels is None
         or not isinstance(provider, CompiledPpo)
         or not isinstance(adam, CompiledAdam)
-        or units.shard_count > 1
-        or not _has_equal_results(settings, spec, kernels, tuple(parameters.shapes.items()))
+        or not _has_equal_results(
+            settings, spec, kernels, tuple(parameters.shapes.items()), units.shard_count
+        )
     ):
         return None
     return CompiledEpoch(settings, parameters, provider, adam, units, kernels)
@@ -179,9 +187,10 @@ def _has_equal_results(
     spec: PolicySpec,
     kernels: Kernels,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    shard_count: int,
 ) -> bool:
     """Return whether the compiled loop and numpy compute the same bits for varied numbers."""
-    rows, count, learning_rate = 8, 3, 1e-3
+    rows, count, learning_rate = 8 * shard_count, 3, 1e-3
     settings = settings.model_copy(update={"minibatch_size": rows, "target_kl": None})
     vectors = FlatVector(dict(shapes)), FlatVector(dict(shapes))
     for vector in vectors:
@@ -199,20 +208,27 @@ def _has_equal_results(
     )  # fmt: skip
     means = LossMeans(settings), LossMeans(settings)
     spans = find_spans(vectors[0])
+    units = [Units(Shards(shard_count), spans, NETWORKS) for _ in vectors]
     numpy_provider = NumpyPpo(vectors[0], spec)
     for number in range(count):
         minibatch = samples.select_rows(slice(number * rows, (number + 1) * rows))
-        gradient, sums = numpy_provider.compute_gradient(minibatch, rows)
-        norm = compute_norm([compute_square_norm(gradient[span]) for span in spans.values()])
+        compute_parts = functools.partial(_compute_parts, numpy_provider, minibatch)
+        gradient, squares, sums = units[0].compute_gradient(rows, compute_parts)
+        norm = compute_norm(squares)
         means[0].add(rows, sums, norm)
         clip(gradient, norm, settings.max_gradient_norm)
         optimizers[0].step(vectors[0].data, gradient, learning_rate)
     provider = CompiledPpo(vectors[1], spec, kernels)
-    units = Units(Shards(), spans, NETWORKS)
-    loop = CompiledEpoch(settings, vectors[1], provider, optimizers[1], units, kernels)
+    loop = CompiledEpoch(settings, vectors[1], provider, optimizers[1], units[1], kernels)
     steps = loop.run(samples, 0, means[1], learning_rate)
     results = [
         (vector.data.tobytes(), adam.first.tobytes(), adam.second.tobytes(), mean.make_metrics(1))
         for vector, adam, mean in zip(vectors, optimizers, means, strict=True)
     ]
     return steps == count and results[0] == results[1]
+
+
+def _compute_parts(
+    provider: NumpyPpo, minibatch: PpoMinibatch, shards: Sequence[Shard], networks: Sequence[str]
+) -> Iterator[ShardGradients]:
+    return provider.compute_shards(minibatch, len(minibatch.returns), networks, shards)

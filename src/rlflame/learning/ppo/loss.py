@@ -192,7 +192,7 @@ class NumpyPpo(PpoProvider):
     def __init__(
         self, parameters: FlatVector, spec: PolicySpec, make_network: MakeNetwork = MLP
     ) -> None:
-        self._parameters, self._spec = parameters, spec
+        self._parameters, self._spec, self._make_network = parameters, spec, make_network
         self._networks = _Networks(parameters, spec, make_network)
         #: The networks for several shards of equal size, by the number of shards.
         self._group_networks: dict[int, _Networks] = {}
@@ -236,7 +236,8 @@ class NumpyPpo(PpoProvider):
     ) -> ShardGradients:
         group = self._group_networks.get(shard_count)
         if group is None:
-            group = _Networks(self._parameters, self._spec, leading=(shard_count,))
+            leading = (shard_count,)
+            group = _Networks(self._parameters, self._spec, self._make_network, leading)
             self._group_networks[shard_count] = group
         sums = group.compute_sums(rows.divide(shard_count), count, networks)
         columns = [np.asarray(values, np.float64).tolist() for values in sums.values()]
