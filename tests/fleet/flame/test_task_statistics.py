@@ -47,9 +47,17 @@ def test_a_group_is_an_equal_share_of_what_waits() -> None:
 def test_a_group_is_soon_over() -> None:
     """0.6 s are enough for 6 tasks of 0.09 s. A longer task is alone in its group."""
     assert told(20, train=0.09).compute_group_size("train", 320, BUSY) == 6
-    assert told(20, train=0.4).compute_group_size("train", 320, BUSY) == 1
+    assert told(20, train=0.4).compute_group_size("train", 140, BUSY) == 1
     assert told(20, train=3600.0).compute_group_size("train", 320, BUSY) == 1
     assert told(20, train=0.0).compute_group_size("train", 40, BUSY) == 2
+
+
+def test_a_group_is_longer_while_many_tasks_wait() -> None:
+    """At most a quarter of an equal share, and at most 5 s."""
+    pace = told(64, train=1.0)
+    sizes = [pace.compute_group_size("train", 64 * rounds, 64) for rounds in (40, 20, 16, 12, 8, 7)]
+    assert sizes == [5, 5, 4, 3, 2, 1]
+    assert told(64, train=3.0).compute_group_size("train", 64 * 16, 64) == 1
 
 
 def test_executors_that_begin_together_do_not_end_together() -> None:

@@ -9,6 +9,8 @@ from statistics import median
 _HISTORY_LENGTH = 32
 #: Short tasks are sent in groups that take up to about this long.
 _GROUP_WORK_S = 0.6
+#: If many tasks wait, a group may be one of this many parts of an equal share, up to this long.
+_SHARE_PARTS, _MAX_GROUP_S = 4, 5.0
 #: A task is slow if it takes longer than this multiple of the median duration.
 _SLOW_FACTOR = 3.0
 #: A task that takes less time than this is never slow.
@@ -32,15 +34,18 @@ class TaskStatistics:
 
         A group is an equal share of the waiting tasks, so that groups shrink towards the end and
         all executors finish at about the same time. A group of several tasks takes about
-        `_GROUP_WORK_S` at most. If there is enough work for several rounds, executors that start
-        together get groups of different sizes, because otherwise all of them would answer at the
-        same moment in every round.
+        `_GROUP_WORK_S` at most, or longer if many tasks wait, because each message takes time on
+        all servers. If there is enough work for several rounds, executors that start together get
+        groups of different sizes, because otherwise all of them would answer at the same moment in
+        every round.
         """
         durations_s = self._by_purpose.get(purpose)
         if not durations_s:
             return 1
         share = -(-waiting // self._capacity)
-        limit = int(_GROUP_WORK_S / max(median(durations_s), 1e-6))
+        duration_s = max(median(durations_s), 1e-6)
+        limit = min(share // _SHARE_PARTS, int(_MAX_GROUP_S / duration_s))
+        limit = max(limit, int(_GROUP_WORK_S / duration_s))
         if limit < share and under_way < self._capacity:
             limit = 1 + under_way * limit // self._capacity
         return max(1, min(share, limit))
