@@ -4,7 +4,7 @@
     python benchmarks/cores.py bits kills                   # two of the parts
 
 workers     steps per second of PPO on HalfCheetah with one worker up to one per core
-learners    the same with mujoco-ppo-wide, a worker per core, and 1 to 8 learners
+learners    the same with mujoco-ppo-wide, a worker per core, 1 to 8 learners, and one shard
 driver      processor time that the driver needs to collect a step, with 2, 15 and 60 workers
 engines     microseconds of a PPO minibatch, and updates per second of SAC, by engine
 bits        whether 1, 2, 4 and 8 learners end with the same weights, for each algorithm
@@ -109,9 +109,15 @@ def measure_workers(repeat: int) -> Iterator[Result]:
 
 def measure_learners(repeat: int) -> Iterator[Result]:
     preset, cores = "mujoco-ppo-wide", count_usable_cores()
-    for learners in (size for size in SIZES if size <= cores):
-        words = ("--preset", preset, "--workers", str(cores), "--learners", str(learners))
-        yield from measure_run(preset, format_count(learners, "learner"), words, 600_000, repeat)
+    for shards, sets, sizes in (
+        ("four shards", (), SIZES),
+        ("one shard", ("--set", "gradient_shards=1"), SIZES[:2]),
+    ):
+        for learners in (size for size in sizes if size <= cores):
+            words = ("--preset", preset, "--workers", str(cores), *sets)
+            words = (*words, "--learners", str(learners))
+            case, variant = f"{preset}, {shards}", format_count(learners, "learner")
+            yield from measure_run(case, variant, words, 600_000, repeat)
 
 
 def measure_run(
@@ -120,7 +126,7 @@ def measure_run(
     runs = []
     for _ in range(repeat):
         time_run.cache_clear()
-        runs.append(time_run(words, steps, "cpu"))
+        runs.append(time_run(words, steps, "numpy"))
     for name, unit in (("steps_per_s", "steps/s"), ("learned_per_s", "steps/s, learning alone")):
         yield case, variant, median(run[name] for run in runs), unit
 

@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import card
 import pytest
+
+from rlflame.learning import torch_gradients
+from rlflame.learning.device.graph import UpdateGraph
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 RUN = sorted(
@@ -61,13 +65,27 @@ def test_every_step_of_the_gpu_script_runs_on_a_cpu(tmp_path) -> None:
     with (tmp_path / "gpu.csv").open() as file:
         rows = list(csv.DictReader(file))
     results = [row["result"] for row in rows if row["what"].startswith("same bits")]
-    # Eleven recipes, twice each, and six with a replay.
-    assert len(results) == 28
+    # Thirteen recipes, twice each, six with a replay, and a run that was killed.
+    assert len(results) == 33
     assert set(results) == {"equal"}
-    differences = [float(row["result"]) for row in rows if row["what"] == "beside numpy"]
-    assert len(differences) == 11
-    assert max(differences) < 1e-3
-    assert len(rows) == 48
+    for what, limit in (
+        ("captured and not", 1e-6),
+        ("beside numpy, one update", 1e-5),
+        ("beside numpy", 1e-3),
+    ):
+        differences = [float(row["result"]) for row in rows if row["what"] == what]
+        assert len(differences) == 13
+        assert max(differences) < limit
+    assert len(rows) == 81
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, KL limit", "PPO, whole batch", "SAC"])
+def test_the_gpu_script_notices_an_update_that_does_nothing(name, monkeypatch) -> None:
+    monkeypatch.setattr(torch_gradients, "select_device", lambda kind, rank: "cpu")
+    monkeypatch.setattr(UpdateGraph, "run", lambda graph, function, state: None)
+    for one in (True, False):
+        assert card.compare_with_numpy(*card.CHECKS[name], one=one) == "different"
+    assert card.compare_with_eager(*card.CHECKS[name]) == "different"
 
 
 @pytest.mark.parametrize(
