@@ -5,7 +5,9 @@
 
 workers     steps per second of PPO on HalfCheetah with one worker up to one per core
 learners    the same with mujoco-ppo-wide, a worker per core, 1 to 8 learners, and one shard
+shards      microseconds of a PPO minibatch in one process, by the number of gradient shards
 driver      processor time that the driver needs to collect a step, with 2, 15 and 60 workers
+worker      processor time of a worker for a step, and the part that the policy takes
 engines     microseconds of a PPO minibatch, and updates per second of SAC, by engine
 bits        whether 1, 2, 4 and 8 learners end with the same weights, for each algorithm
 kills       whether a run ends with the same weights if learners are killed or stopped, or if the
@@ -30,17 +32,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from card import count_sac_updates, time_ppo, time_run
+from card import Learner, count_sac_updates, time_ppo, time_run
 from idle import others, processor
 from script import ended, positive, table
 
 from rlflame.bench.case import make_env_case
 from rlflame.bench.rollouts import RolloutRounds
+from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.learning import torch_gradients
 from rlflame.learning.kernels.library import VARIABLE
+from rlflame.rollout import blas
 from rlflame.rollout.machine import count_usable_cores
+from rlflame.rollout.rollout import ActionSampler
 from rlflame.storage.checkpoint import compute_state_digest, load
 from rlflame.terminal_text import format_count
 from rlflame.training.stop_signal import NullStop
@@ -72,8 +78,9 @@ Result = tuple[str, str, float | str, str]
 
 def main() -> int:
     parts: dict[str, Callable[[int], Iterator[Result]]] = {
-        "workers": measure_workers, "learners": measure_learners, "driver": measure_driver,
-        "engines": measure_engines, "bits": compare_learners, "kills": compare_kills,
+        "workers": measure_workers, "learners": measure_learners, "shards": measure_shards,
+        "driver": measure_driver, "worker": measure_worker, "engines": measure_engines,
+        "bits": compare_learners, "kills": compare_kills,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
@@ -120,6 +127,30 @@ def measure_learners(repeat: int) -> Iterator[Result]:
             yield from measure_run(case, variant, words, 600_000, repeat)
 
 
+def measure_shards(repeat: int) -> Iterator[Result]:
+    """Alternate between the numbers of shards, and yield the median times."""
+    blas.set_threads(1)
+    for env, size in (("halfcheetah", 512), ("halfcheetah", 64), ("cartpole", 512)):
+        learners = {
+            shards: Learner(
+                env, "ppo", "numpy", f"ppo.minibatch_size={size}", f"gradient_shards={shards}",
+                "network.hidden=[64,64]", "rollout.num_slots=1", "rollout.envs_per_slot=8",
+                "rollout.steps=1024", "ppo.epochs=5", "ppo.target_kl=none",
+            )
+            for shards in SIZES
+        }  # fmt: skip
+        batch = learners[1].draw_batch()
+        times: dict[int, list[float]] = {shards: [] for shards in SIZES}
+        for _ in range(3 * repeat + 1):
+            for shards, learner in learners.items():
+                start = time.process_time()
+                learner.algorithm.update(batch, 0.0)
+                times[shards].append(time.process_time() - start)
+        for shards, seconds in times.items():
+            value = 1e6 * median(seconds[1:]) / (5 * 8192 / size)
+            yield f"{env}, {size} samples", format_count(shards, "shard"), value, "us"
+
+
 def measure_run(
     case: str, variant: str, words: tuple[str, ...], steps: int, repeat: int
 ) -> Iterator[Result]:
@@ -145,6 +176,36 @@ def measure_driver(repeat: int) -> Iterator[Result]:
                 steps = sum(int(fragment.lengths.sum()) for fragment in rounds.collect())
                 times.append(1e6 * (time.process_time() - begun) / steps)
         yield "mujoco-ppo-wide", format_count(workers, "worker"), median(times), "us of a step"
+
+
+def measure_worker(repeat: int) -> Iterator[Result]:
+    """Yield the microseconds of a step, and those of the policy: noise, forward pass, densities."""
+    case, _ = make_env_case("halfcheetah", algorithm="ppo", preset="mujoco-ppo-wide", sets=())
+    act, spent = ActionSampler.act, [0.0]
+
+    def time_act(sampler: ActionSampler, observations: Any, t: int) -> Any:
+        start = time.thread_time()
+        result = act(sampler, observations, t)
+        spent[0] += time.thread_time() - start
+        return result
+
+    ActionSampler.act = time_act  # type: ignore[method-assign]
+    try:
+        with (
+            InlineFleet() as fleet,
+            RolloutRounds(case, fleet, NullStop(), "sample") as rounds,
+        ):
+            rounds.warm_up()
+            times = []
+            for _ in range(repeat):
+                spent[0], start = 0.0, time.thread_time()
+                steps = sum(int(fragment.lengths.sum()) for fragment in rounds.collect())
+                times.append((time.thread_time() - start, spent[0], steps))
+    finally:
+        ActionSampler.act = act  # type: ignore[method-assign]
+    elapsed_s, policy_s, steps = min(times)
+    for name, seconds in (("whole step", elapsed_s), ("policy", policy_s)):
+        yield "mujoco-ppo-wide", name, 1e6 * seconds / steps, "us of a step"
 
 
 def list_counts() -> list[int]:

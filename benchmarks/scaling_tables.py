@@ -54,6 +54,28 @@ def make_driver_table() -> str:
     return format_table(("preset and workers", "driver, µs per step", "limit, steps/s"), rows)
 
 
+def make_shard_table() -> str:
+    """The time of a minibatch by the number of shards, relative to one shard."""
+    times: dict[str, list[float]] = {}
+    for row in select("shards"):
+        times.setdefault(row["case"], []).append(float(row["value"]))
+    rows = [
+        (case, f"{values[0]:,.0f} µs", *(f"{value / values[0]:.2f}" for value in values[1:]))
+        for case, values in times.items()
+    ]
+    return format_table(("minibatch", "1 shard", "2 shards", "4 shards", "8 shards"), rows)
+
+
+def make_worker_text() -> str:
+    """How a worker spends the time of a step."""
+    step_us, policy_us = (float(row["value"]) for row in select("worker"))
+    return (
+        f"A step takes {step_us:.0f} µs in a worker. The policy (the forward pass for eight "
+        f"environments, the noise and the log-densities) takes {policy_us:.1f} µs of it, and the "
+        "physics most of the rest."
+    )
+
+
 def make_engine_table() -> str:
     """The time of an update by engine."""
     engines = [*dict.fromkeys(row["variant"] for row in select("engines"))]

@@ -77,6 +77,8 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
         SCALING, partial(scaling_tables.make_run_table, "learners", "preset and learners"),
     ),
     "scaling-driver": (SCALING, scaling_tables.make_driver_table),
+    "scaling-worker": (SCALING, scaling_tables.make_worker_text),
+    "scaling-shards": (SCALING, scaling_tables.make_shard_table),
     "scaling-engines": (SCALING, scaling_tables.make_engine_table),
     "scaling-bits": (
         SCALING, partial(scaling_tables.make_check_table, "bits", ("run", "learners")),

@@ -745,3 +745,10 @@ def test_the_end_of_a_run_in_iterations(tmp_path):
     refused = rlflame("resume", run, "--iterations", "4", "--steps", "4000")
     assert (refused.code, "cannot be combined" in refused.err) == (2, True)
     assert rlflame("resume", run, "--iterations", "3", "--json").events()[-1]["iterations"] == 3
+
+
+def test_an_unknown_device_is_answered_with_the_devices():
+    spoken = rlflame("train", "--device", "gpu")
+    assert spoken.code == 2
+    assert "--device gpu is not a device." in spoken.err
+    assert "--device cpu, cuda or auto" in spoken.err

@@ -170,6 +170,8 @@ def _run_replica_if_launched(*, dry_run: bool = False) -> None:
 
 def _choose_device(name: str | None) -> str | None:
     """Return the device; `auto` is CUDA if torch can use it, and the CPU otherwise."""
+    if name not in (None, "cpu", "cuda", "auto"):
+        raise ConfigError(f"--device {name} is not a device.", "--device cpu, cuda or auto")
     if name != "auto":
         return name
     limit_threads(1)
