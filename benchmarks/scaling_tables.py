@@ -19,7 +19,8 @@ def make_machine() -> str:
     """A sentence about the machine of the record."""
     row = read_records(RECORD)[0]
     card = f" and an {row['card']}" if row["card"] else " and no GPU"
-    return f"The machine has {row['cores']} cores of an {row['processor']} processor{card}."
+    name = row["processor"].removesuffix(" Processor")
+    return f"The machine has {row['cores']} cores of an {name} processor{card}."
 
 
 def make_run_table(part: str, head: str) -> str:
