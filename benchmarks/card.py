@@ -462,10 +462,16 @@ def compare_killed(options: argparse.Namespace) -> str:
         run_command(make_command(options.device, *train, "--out", str(whole)), options.end_s)
         command = make_command(options.device, *train, "--out", str(other))
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=make_environment())
-        while process.poll() is None and not (other / "latest.safetensors").exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        try:
+            while process.poll() is None and not (other / "latest.safetensors").exists():
+                if time.monotonic() > options.end_s:
+                    raise subprocess.TimeoutExpired(command, LIMIT_S)
+                time.sleep(0.01)
+            if process.poll() is not None:
+                raise RuntimeError("the run ended before it could be killed")
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
         words = ["resume", str(other), "--local", "--quiet"]
         command = make_command(options.device, *words)[:-2]  # a run keeps its device
         run_command(command, options.end_s)

@@ -667,8 +667,25 @@ def test_a_gpu_computes_whole_updates_unless_shards_are_asked_for(flags, expecte
 
 def test_the_config_of_a_gpu_run_can_be_learned_on_a_processor(tmp_path):
     file = tmp_path / "gpu.toml"
-    config = resolve(env="halfcheetah", preset="mujoco-ppo-wide", device="cuda")
+    sets = ["learning.precision=tf32"]
+    config = resolve(env="halfcheetah", preset="mujoco-ppo-wide", device="cuda", sets=sets)
     file.write_text(config_resolve.format_config(config))
     for flags, expected in (({}, GPU), ({"device": "cpu"}, HOST), ({"device": "cuda"}, GPU)):
         learning = resolve(config=file, **flags).learning
         assert (learning.provider, learning.device, learning.gradient_shards) == expected
+        assert learning.precision == ("float32" if expected == HOST else "tf32")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("gradient_shards = 4", {"device": "cuda"}, ("torch", "cuda", 4)),
+        ('device = "cuda"\nprovider = "torch"', {}, GPU),
+        ('device = "cuda"\nprovider = "torch"\ngradient_shards = 2', {}, ("torch", "cuda", 2)),
+    ],
+)
+def test_the_shards_of_a_file_apply_to_a_gpu(text, flags, expected, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(f"[learning]\n{text}\n")
+    learning = resolve(env="halfcheetah", preset="mujoco-ppo-wide", config=file, **flags).learning
+    assert (learning.provider, learning.device, learning.gradient_shards) == expected

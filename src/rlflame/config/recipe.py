@@ -212,8 +212,8 @@ class _CommonLearningSettings(SettingsModel):
     )
     precision: Literal["float32", "tf32", "bf16"] = Field(
         "float32",
-        description="Number format of the factors of matrix products on a GPU. tf32 and bf16 are "
-        "faster and less exact. Their sums are float32.",
+        description="Number format of matrix products on a GPU. tf32 and bf16 are faster and less "
+        "exact. The weights and the optimizer stay in float32.",
     )
     threads: Positive = Field(
         1, le=256, description="Number of threads that compute gradients. SAC uses at most two."

@@ -90,6 +90,9 @@ def resolve(
     name = flags.preset or choose_preset(environment, algorithm)
     base_layer = read_preset(name)
     overlay = base_layer.pop("continuous", None)
+    if get_nested(user_layer, "learning.device") == "cuda":
+        # The shards of a preset are for several learners, but one GPU computes whole updates.
+        set_nested(base_layer, "learning.gradient_shards", 1)
     config = _validate_layers(base_layer, user_layer)
     settings = config.learning.environment
     module_trust.check_modules(settings.id, settings.kwargs, settings.wrapper_names)
@@ -196,17 +199,13 @@ def _make_flag_layer(flags: RuntimeFlags) -> dict[str, Any]:
 def _make_device_layer(
     file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings that follow from a device that the options name.
-
-    One GPU computes whole updates, so it gets a single gradient shard, whatever a preset says.
-    """
-    layer: dict[str, Any] = {}
+    """Return the settings that follow from a device that the options name."""
     device = get_nested(typed_layer, "learning.device")
     if device == "cuda":
-        layer = {"learning": {"provider": "torch", "gradient_shards": 1}}
-    elif device == "cpu" and get_nested(file_layer, "learning.device") == "cuda":
-        layer = {"learning": {"provider": "numpy"}}
-    return layer
+        return {"learning": {"provider": "torch"}}
+    if device == "cpu" and get_nested(file_layer, "learning.device") == "cuda":
+        return {"learning": {"provider": "numpy", "precision": "float32"}}
+    return {}
 
 
 def _parse_env_argument(text: str) -> tuple[str, Any]:

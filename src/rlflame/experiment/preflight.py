@@ -154,13 +154,18 @@ def list_warnings(recipe: Recipe, env: EnvSpec) -> Iterator[str]:
 
 
 def _list_learning_warnings(recipe: Recipe) -> Iterator[str]:
-    """Yield warnings about settings with which a run learns little or nothing."""
+    """Yield warnings about settings with which a run learns little, nothing, or slowly."""
     learning, steps = recipe.learning, recipe.stop_at_steps
     name, replay, field = learning.algorithm, learning.replay, learning.traits.batch_field
     if replay is not None and steps is not None and steps <= replay.learning_starts:
         yield (
             f"This run learns nothing: it ends after {steps:,} steps, and {name} takes random "
             f"actions in the first {replay.learning_starts:,} (learning.{name}.learning_starts)."
+        )
+    if learning.device == "cuda" and not learning.stays_on_device:
+        yield (
+            f"With {learning.gradient_shards} gradient shards, the GPU computes only gradients. "
+            "With whole updates, one GPU is faster: --set learning.gradient_shards=1"
         )
     batch, rollout = learning.rollout.steps_per_iteration, learning.rollout
     size = getattr(learning.settings, field) if field is not None and replay is None else 0

@@ -95,14 +95,14 @@ def has_device(learning: LearningSettings) -> bool:
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:
     """Return a learner's device; for CUDA, also set environment variables."""
+    from rlflame.learning.torch_gradients import select_device, set_precision
+
+    set_precision(learning.precision)
     if learning.device == "cpu":
         return "cpu"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # Makes a failed exchange between GPUs raise an error instead of ending the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    from rlflame.learning.torch_gradients import select_device, set_precision
-
-    set_precision(learning.precision)
     return select_device(learning.device, rank)
 
 

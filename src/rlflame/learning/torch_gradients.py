@@ -58,6 +58,7 @@ def select_device(kind: str, rank: int) -> str:
 
 def set_precision(precision: str) -> None:
     """Let matrix products of float32 round their factors to TF32, or not."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 

@@ -231,7 +231,9 @@ def test_a_trial_keeps_the_faster_side_and_the_bits(sharded, make_group, monkeyp
 
 def test_a_trial_in_which_sharing_is_faster_keeps_the_learners(plain, make_group, monkeypatch):
     # A batch takes one second with all learners and three seconds with one.
-    clock = iter(itertools.accumulate(itertools.cycle((1.0, 1.0, 1.0, 3.0))))
+    costs_s = itertools.cycle((1.0, 1.0, 1.0, 3.0))
+    # The first batch is not part of the trial.
+    clock = itertools.accumulate(itertools.chain((1.0, 1.0), costs_s))
     monkeypatch.setattr(learner_group.time, "perf_counter", lambda: next(clock))
     alone = learner(plain.learning, spec_of())
     alone.update(plain.data[0], 0.1)
@@ -275,6 +277,41 @@ def test_a_trial_goes_on_with_half_as_many_learners(sharded, make_group, monkeyp
     assert len(made.pids) == 1
     (note,) = made.notes
     assert note.startswith("Learning with 2 learners: an optimizer step takes ")
+    assert_same(made.group.get_state(), alone.get_state())
+
+
+def test_the_first_batch_after_a_resume_is_not_timed(plain, make_group):
+    """The number of earlier optimizer steps is not known."""
+    made = make_group(plain.learning, 2)
+    trial = made.group._trial = LearnerTrial()
+    for batch in plain.data[:2]:
+        made.group.update(batch, 0.1)
+    assert trial._times_s[2][:1]
+    made.group.load_state(made.group.get_state())
+    count = sum(map(len, trial._times_s.values()))
+    made.group.update(plain.data[2], 0.1)
+    assert sum(map(len, trial._times_s.values())) == count
+
+
+@pytest.mark.parametrize("name", ["ReplicatedAlgorithm", "broadcast_state"])
+def test_without_file_descriptors_no_group_is_formed(name, plain, make_group, monkeypatch):
+    made = make_group(plain.learning, 2)
+
+    def fail_to_share(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    if name == "broadcast_state":
+        monkeypatch.setattr(made.group._replicator, name, fail_to_share)
+        made.group.load_state(made.group.get_state())
+    else:
+        made.group._replicator = None
+        monkeypatch.setattr(learner_group, name, fail_to_share)
+    alone = learner(plain.learning, spec_of())
+    for batch in plain.data:
+        made.group.update(batch, 0.1)
+        alone.update(batch, 0.1)
+    assert made.pids == []
+    assert "Too many open files" in made.notes[0]
     assert_same(made.group.get_state(), alone.get_state())
 
 

@@ -58,6 +58,9 @@ def test_a_group_is_longer_while_many_tasks_wait() -> None:
     sizes = [pace.compute_group_size("train", 64 * rounds, 64) for rounds in (40, 20, 16, 12, 8, 7)]
     assert sizes == [5, 5, 4, 3, 2, 1]
     assert told(64, train=3.0).compute_group_size("train", 64 * 16, 64) == 1
+    cautious = TaskStatistics(64, max_group_s=2.0)
+    cautious.add("train", 1.0)
+    assert cautious.compute_group_size("train", 64 * 16, 64) == 2
 
 
 def test_executors_that_begin_together_do_not_end_together() -> None:

@@ -68,7 +68,8 @@ class LearnerGroup:
         self._replicator: ReplicatedAlgorithm | None = None
         #: The trial that finds the fastest number of learners, until it is over.
         self._trial = LearnerTrial() if is_trial else None
-        self._update_count = 0.0
+        #: The number of optimizer steps after the latest batch, if it is known.
+        self._update_count: float | None = None
         if runtime.compare_learners_every is not None:
             algorithm.shards.compare_every(runtime.compare_learners_every, algorithm.get_state)
         self._start(size)
@@ -85,6 +86,7 @@ class LearnerGroup:
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._algorithm.load_state(state)
+        self._update_count = None
         self._broadcast_state()
 
     def update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
@@ -99,7 +101,8 @@ class LearnerGroup:
         metrics = (self._update_alone if is_alone else self._update)(batch, progress)
         elapsed_s, updates = time.perf_counter() - start_s, metrics["n_updates"]
         if self.is_joined:
-            trial.add(1 if is_alone else size, elapsed_s, int(updates - self._update_count))
+            if self._update_count is not None:
+                trial.add(1 if is_alone else size, elapsed_s, int(updates - self._update_count))
             if trial.is_complete(size):
                 self._update_trial(trial, size)
         self._update_count = updates
@@ -181,7 +184,7 @@ class LearnerGroup:
         self._algorithm.shards.use_group(group)
         try:
             self._replicator = ReplicatedAlgorithm(self._algorithm, group)
-        except LostLearner as error:
+        except (LostLearner, OSError) as error:
             self._handle_loss(error)
 
     def _update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
@@ -193,10 +196,8 @@ class LearnerGroup:
             metrics = self._replicator.update(batch, progress)
             self.batch_count += 1
             return metrics
-        except LostLearner as error:
+        except (LostLearner, OSError) as error:
             self._handle_loss(error)
-        except OSError as error:  # for example, no file descriptor is left
-            self._replace(f"Learners cannot exchange arrays ({error}).", len(self._processes))
         except BaseException:
             self.close()  # the other learners would wait for this one
             raise
@@ -205,7 +206,8 @@ class LearnerGroup:
 
     def _update_trial(self, trial: LearnerTrial, size: int) -> None:
         """Try the next number of learners, or continue with the fastest one."""
-        smaller = count_useful_learners(count_units(self._learning), max(1, size // 2))
+        half = (size + 1) // 2 if size > 2 else 1
+        smaller = count_useful_learners(count_units(self._learning), half)
         next_size = trial.choose_next(size, smaller)
         times_s = trial.compute_times()
         if next_size in times_s:
@@ -224,6 +226,7 @@ class LearnerGroup:
         try:
             self._start(size)
         except OSError as error:
+            self._processes = []
             self._note(f"Learning uses one process: no other learner could be started ({error}).")
 
     def _update_alone(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
@@ -237,11 +240,14 @@ class LearnerGroup:
         if self._replicator is not None:
             try:
                 self._replicator.broadcast_state()
-            except LostLearner as error:
+            except (LostLearner, OSError) as error:
                 self._handle_loss(error)
 
-    def _handle_loss(self, error: LostLearner) -> None:
+    def _handle_loss(self, error: LostLearner | OSError) -> None:
         """End the other learners, and restart as many as were not lost."""
+        if isinstance(error, OSError):  # for example, no file descriptor is left
+            self._replace(f"Learners cannot exchange arrays ({error}).", len(self._processes))
+            return
         codes = {item: item.terminate() for item in self._processes if item.has_exited}
         dead = [item for item, code in codes.items() if code != LOST_EXIT_CODE]
         texts = [f"Learner process {item.pid}: {describe_exit(codes[item])}" for item in dead]
@@ -250,7 +256,8 @@ class LearnerGroup:
         self._replace(f"{'; '.join(texts) or 'A learner process ended'}.", max(1, len(dead)))
 
     def _replace(self, message: str, lost_count: int = 1) -> None:
-        size = 1 + len(self._processes) - lost_count
+        units, remaining = count_units(self._learning), 1 + len(self._processes) - lost_count
+        size = count_useful_learners(units, remaining)
         outputs = [process.read_output().strip() for process in self._processes]
         detail = next((f" ({text.splitlines()[-1]})" for text in outputs if text), "")
         self.close()

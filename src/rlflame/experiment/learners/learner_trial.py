@@ -9,10 +9,9 @@ _BATCHES = 3
 
 
 class LearnerTrial:
-    """Times batches with all learners, with one, and then with fewer and fewer.
+    """Times batches with all learners, with one, and then with half as many, and so on.
 
     Batches with all learners and with one alternate, so that both see the same kind of batches.
-    After that, the number of learners is halved as long as this makes updates faster.
     """
 
     def __init__(self) -> None:
@@ -39,9 +38,7 @@ class LearnerTrial:
         `smaller` is the next number of learners that would share the work evenly.
         """
         times_s = self.compute_times()
-        larger = [number for number in times_s if number > size]
-        is_faster = all(times_s[size] < times_s[number] for number in larger)
-        if smaller > 1 and is_faster:
+        if 1 < smaller < size:
             return smaller
         return min(times_s, key=lambda number: (times_s[number], number))
 

@@ -104,7 +104,8 @@ class Scheduler:
         """`record_worker` is called with every worker's description of itself."""
         self.runner = runner
         self.board = runner.board
-        self.statistics = TaskStatistics(capacity)
+        # A group must not miss the deadline of a task.
+        self.statistics = TaskStatistics(capacity, runner.runtime.flame.task_deadline_s / 4.0)
         self.breaker = CircuitBreaker(runner.runtime.flame.reconnect_s)
         self._capacity = capacity
         self._record_worker = record_worker

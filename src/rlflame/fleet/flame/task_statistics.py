@@ -20,8 +20,9 @@ _SLOW_FLOOR_S = 1.0
 class TaskStatistics:
     """Records the durations of the latest tasks."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, max_group_s: float = _MAX_GROUP_S) -> None:
         self._capacity = max(1, capacity)
+        self._max_group_s = min(max_group_s, _MAX_GROUP_S)
         self._by_purpose: defaultdict[str, deque[float]] = defaultdict(
             lambda: deque(maxlen=_HISTORY_LENGTH)
         )
@@ -44,7 +45,7 @@ class TaskStatistics:
             return 1
         share = -(-waiting // self._capacity)
         duration_s = max(median(durations_s), 1e-6)
-        limit = min(share // _SHARE_PARTS, int(_MAX_GROUP_S / duration_s))
+        limit = min(share // _SHARE_PARTS, int(self._max_group_s / duration_s))
         limit = max(limit, int(_GROUP_WORK_S / duration_s))
         if limit < share and under_way < self._capacity:
             limit = 1 + under_way * limit // self._capacity
