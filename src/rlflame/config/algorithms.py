@@ -237,8 +237,6 @@ class AlgorithmTraits:
     counts_iterations: bool = False
     #: Number of networks with independent gradients, which separate processes can compute.
     independent_networks: int = 1
-    #: Whether a GPU can perform whole updates (see `LearningSettings.stays_on_device`).
-    supports_device: bool = False
     #: Whether `learning.threads` is the number of BLAS threads. If not, a value above 1 enables two
     #: Python threads that share the work.
     uses_blas_threads: bool = True
@@ -246,16 +244,9 @@ class AlgorithmTraits:
 
 #: Each algorithm has one entry here, and a preset `default-NAME`.
 TRAITS: dict[str, AlgorithmTraits] = {
-    "ppo": AlgorithmTraits(
-        PpoSettings, "minibatch_size", critics=1, independent_networks=2, supports_device=True
-    ),
+    "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, independent_networks=2),
     "reinforce": AlgorithmTraits(
-        ReinforceSettings,
-        None,
-        critics=0,
-        units=("episodes",),
-        counts_iterations=True,
-        supports_device=True,
+        ReinforceSettings, None, critics=0, units=("episodes",), counts_iterations=True
     ),
     "sac": AlgorithmTraits(
         SacSettings,
@@ -264,7 +255,6 @@ TRAITS: dict[str, AlgorithmTraits] = {
         units=("steps",),
         squashed_actions=True,
         uses_replay=True,
-        supports_device=True,
         uses_blas_threads=False,
     ),
 }

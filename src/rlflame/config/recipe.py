@@ -282,8 +282,7 @@ class LearningSettings(AlgorithmSections, _CommonLearningSettings):
     @property
     def stays_on_device(self) -> bool:
         """Whether one GPU performs whole updates, which no other learner can share."""
-        supports_device = self.traits.supports_device and self.device == "cuda"
-        return supports_device and self.gradient_shards == 1
+        return self.device == "cuda" and self.gradient_shards == 1
 
     @property
     def traits(self) -> AlgorithmTraits:

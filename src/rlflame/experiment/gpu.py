@@ -24,7 +24,7 @@ def find_device_hint(learning: LearningSettings, root: Path = Path("/")) -> str 
 def is_faster_on_gpu(learning: LearningSettings) -> bool:
     """Return whether a recipe for the CPU would be at least twice as fast on a GPU."""
     # Whole episodes have different lengths, so their updates are not captured as a CUDA graph.
-    is_captured = learning.traits.supports_device and learning.rollout.unit == "steps"
+    is_captured = learning.rollout.unit == "steps"
     weights = max(
         (inputs * units for inputs, units in pairwise(learning.network.hidden)), default=0
     )

@@ -51,7 +51,7 @@ class DeviceGuard:
     def tensors(self) -> list[Tensor]:
         return [self._counts, self._longest_streak, self._norm]
 
-    def compute_intact(self) -> Tensor:
+    def compute_allowed(self) -> Tensor:
         """Return whether learning may go on: too few gradients in a row have been refused."""
         return self._longest_streak < self._guard.limit
 
@@ -60,7 +60,7 @@ class DeviceGuard:
 
         Refusals are counted.
         """
-        is_active = is_active & self.compute_intact()
+        is_active = is_active & self.compute_allowed()
         is_finite = (torch.stack([norm, *sums]).abs() < math.inf).all()
         is_faulty = ~is_finite
         is_refused = is_active & is_faulty

@@ -291,7 +291,7 @@ class DeviceSac(Sac):
         latest = None if self._moments is None else self._moments.join_latest()
         if latest is not None:
             sums.append(latest.sum())
-        mask = self._guards[0].compute_mask(norms.sum(), sums, self._guards[1].compute_intact())
+        mask = self._guards[0].compute_mask(norms.sum(), sums, self._guards[1].compute_allowed())
         gradient = clip(gradient, norms, self._settings.max_gradient_norm)
         critics = self._critics.values.view(-1)
         self._adams["critic"].step(critics, gradient.flatten(), self._rates["critic"], mask)
