@@ -531,7 +531,8 @@ def test_the_recipe_does_not_depend_on_the_number_of_learners():
 
 
 @pytest.mark.parametrize(("learners", "code"), [("0", 2), ("two", 2), ("1025", 2), ("auto", 0)])
-def test_a_number_of_learners_is_checked(learners, code):
+def test_a_number_of_learners_is_checked(learners, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     spoken = rlflame("train", *TINY, "--learners", learners, "--dry-run")
     assert spoken.code == code, spoken.err
-    assert not list(Path().glob("runs"))
+    assert not [*tmp_path.iterdir()]
