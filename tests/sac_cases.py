@@ -11,7 +11,8 @@ from rlflame.config.algorithms import CriticNorm, SacSettings
 from rlflame.config.recipe import NetworkSettings
 from rlflame.learning.base import ReplayBatch, Transitions
 from rlflame.learning.parallel.thread_pair import ThreadPair
-from rlflame.learning.sac.loss import NumpySac, SacGradientProvider, SacMinibatch
+from rlflame.learning.sac.compiled_sac import make_sac
+from rlflame.learning.sac.loss import SacGradientProvider, SacMinibatch
 from rlflame.learning.sac.loss_torch import TorchSac
 from rlflame.learning.sac.networks import SacNetworks, build_sac_networks
 from rlflame.learning.sac.sac import Sac
@@ -25,13 +26,14 @@ def spec(
     activation: str = "relu",
     hidden: tuple[int, ...] = (24, 16),
     exploration: Exploration = "independent",
+    actions: int = ACTIONS,
 ) -> PolicySpec:
     return PolicySpec(
         action_kind="continuous",
         observation_size=OBSERVATIONS,
-        action_size=ACTIONS,
-        action_low=(-1.0, -2.0, 0.0),
-        action_high=(1.0, 2.0, 4.0),
+        action_size=actions,
+        action_low=(-1.0, -2.0, 0.0)[:actions],
+        action_high=(1.0, 2.0, 4.0)[:actions],
         hidden=hidden,
         activation=activation,  # type: ignore[arg-type]
         normalise=False,
@@ -65,10 +67,10 @@ def providers(
     nets: SacNetworks, threads: int = 1
 ) -> tuple[SacGradientProvider, SacGradientProvider]:
     """The provider with derived gradients and the one with autograd."""
-    return NumpySac(nets, ThreadPair(threads)), TorchSac(nets)
+    return make_sac(nets, ThreadPair(threads)), TorchSac(nets)
 
 
-def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
+def transitions(seed: int = 0, rows: int = ROWS, actions: int = ACTIONS) -> Transitions:
     generator = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Any:
@@ -76,16 +78,16 @@ def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
 
     return Transitions(
         observations=normal(rows, OBSERVATIONS),
-        actions=np.tanh(normal(rows, ACTIONS)),
+        actions=np.tanh(normal(rows, actions)),
         rewards=normal(rows),
         next_observations=normal(rows, OBSERVATIONS),
         bootstrap=np.where(generator.random(rows) < 0.2, 0.0, 0.97).astype(np.float32),
     )
 
 
-def minibatch(seed: int = 0, rows: int = ROWS) -> SacMinibatch:
-    drawn = transitions(seed, rows)
-    noise = np.random.default_rng(seed + 1).standard_normal((2, ACTIONS, rows))
+def minibatch(seed: int = 0, rows: int = ROWS, actions: int = ACTIONS) -> SacMinibatch:
+    drawn = transitions(seed, rows, actions)
+    noise = np.random.default_rng(seed + 1).standard_normal((2, actions, rows))
     return SacMinibatch(
         drawn.observations,
         drawn.actions,

@@ -15,6 +15,7 @@ from rlflame.learning import optim
 from rlflame.learning.base import StateParts
 from rlflame.learning.kernels.library import load_kernels
 from rlflame.learning.optim import Adam, CompiledAdam, clip_by_norm, make_adam
+from rlflame.learning.parallel.thread_pair import ThreadPair
 
 
 @pytest.mark.parametrize("epsilon", [1e-8, 0.1])
@@ -164,8 +165,32 @@ def test_kernels_with_other_steps_are_not_used(monkeypatch):
     kernels = load_kernels()
     if kernels is None:
         pytest.skip("the kernels were not compiled")
-    compute = kernels.step_adam
-    monkeypatch.setattr(kernels, "step_adam", lambda *given: compute(*given[:-1], given[-1] * 1.01))
+    for name in ("step_adam", "run_lanes"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, name, lambda *given: None)
+            optim._has_equal_steps.cache_clear()
+            assert type(make_adam(5, 1e-5)) is Adam
     optim._has_equal_steps.cache_clear()
-    assert type(make_adam(5, 1e-5)) is Adam
-    optim._has_equal_steps.cache_clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_in_lanes_has_the_bits_of_one_step(threads):
+    rng, thread_pair = np.random.default_rng(5), ThreadPair(threads)
+    optimizers = Adam(9_001, 1e-5), Adam(9_001, 1e-5), make_adam(9_001, 1e-5)
+    weights, targets = np.ones((2, 3, 9_001), np.float32)
+    for step in range(70):
+        gradient = (rng.standard_normal(9_001) * 10.0 ** rng.integers(-38, 10)).astype(np.float32)
+        first, *others = zip(optimizers, weights, targets, strict=True)
+        adam, vector, target = first
+        adam.step(vector, gradient, 1e-2)
+        if step % 2:
+            target += (vector - target) * np.float32(0.3)
+        for adam, vector, target in others:
+            moving = target if step % 2 else None
+            adam.step_in_lanes(thread_pair, vector, gradient, 1e-2, moving, 0.3)
+    for number in (1, 2):
+        assert weights[0].tobytes() == weights[number].tobytes()
+        assert targets[0].tobytes() == targets[number].tobytes()
+        for name in ("first", "second"):
+            arrays = [getattr(optimizers[place], name).tobytes() for place in (0, number)]
+            assert arrays[0] == arrays[1]

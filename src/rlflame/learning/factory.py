@@ -25,7 +25,8 @@ from rlflame.learning.ppo.compiled_loss import make_ppo
 from rlflame.learning.ppo.loss import PpoProvider
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
-from rlflame.learning.sac.loss import NumpySac, SacGradientProvider
+from rlflame.learning.sac.compiled_sac import make_sac
+from rlflame.learning.sac.loss import SacGradientProvider
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout.machine import read_cpu_vendor, read_fingerprint, read_versions
@@ -205,7 +206,7 @@ def _make_sac(
             )
         providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
     else:
-        providers = [NumpySac(networks, thread_pair) for _ in range(shards.count)]
+        providers = [make_sac(networks, thread_pair) for _ in range(shards.count)]
     return Sac(settings, networks, providers, thread_pair, shards, seed=learning.seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 
@@ -11,8 +12,9 @@ from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float32
 
 from .base import Counter, Metrics, StateParts
-from .kernels.library import Kernels, get_address, load_kernels, make_check_numbers
+from .kernels.library import AdamFields, Kernels, get_address, load_kernels, make_check_numbers
 from .normalization import SCALE_HINT
+from .parallel.thread_pair import LANES, ThreadPair, slice_half
 
 _PIECE = 65_536
 BETA_1, BETA_2 = 0.9, 0.999
@@ -69,6 +71,28 @@ class Adam:
             first[is_still] = 0.0
             second[is_still & (second < _STILL_LIMITS[1])] = 0.0
 
+    def step_in_lanes(
+        self,
+        thread_pair: ThreadPair,
+        parameters: Float32,
+        gradient: Float32,
+        learning_rate: float,
+        targets: Float32 | None = None,
+        target_rate: float = 0.0,
+    ) -> None:
+        """Take a step in two threads; any targets then move towards the parameters."""
+        self.count.value += 1
+
+        def run_lane(number: int) -> None:
+            part = slice_half(len(parameters), number)
+            self.apply(parameters, gradient, learning_rate, part)
+            if targets is not None:
+                step = np.subtract(parameters[part], targets[part], out=self._a[part])
+                step *= np.float32(target_rate)
+                targets[part] += step
+
+        thread_pair.run(run_lane)
+
     def compute_rates(self, step: int, learning_rate: float) -> tuple[float, float]:
         """Return the rate and epsilon of a step, including the corrections of the moments."""
         correction = math.sqrt(1.0 - BETA_2**step)
@@ -105,17 +129,47 @@ class CompiledAdam(Adam):
         super().__init__(size, epsilon)
         self._kernels = kernels
         self._addresses = get_address(self.first), get_address(self.second)
+        to_first, to_second = float(_TO_FIRST), float(_TO_SECOND)
+        self._steps = [AdamFields(to_first=to_first, to_second=to_second) for _ in range(LANES)]
 
-    def _move(
-        self, parameters: Float32, gradient: Float32, rate: Array, epsilon: Array, part: slice
+    def apply(
+        self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
     ) -> None:
+        self._kernels.step_adam(self._describe(0, parameters, gradient, learning_rate, part))
+
+    def step_in_lanes(
+        self,
+        thread_pair: ThreadPair,
+        parameters: Float32,
+        gradient: Float32,
+        learning_rate: float,
+        targets: Float32 | None = None,
+        target_rate: float = 0.0,
+    ) -> None:
+        self.count.value += 1
+        lanes = []
+        for number, step in enumerate(self._steps):
+            part = slice_half(len(parameters), number)
+            lanes.append(self._describe(number, parameters, gradient, learning_rate, part))
+            step.targets = None if targets is None else get_address(targets) + 4 * part.start
+            step.target_rate = target_rate
+        self._kernels.run_lanes(thread_pair.helper, "step_adam", lanes)
+        for step in self._steps:
+            step.targets = None
+
+    def _describe(
+        self, lane: int, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
+    ) -> int:
+        """Describe the current step for a slice of the vector; return the description's address."""
+        step, count = self._steps[lane], self.count.value
+        start, end, _ = part.indices(len(parameters))
         addresses = get_address(parameters), get_address(gradient), *self._addresses
-        offset, rates = 4 * part.start, (_TO_FIRST, _TO_SECOND, rate, epsilon)
-        self._kernels.step_adam(
-            *(address + offset for address in addresses),
-            part.stop - part.start,
-            *map(float, rates),
+        step.parameters, step.gradient, step.first, step.second = (
+            address + 4 * start for address in addresses
         )
+        step.count, step.drops_still = end - start, count % SWEEP == 0
+        step.rate, step.epsilon = self.compute_rates(count, learning_rate)
+        return ctypes.addressof(step)
 
 
 def make_adam(size: int, epsilon: float) -> Adam:
@@ -131,13 +185,17 @@ def _has_equal_steps(kernels: Kernels) -> bool:
     """Return whether both optimizers compute the same bits for varied numbers."""
     first = make_check_numbers(0, 203)
     optimizers = Adam(len(first), 1e-5), CompiledAdam(len(first), 1e-5, kernels)
-    weights = [first, first.copy()]
+    weights, targets = [first, first.copy()], np.zeros((2, len(first)), np.float32)
+    thread_pair = ThreadPair(1)
     for key in range(1, 4):
         gradient = make_check_numbers(key, len(first))
-        for vector, adam in zip(weights, optimizers, strict=True):
+        for vector, adam, target in zip(weights, optimizers, targets, strict=True):
             adam.step(vector, gradient, 1e-3)
             adam.step(vector, gradient, 1e-3, slice(5, 100))
-    states = [vector.tobytes() for vector in weights]
+            adam.step_in_lanes(thread_pair, vector, gradient, 1e-3, target, 0.1)
+    states = [
+        vector.tobytes() + target.tobytes() for vector, target in zip(weights, targets, strict=True)
+    ]
     states += [adam.first.tobytes() + adam.second.tobytes() for adam in optimizers]
     return states[0] == states[1] and states[2] == states[3]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from rlflame.config.recipe import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch, Transitions
 from rlflame.learning.networks.heads import SquashedGaussianHead
-from rlflame.learning.parallel.thread_pair import ThreadPair, slice_half
+from rlflame.learning.parallel.thread_pair import ThreadPair
 from rlflame.learning.sac.loss import NumpySac, SacMinibatch
 from rlflame.learning.sac.loss_torch import TorchSac
 from rlflame.learning.sac.networks import SacNetworks, build_sac_networks
@@ -516,38 +514,3 @@ def test_a_restored_normaliser_goes_on_as_the_one_that_was_saved() -> None:
 
 
 # Lanes
-
-
-def test_the_halves_are_all_there_is() -> None:
-    for size in range(12):
-        parts: Iterator[int] = (i for lane in (0, 1) for i in range(size)[slice_half(size, lane)])
-        assert list(parts) == list(range(size))
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_lane_that_fails_is_heard_and_the_next_piece_of_work_is_run(
-    threads: int, failing: int
-) -> None:
-    lanes, ran = ThreadPair(threads), []
-
-    def work(lane: int) -> None:
-        if lane == failing:
-            raise ValueError(f"lane {lane}")
-
-    with pytest.raises(ValueError, match=f"lane {failing}"):
-        lanes.run(work)
-    lanes.run(ran.append)
-    assert sorted(ran) == [0, 1]
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_what_overflows_is_taken_alike_in_both_lanes(threads: int) -> None:
-    lanes, large = ThreadPair(threads), np.full(3, 1e38, np.float32)
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        with np.errstate(over="ignore"):
-            lanes.run(lambda lane: np.multiply(large, large))
-        assert not heard
-        lanes.run(lambda lane: np.multiply(large, large) if lane else None)
-        assert [str(one.message) for one in heard] == ["overflow encountered in multiply"]

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib.machinery
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 
 import numpy as np
@@ -20,8 +21,10 @@ from rlflame.rollout.task import Array, Float32
 VARIABLE = "RLFLAME_KERNELS"
 _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
-#: The version of the functions in kernels.c. Increase it in both files with every change.
-_VERSION = 4
+#: The version of the functions in networks.c. Increase it in both files with every change.
+_VERSION = 5
+#: The parts of an update of SAC in sac.c.
+_SAC_WORDS = "act", "evaluate", "learn", "judge", "improve"
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
 _DATA_OFFSET = object.__basicsize__
 _read_pointer = c_void_p.from_address
@@ -114,6 +117,30 @@ class EpochFields(ctypes.Structure):
     )
 
 
+class AdamFields(ctypes.Structure):
+    """A step of Adam for a part of the parameters, with optional targets that follow them."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("parameters", "gradient", "first", "second", "targets")),
+        *((name, c_int64) for name in ("count", "drops_still")),
+        *((name, c_float) for name in ("to_first", "to_second", "rate", "epsilon", "target_rate")),
+    )
+
+
+class SacLane(ctypes.Structure):
+    """The networks of one lane of an update of SAC, and the addresses of samples and slopes."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("actor", "critic", "target")),
+        *((name, c_void_p) for name in ("actor_observations", "observations", "actions")),
+        *(
+            (name, c_void_p)
+            for name in ("next_observations", "policy_actions", "next_policy_actions")
+        ),
+        *((name, c_void_p) for name in ("upstream", "action_slopes")),
+    )
+
+
 class _PyUfunc(ctypes.Structure):
     """The start of numpy's public structure PyUFuncObject."""
 
@@ -140,11 +167,11 @@ class Kernels:
         library = ctypes.CDLL(path)
         structures = (
             *(_Functions, NetworkBuffers, GaussianBuffers, MinibatchFields),
-            *(Mailbox, EpochFields),
+            *(Mailbox, EpochFields, AdamFields, SacLane),
         )
         layout = [_VERSION, *map(ctypes.sizeof, structures)]
         if list((c_int64 * len(layout)).in_dll(library, "rlflame_layout")) != layout:
-            raise LookupError(f"{path} was compiled from another version of kernels.c")
+            raise LookupError(f"{path} was compiled from other source files")
         array = np.zeros(3)[1:]
         if get_address(array) != array.ctypes.data:
             raise LookupError("numpy's arrays have another structure")
@@ -156,28 +183,45 @@ class Kernels:
             *map(_find_loop, (np.tanh, np.exp, np.add, np.maximum)),
         )
         pointer = c_void_p
-        #: The functions of the library take numpy's functions as their first argument.
-        functions = ctypes.addressof(self._functions)
-        for function, types in (
-            (library.rlflame_forward, (pointer, pointer)),
-            (library.rlflame_backward, (pointer, pointer)),
-            (library.rlflame_backward_layer, (pointer, c_int64, pointer)),
-            (library.rlflame_policy_gradient, (pointer, pointer, pointer, c_double, pointer)),
-            (library.rlflame_value_gradient, (pointer, pointer, pointer)),
-            (library.rlflame_run_epoch, (pointer,)),
+        for function, types, result in (
+            (library.rlflame_forward, (pointer, pointer), None),
+            (library.rlflame_backward, (pointer, pointer), None),
+            (library.rlflame_backward_layer, (pointer, c_int64, pointer), None),
+            (library.rlflame_backward_with_helper, (pointer, pointer, pointer), None),
+            (library.rlflame_policy_gradient, (pointer, pointer, pointer, c_double, pointer), None),
+            (library.rlflame_value_gradient, (pointer, pointer, pointer), c_double),
+            (library.rlflame_run_epoch, (pointer,), c_int64),
+            (library.rlflame_step_adam, (pointer,), None),
+            (library.rlflame_run_lanes, (pointer, pointer, pointer, pointer), None),
         ):
-            function.argtypes, function.restype = [pointer, *types], None
-        library.rlflame_value_gradient.restype = c_double
-        library.rlflame_run_epoch.restype = c_int64
+            function.argtypes, function.restype = [pointer, *types], result
+        # All of these functions take numpy's functions as their first argument.
+        functions = ctypes.addressof(self._functions)
         self.forward = functools.partial(library.rlflame_forward, functions)
         self.backward = functools.partial(library.rlflame_backward, functions)
         self.backward_layer = functools.partial(library.rlflame_backward_layer, functions)
+        self.backward_with_helper = functools.partial(
+            library.rlflame_backward_with_helper, functions
+        )
         self.compute_policy_gradient = functools.partial(library.rlflame_policy_gradient, functions)
         self.compute_value_gradient = functools.partial(library.rlflame_value_gradient, functions)
         self.run_epoch = functools.partial(library.rlflame_run_epoch, functions)
-        self.step_adam = library.rlflame_adam
-        self.step_adam.argtypes = [pointer] * 4 + [c_int64] + [c_float] * 4
-        self.step_adam.restype = None
+        self.step_adam = functools.partial(library.rlflame_step_adam, functions)
+        self._run_lanes = functools.partial(library.rlflame_run_lanes, functions)
+        #: The functions that `run_lanes` can run.
+        self._lane_functions = {
+            name: _find_address(library, f"rlflame_{name}")
+            for name in ("step_adam", *(f"sac_{word}" for word in _SAC_WORDS))
+        }
+        self.start_helper, self.stop_helper = (
+            getattr(library, f"rlflame_{word}_helper") for word in ("start", "stop")
+        )
+        self.start_helper.argtypes, self.start_helper.restype = [], pointer
+        self.stop_helper.argtypes, self.stop_helper.restype = [pointer], None
+
+    def run_lanes(self, helper: int | None, name: str, lanes: Sequence[int]) -> None:
+        """Run the function `name` for both lanes, the second one in the thread of the helper."""
+        self._run_lanes(helper, self._lane_functions[name], *lanes)
 
 
 @functools.cache
@@ -213,6 +257,13 @@ def get_address(array: Array) -> int:
     # This is five times as fast as array.ctypes.data; `load_kernels` checks that it works.
     address: int = _read_pointer(id(array) + _DATA_OFFSET).value  # type: ignore[assignment]
     return address
+
+
+def get_array_address(array: Array) -> int:
+    """Return the address of an array that the kernels can read, or raise TypeError."""
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise TypeError(f"{array.dtype} {array.strides} is not a contiguous float32 array")
+    return get_address(array)
 
 
 def make_check_numbers(key: float, *shape: int) -> Float32:

@@ -23,6 +23,7 @@ from ..kernels.library import (
     load_kernels,
     make_check_numbers,
 )
+from ..parallel.thread_pair import ThreadPair
 from .flat_vector import FlatVector
 from .mlp import MLP, Workspace
 
@@ -74,6 +75,21 @@ class CompiledMLP(MLP):
                 self.kernels.backward(address, start + number * step)
         else:
             super().backward(upstream)
+
+    def backward_in_threads(
+        self, thread_pair: ThreadPair, upstream: Float32, latent_gradient: Float32 | None
+    ) -> None:
+        space = self._workspace
+        if (
+            latent_gradient is None
+            and isinstance(space, CompiledWorkspace)
+            and _is_readable(upstream, space.out.shape)
+        ):
+            self.kernels.backward_with_helper(
+                thread_pair.helper, space.address, get_address(upstream)
+            )
+        else:
+            super().backward_in_threads(thread_pair, upstream, latent_gradient)
 
     def _backward_layer(
         self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlflame.rollout.task import Array, Float32, PolicySpec
+from rlflame.rollout.task import Float32, PolicySpec
 
 from ..base import Metrics
 from ..kernels.library import (
@@ -16,6 +16,7 @@ from ..kernels.library import (
     Kernels,
     MinibatchFields,
     get_address,
+    get_array_address,
     load_kernels,
     make_check_numbers,
 )
@@ -143,14 +144,14 @@ class CompiledPpo(NumpyPpo):
 
         The minibatch has `count` rows, of which `rows` are in the shard.
         """
-        target.observations = _find_address(batch.observations)
+        target.observations = get_array_address(batch.observations)
         if "actor" in networks:
-            target.actions = _find_address(batch.actions)
-            target.log_probs = _find_address(batch.log_probs)
-            target.advantages = _find_address(batch.advantages)
+            target.actions = get_array_address(batch.actions)
+            target.log_probs = get_array_address(batch.log_probs)
+            target.advantages = get_array_address(batch.advantages)
         if "critic" in networks:
-            target.returns = _find_address(batch.returns)
-            target.old_values = _find_address(batch.old_values)
+            target.returns = get_array_address(batch.returns)
+            target.old_values = get_array_address(batch.old_values)
         target.lowest_ratio = 1.0 - batch.clip_range
         target.highest_ratio = 1.0 + batch.clip_range
         target.policy_scale = -1.0 / count
@@ -158,12 +159,6 @@ class CompiledPpo(NumpyPpo):
         target.value_scale = 2.0 * batch.value_weight / count
         target.clips_values = batch.clip_range_value is not None
         target.value_limit = batch.clip_range_value or 0.0
-
-
-def _find_address(array: Array) -> int:
-    if array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise TypeError(f"{array.dtype} {array.strides} is not a contiguous float32 array")
-    return get_address(array)
 
 
 def make_ppo(parameters: FlatVector, spec: PolicySpec) -> NumpyPpo:

@@ -7,6 +7,7 @@ rows]`, as in `networks/mlp.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from ..base import Metrics
 from ..networks.compiled_mlp import make_mlp
 from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_sampling_head
-from ..networks.mlp import MLP, BatchNormMLP
+from ..networks.mlp import MLP, BatchNormMLP, MakeNetwork
 from ..parallel.thread_pair import LANES, ThreadPair
 from .networks import CRITICS, SacNetworks, make_critic_loss
 
@@ -74,7 +75,12 @@ class NumpySac:
     standardised together, so it needs no target network (CrossQ; Bhatt et al., 2024).
     """
 
-    def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
+    def __init__(
+        self,
+        networks: SacNetworks,
+        thread_pair: ThreadPair,
+        make_network: MakeNetwork = make_mlp,
+    ) -> None:
         spec, moments = networks.spec, networks.moments
         shape = len(spec.hidden) + 1, spec.activation == "tanh"
         self._thread_pair = thread_pair
@@ -86,7 +92,7 @@ class NumpySac:
         self._targets: list[MLP] = []
         if moments is None:
             self._critics, self._targets = (
-                [make_mlp(vector, gradients, prefix[:-1], *shape) for prefix in CRITICS]
+                [make_network(vector, gradients, prefix[:-1], *shape) for prefix in CRITICS]
                 for vector in (networks.critics, networks.targets)
             )
         else:
@@ -96,7 +102,8 @@ class NumpySac:
             ]
         self._actor_gradients = FlatVector(networks.actor.shapes)
         self._actors = [
-            make_mlp(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
+            make_network(networks.actor, self._actor_gradients, "actor", *shape)
+            for _ in range(LANES)
         ]
         self._heads = [
             make_sampling_head(networks.actor, self._actor_gradients, actor, self._action_size)
@@ -116,15 +123,8 @@ class NumpySac:
     def sample_actions(self, batch: SacMinibatch) -> Float32:
         if self._values.shape[-1] != len(batch.rewards):
             self._resize(len(batch.rewards))
-        observations = (batch.observations, batch.next_observations)
-        outs: list[Float32] = [self._actions] * LANES
-
-        def run_lane(number: int) -> None:
-            outs[number] = self._actors[number].forward(observations[number])
-
-        self._thread_pair.run(run_lane)
         # Use one thread, because two threads slow down many small operations.
-        for number, out in enumerate(outs):
+        for number, out in enumerate(self._run_actors(batch)):
             sample = self._heads[number].sample(out, batch.noise[number])
             self._actions[number], self._log_probs[number] = sample
         first: Float32 = self._log_probs[0]
@@ -133,25 +133,32 @@ class NumpySac:
     def compute_critic_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        self._thread_pair.run(lambda number: self._forward_critic(number, batch))
+        self._evaluate_critics(batch)
         # The target is the right-hand side of the Bellman equation.
         target = self._critic_objective.compute_target_values(self._next_values)
         target -= np.float32(entropy_weight) * self._log_probs[1]
         target *= batch.bootstrap
         target += batch.rewards
-
-        def backward(number: int) -> None:
-            slope, self._squares[number] = self._critic_objective.compute_error(
-                self._values[number], target, count
-            )
-            self._backward_critic(number, slope)
-
-        self._thread_pair.run(backward)
+        self._backward_critics(target, count)
         critic_loss = 0.5 * float(self._squares[0] + self._squares[1])
         return self._critic_gradients.data, {"critic_loss": critic_loss}
 
-    def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
-        """Write one critic's values to `_values` and `_next_values`."""
+    def _run_actors(self, batch: SacMinibatch) -> Sequence[Float32]:
+        """Return the actor's outputs for current and next observations."""
+        observations = (batch.observations, batch.next_observations)
+        outs: list[Float32] = [self._actions] * LANES
+
+        def run_lane(number: int) -> None:
+            outs[number] = self._actors[number].forward(observations[number])
+
+        self._thread_pair.run(run_lane)
+        return outs
+
+    def _evaluate_critics(self, batch: SacMinibatch) -> None:
+        """Write the critics' values to `_values` and `_next_values`."""
+        self._thread_pair.run(lambda number: self._evaluate_critic(number, batch))
+
+    def _evaluate_critic(self, number: int, batch: SacMinibatch) -> None:
         critic = self._critics[number]
         if not isinstance(critic, BatchNormMLP):
             self._next_values[number] = self._compute_value(
@@ -169,34 +176,55 @@ class NumpySac:
         self._values[number] = values[:, :rows]
         self._next_values[number] = values[:, rows:]
 
-    def _backward_critic(self, number: int, slope: Float32) -> None:
-        """Write one critic's gradient; values of next observations have no gradient."""
-        if not self._targets:
-            slope = np.concatenate((slope, np.zeros_like(slope)), axis=1)
-        self._critics[number].backward(slope)
+    def _backward_critics(self, target: Float32, count: int) -> None:
+        """Write the critics' gradients; values of next observations have no gradient."""
+
+        def run_lane(number: int) -> None:
+            slope = self._compute_error(number, target, count)
+            if not self._targets:
+                slope = np.concatenate((slope, np.zeros_like(slope)), axis=1)
+            self._critics[number].backward(slope)
+
+        self._thread_pair.run(run_lane)
+
+    def _compute_error(self, number: int, target: Float32, count: int) -> Float32:
+        """Return d(loss)/d(values) of one critic; write its squared error to `_squares`."""
+        slope, self._squares[number] = self._critic_objective.compute_error(
+            self._values[number], target, count
+        )
+        return slope
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        def compute_values(number: int) -> None:
-            self._values[number] = self._compute_value(
-                self._critics[number], batch.observations, self._actions[0]
-            )
-
-        self._thread_pair.run(compute_values)
+        self._evaluate_actions(batch)
         upstreams, value_sum = self._critic_objective.compute_slopes(self._values, count)
-
-        def compute_slopes(number: int) -> None:
-            self._slopes[number] = self._critics[number].compute_input_gradient(
-                upstreams[number], self._observation_size
-            )
-
-        self._thread_pair.run(compute_slopes)
+        self._compute_action_slopes(upstreams)
         slopes = np.add(*self._slopes)
         upstream, latent_gradient = self._heads[0].backward(slopes, entropy_weight / count)
         self._actors[0].backward_in_threads(self._thread_pair, upstream, latent_gradient)
         entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
         return self._actor_gradients.data, {"actor_loss": entropy_part - value_sum}
+
+    def _evaluate_actions(self, batch: SacMinibatch) -> None:
+        """Write the values of the sampled actions to `_values`."""
+
+        def run_lane(number: int) -> None:
+            self._values[number] = self._compute_value(
+                self._critics[number], batch.observations, self._actions[0]
+            )
+
+        self._thread_pair.run(run_lane)
+
+    def _compute_action_slopes(self, upstreams: Sequence[Float32]) -> None:
+        """Write d(loss)/d(action) through each critic to `_slopes`."""
+
+        def run_lane(number: int) -> None:
+            self._slopes[number] = self._critics[number].compute_input_gradient(
+                upstreams[number], self._observation_size
+            )
+
+        self._thread_pair.run(run_lane)
 
     def _compute_value(self, critic: MLP, observations: Float32, actions: Float32) -> Float32:
         inputs = critic.prepare_inputs(len(observations))

@@ -29,7 +29,7 @@ from ..networks.flat_vector import normalise_observations
 from ..normalization import make_normaliser, make_policy
 from ..optim import GradientGuard, apply_schedule, clip_by_norm, make_adam
 from ..parallel.process_group import Shard, Shards
-from ..parallel.thread_pair import ThreadPair, slice_half
+from ..parallel.thread_pair import ThreadPair
 from .loss import SacGradientProvider, SacMinibatch
 from .networks import CRITICS, SacNetworks
 
@@ -66,7 +66,6 @@ class Sac:
         self._actor_adam = make_adam(len(networks.actor.data), epsilon)
         self._critic_adam = make_adam(len(networks.critics.data), epsilon)
         self._entropy_adam = make_adam(1, epsilon)
-        self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = make_normaliser(networks.spec)
         # The guards are separate, because the critics must not reset the actor's count of skips.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
@@ -186,30 +185,22 @@ class Sac:
 
     def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
         """Take an Adam step for both critics, then update the targets or running moments."""
-        critics, targets = self._networks.critics.data, self._networks.targets.data
-        moments = self._networks.moments
-        rate = np.float32(self._settings.target_update_rate)
-        self._critic_adam.count.value += 1
-
-        def run_lane(number: int) -> None:
-            part = slice_half(len(critics), number)
-            self._critic_adam.apply(critics, gradient, learning_rate, part)
-            if updates_targets and moments is None:
-                step = np.subtract(critics[part], targets[part], out=self._scratch[part])
-                step *= rate
-                targets[part] += step
-
-        self._thread_pair.run(run_lane)
-        if moments is not None:
-            moments.update_running()
+        networks = self._networks
+        targets = networks.targets.data if updates_targets and networks.moments is None else None
+        self._critic_adam.step_in_lanes(
+            self._thread_pair,
+            networks.critics.data,
+            gradient,
+            learning_rate,
+            targets,
+            self._settings.target_update_rate,
+        )
+        if networks.moments is not None:
+            networks.moments.update_running()
 
     def _step_actor(self, gradient: Float32, learning_rate: float) -> None:
-        actor = self._networks.actor.data
-        self._actor_adam.count.value += 1
-        self._thread_pair.run(
-            lambda lane: self._actor_adam.apply(
-                actor, gradient, learning_rate, slice_half(len(actor), lane)
-            )
+        self._actor_adam.step_in_lanes(
+            self._thread_pair, self._networks.actor.data, gradient, learning_rate
         )
 
     def _clip(self, gradient: Float32) -> float:

@@ -1,0 +1,258 @@
+/* The loss of PPO, and its loop over the minibatches of an epoch. */
+#include <math.h>
+#include <sched.h>
+
+#include "kernels.h"
+
+/* numpy's minimum and maximum return NaN if either value is NaN. */
+static inline float least(float a, float b) { return a < b || a != a ? a : b; }
+static inline float greatest(float a, float b) { return a > b || a != a ? a : b; }
+
+VECTORISED static void standardise_actions(const gaussian *head, const float *actions,
+                                           const float *means, size rows)
+{
+    const size count = head->actions;
+    for (size action = 0; action < count; action++) {
+        const float inverse = head->inverse[action];
+        float *z = head->z + action * rows, *squares = head->squares + action * rows;
+        for (size row = 0; row < rows; row++) {
+            z[row] = (actions[row * count + action] - means[action * rows + row]) * inverse;
+            squares[row] = z[row] * z[row];
+        }
+    }
+}
+
+VECTORISED static void sum_log_probs(const gaussian *head, const float *old_log_probs,
+                                     float log_volume, size rows)
+{
+    float *total = head->log_probs;
+    memcpy(total, head->squares, (size_t)rows * sizeof(float));
+    for (size action = 1; action < head->actions; action++)
+        for (size row = 0; row < rows; row++)
+            total[row] += head->squares[action * rows + row];
+    for (size row = 0; row < rows; row++)
+        head->log_ratio[row] = (total[row] * -0.5f - log_volume) - old_log_probs[row];
+}
+
+VECTORISED static size compute_objective(const gaussian *head, const minibatch *batch, size rows)
+{
+    size changes = 0;
+    for (size row = 0; row < rows; row++) {
+        const float ratio = head->ratio[row], advantage = batch->advantages[row];
+        float clipped = least(greatest(ratio, batch->lowest_ratio), batch->highest_ratio);
+        changes += clipped != ratio;
+        const float surrogate = ratio * advantage;
+        clipped *= advantage;
+        head->slope[row] = (surrogate <= clipped ? surrogate : 0.0f) * batch->policy_scale;
+        head->objective[row] = least(surrogate, clipped);
+        head->ratio[row] = (ratio - 1.0f) - head->log_ratio[row];
+    }
+    return changes;
+}
+
+VECTORISED static void scale_z(const gaussian *head, size rows)
+{
+    for (size action = 0; action < head->actions; action++)
+        for (size row = 0; row < rows; row++)
+            head->z[action * rows + row] =
+                head->z[action * rows + row] * head->slope[row] * head->inverse[action];
+}
+
+/* Write the actor's gradient. Sums: objective, log volume, KL estimate, clipped ratios. */
+void rlflame_policy_gradient(const functions *f, const network *net, const gaussian *head,
+                             const minibatch *batch, double log_volume_constant, double *sums)
+{
+    const size rows = net->rows, actions = head->actions;
+    rlflame_forward(f, net, batch->observations);
+    const double log_volume = (double)add_up(f, head->log_std, actions) + log_volume_constant;
+    for (size action = 0; action < actions; action++)
+        head->inverse[action] = -head->log_std[action];
+    apply_unary(&f->exp, head->inverse, head->inverse, actions);
+    standardise_actions(head, batch->actions, net->out, rows);
+    sum_log_probs(head, batch->log_probs, (float)log_volume, rows);
+    apply_unary(&f->exp, head->log_ratio, head->ratio, rows);
+    const size changes = compute_objective(head, batch, rows);
+    if (actions == 1)
+        head->log_std_gradient[0] = f->dot(rows, head->squares, 1, head->slope, 1);
+    else
+        f->multiply_vector(ROW_MAJOR, PLAIN, actions, rows, 1.0f, head->squares, rows, head->slope,
+                           1, 0.0f, head->log_std_gradient, 1);
+    const float common = batch->entropy_slope - add_up(f, head->slope, rows);
+    for (size action = 0; action < actions; action++)
+        head->log_std_gradient[action] += common;
+    scale_z(head, rows);
+    rlflame_backward(f, net, head->z);
+    sums[0] = add_up(f, head->objective, rows);
+    sums[1] = log_volume;
+    sums[2] = add_up(f, head->ratio, rows);
+    sums[3] = (double)changes;
+}
+
+VECTORISED static void compute_value_slopes(const minibatch *batch, float *values, float *losses,
+                                            size rows)
+{
+    const float limit = batch->value_limit;
+    for (size row = 0; row < rows; row++) {
+        const float error = values[row] - batch->returns[row];
+        float slope = error, loss = error * error;
+        if (batch->clips_values) {
+            const float change = values[row] - batch->old_values[row];
+            const float clipped = least(greatest(change, -limit), limit);
+            const float clipped_error = batch->old_values[row] + clipped - batch->returns[row];
+            const float clipped_loss = clipped_error * clipped_error;
+            slope = clipped_loss > loss && clipped != change ? 0.0f : error;
+            loss = greatest(loss, clipped_loss);
+        }
+        values[row] = slope * batch->value_scale;
+        losses[row] = loss;
+    }
+}
+
+/* Write the critic's gradient; return the sum of the losses. */
+double rlflame_value_gradient(const functions *f, const network *net, const minibatch *batch,
+                              float *losses)
+{
+    rlflame_forward(f, net, batch->observations);
+    compute_value_slopes(batch, net->out, losses, net->rows);
+    rlflame_backward(f, net, net->out);
+    return add_up(f, losses, net->rows);
+}
+
+VECTORISED static void scale(float *x, float factor, size count)
+{
+    for (size i = 0; i < count; i++)
+        x[i] = x[i] * factor;
+}
+
+VECTORISED static void add_to(float *total, const float *x, size count)
+{
+    for (size i = 0; i < count; i++)
+        total[i] = total[i] + x[i];
+}
+
+/* Compute the gradients and the sums of this learner's networks for one shard. */
+static void compute_shard(const functions *f, epoch *e, size shard, double sums[][NUMBERS])
+{
+    const size rows = e->networks[0]->rows;
+    const size first_row = (e->position * e->shards + shard) * rows;
+    minibatch batch = e->samples;
+    batch.observations += first_row * e->networks[0]->sizes[0];
+    if (e->owns[0]) {
+        double parts[4];
+        batch.actions += first_row * e->head->actions;
+        batch.log_probs += first_row;
+        batch.advantages += first_row;
+        rlflame_policy_gradient(f, e->networks[0], e->head, &batch, e->log_volume_constant, parts);
+        sums[0][1] = -parts[0];
+        sums[0][2] = -((double)rows * (parts[1] + 0.5 * (double)e->head->actions));
+        sums[0][3] = parts[2];
+        sums[0][4] = parts[3];
+    }
+    if (e->owns[1]) {
+        batch.returns += first_row;
+        batch.old_values += first_row;
+        sums[1][1] = rlflame_value_gradient(f, e->networks[1], &batch, e->losses);
+    }
+}
+
+/* Add the gradients and sums of this learner's networks over the shards of a minibatch, in order, and
+ * compute the squared norms of the gradients. */
+static void compute_gradients(const functions *f, epoch *e)
+{
+    double sums[NETWORKS][NUMBERS] = {{0.0}};
+    for (size shard = 0; shard < e->shards; shard++) {
+        compute_shard(f, e, shard, sums);
+        for (size n = 0; n < NETWORKS; n++) {
+            const size start = e->starts[n], count = e->ends[n] - start;
+            if (!e->owns[n])
+                continue;
+            for (size i = 1; i < NUMBERS; i++)
+                e->numbers[n][i] = shard ? e->numbers[n][i] + sums[n][i] : sums[n][i];
+            if (shard)
+                add_to(e->total + start, e->gradient + start, count);
+            else if (e->shards > 1)
+                memcpy(e->total + start, e->gradient + start, (size_t)count * sizeof(float));
+        }
+    }
+    for (size n = 0; n < NETWORKS; n++)
+        if (e->owns[n]) {
+            const float *total = e->total + e->starts[n];
+            e->numbers[n][0] = (double)f->dot(e->ends[n] - e->starts[n], total, 1, total, 1);
+        }
+}
+
+static void send_numbers(epoch *e)
+{
+    double *row = e->outbox->numbers[++e->exchange & 1];
+    memcpy(row, e->numbers[e->owns[0] ? 0 : 1], sizeof e->numbers[0]);
+    __atomic_store_n(&e->outbox->exchange, e->exchange, __ATOMIC_RELEASE);
+}
+
+/* Wait about a millisecond for the numbers of the other learner; return 0 if they did not arrive. */
+static int receive_numbers(epoch *e)
+{
+    for (int i = 0; i < 1000; i++) {
+        for (int j = 0; j < 50; j++) {
+            if (__atomic_load_n(&e->inbox->exchange, __ATOMIC_ACQUIRE) >= e->exchange) {
+                const double *row = e->inbox->numbers[e->exchange & 1];
+                memcpy(e->numbers[e->owns[0] ? 1 : 0], row, sizeof e->numbers[0]);
+                return 1;
+            }
+            PAUSE();
+        }
+        sched_yield();
+    }
+    return 0;
+}
+
+/* Clip the gradient and take a step of Adam. */
+static void take_step(const functions *f, epoch *e, double norm)
+{
+    for (size n = 0; n < NETWORKS; n++) {
+        const size start = e->starts[n], count = e->ends[n] - start;
+        if (!e->owns[n])
+            continue;
+        if (e->has_max_norm && norm > e->max_norm)
+            scale(e->total + start, (float)(e->max_norm / (norm + 1e-6)), count);
+        const adam_step step = {
+            .parameters = e->parameters + start, .gradient = e->total + start,
+            .first = e->first + start, .second = e->second + start, .count = count,
+            .drops_still = (e->steps + 1) % 64 == 0, .to_first = (float)(1 - 0.9),
+            .to_second = (float)(1 - 0.999), .rate = *e->rates, .epsilon = *e->epsilons,
+        };
+        rlflame_step_adam(f, &step);
+    }
+    e->steps++;
+    e->rates++;
+    e->epsilons++;
+}
+
+/* Learn from the next minibatches. Return 0 at the end of the epoch, 1 if the other learner is late,
+ * or 2 at a minibatch that ppo.py must handle: its numbers are not finite, or its KL estimate
+ * exceeds the limit. */
+size rlflame_run_epoch(const functions *f, epoch *e)
+{
+    const double rows = (double)(e->networks[0]->rows * e->shards);
+    for (; e->position < e->count; e->position++) {
+        if (!e->waits) {
+            compute_gradients(f, e);
+            if (e->inbox)
+                send_numbers(e);
+        }
+        e->waits = e->inbox && !receive_numbers(e);
+        if (e->waits)
+            return 1;
+        const double norm = sqrt(e->numbers[0][0] + e->numbers[1][0]);
+        int is_finite = isfinite(norm);
+        for (size i = 1; i < NUMBERS; i++)
+            is_finite &= isfinite(e->numbers[0][i]) && isfinite(e->numbers[1][i]);
+        if (!is_finite || (e->has_kl_limit && e->numbers[0][3] / rows > e->kl_limit))
+            return 2;
+        for (size n = 0; n < NETWORKS; n++)
+            for (size i = 1; i < NUMBERS; i++)
+                e->totals[n][i] += e->numbers[n][i];
+        e->norm = norm;
+        take_step(f, e, norm);
+    }
+    return 0;
+}
