@@ -46,6 +46,7 @@ GUESTS = {
         "learning.reinforce.reinforce_device",
         "learning.device.chunks",
         "learning.device.graph",
+        "learning.device.observations",
         "learning.device.optim",
         "learning.device.replay",
         "learning.parallel.torch_process_group",

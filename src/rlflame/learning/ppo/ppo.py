@@ -92,10 +92,7 @@ class Ppo:
         if self._scaler is not None:
             ends = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ends, batch.valid)
-        normalised = normalise_batch(batch, self._spec)
-        samples = self._make_samples(normalised, rewards, discount)
-        if self._normaliser is not None:
-            self._normaliser.merge(batch.observations[batch.valid])
+        samples = self._make_samples(batch, rewards, discount)
         self._units.divide()
         self._units.share_memory(MEMORY_SIZE if self._compiled_epoch is not None else 0)
         self._estimate(samples)
@@ -123,7 +120,10 @@ class Ppo:
         self._state.load_state(state)
 
     def _make_samples(self, batch: Batch, rewards: Float64, discount: float) -> Samples:
-        return Samples(batch, rewards, discount)
+        """Normalise the observations of a batch, and update the statistics of observations."""
+        if self._normaliser is not None:
+            self._normaliser.merge(batch.observations[batch.valid])
+        return Samples(normalise_batch(batch, self._spec), rewards, discount)
 
     def _estimate(self, samples: Samples) -> None:
         """Compute values, advantages and returns with the current critic."""

@@ -15,6 +15,7 @@ from rlflame.rollout.task import Float64, PolicySpec
 
 from ..base import Batch, Metrics, State
 from ..device.graph import Mirror, UpdateGraph
+from ..device.observations import DeviceNormaliser
 from ..device.optim import DeviceAdam, DeviceGuard, clip, replace_if
 from ..networks.flat_vector import FlatVector
 from ..torch_gradients import TorchPpo
@@ -35,25 +36,33 @@ class DeviceSamples(Samples):
         rewards: Float64,
         discount: float,
         mirror: Mirror,
+        normaliser: DeviceNormaliser | None,
         previous: DeviceSamples | None,
     ) -> None:
         self.rewards, self.discount = rewards, discount
         self._mirror = mirror
         self.count = batch.steps
-        self.parts = {
+        places = self._send(np.flatnonzero(batch.valid))
+        observations = {
             "observations": self._send(batch.observations),
             "last_observations": self._send(batch.last_observations),
             "boundary_observations": self._send(batch.boundary_observations),
+        }
+        if normaliser is not None:
+            normaliser.merge(observations["observations"].flatten(0, 1)[places])
+            for name, raw in observations.items():
+                observations[name] = normaliser.normalise(raw, batch.behaviour)
+        self.parts = {
+            **{name: self._adapt(tensor) for name, tensor in observations.items()},
             "boundary_index": self._send(batch.boundary_index),
             "terminated": self._send(batch.terminated),
             "truncated": self._send(batch.truncated),
             "rewards": self._send(rewards),
         }
-        places = self._send(np.flatnonzero(batch.valid))
         flat = {
             "observations": self.parts["observations"].flatten(0, 1)[places],
-            "actions": self._send(batch.actions).flatten(0, 1)[places],
-            "log_probs": self._send(batch.log_probs).flatten(0, 1)[places],
+            "actions": self._adapt(self._send(batch.actions).flatten(0, 1)[places]),
+            "log_probs": self._adapt(self._send(batch.log_probs).flatten(0, 1)[places]),
         }
         self.places = places
         self.buffers: dict[str, Tensor]
@@ -77,15 +86,17 @@ class DeviceSamples(Samples):
         return share if np.isfinite(share) else 0.0
 
     def _send(self, array: Any) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        dtype = self._mirror.dtype if tensor.dtype == torch.float32 else tensor.dtype
-        return tensor.to(self._mirror.device, dtype)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._mirror.device)
+
+    def _adapt(self, tensor: Tensor) -> Tensor:
+        """Return a tensor whose float32 numbers have the dtype of the networks."""
+        return tensor.to(self._mirror.dtype) if tensor.dtype == torch.float32 else tensor
 
 
 class DevicePpo(Ppo):
     """PPO, with the weights, the optimizer and the batch on one device.
 
-    The host scales rewards, keeps the observation statistics and draws the shuffles.
+    The statistics of observations are there too. The host scales rewards and draws the shuffles.
     """
 
     def __init__(
@@ -108,6 +119,9 @@ class DevicePpo(Ppo):
         self._device_adam = DeviceAdam(self._adam, mirror)
         self._device_guard = DeviceGuard(self._guard, mirror)
         self._update_count = mirror.add(self._updates)
+        self._device_normaliser: DeviceNormaliser | None = None
+        if self._normaliser is not None:
+            self._device_normaliser = DeviceNormaliser(self._normaliser, spec, mirror)
         self._captures = captures
         self._samples: DeviceSamples | None = None
         #: For each minibatch size: the graph, and the row numbers from 0 to size - 1.
@@ -134,7 +148,9 @@ class DevicePpo(Ppo):
 
     def _make_samples(self, batch: Batch, rewards: Float64, discount: float) -> Samples:
         previous, self._samples = self._samples, None
-        self._samples = DeviceSamples(batch, rewards, discount, self._mirror, previous)
+        self._samples = DeviceSamples(
+            batch, rewards, discount, self._mirror, self._device_normaliser, previous
+        )
         if previous is None or previous.count != self._samples.count:
             self._graphs.clear()
             self._places.clear()

@@ -105,9 +105,8 @@ class Reinforce:
             returns = compute_discounted_returns(batch.rewards, ends, settings.discount)
         weights = normalise_returns(returns, batch, settings.normalise_returns)
         count = batch.steps if settings.average == "steps" else int(ends.sum())
-        normalised = normalise_batch(batch, self._spec)
         metrics: Metrics = {}
-        step = self._take_step(normalised, weights, count, learning_rate)
+        step = self._take_step(batch, weights, count, learning_rate)
         if step is not None:
             sums, norm = step
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]
@@ -116,8 +115,6 @@ class Reinforce:
                 "entropy_loss": sums["entropy_loss"] / batch.steps,
                 "gradient_norm": norm,
             }
-        if self._normaliser is not None:
-            self._normaliser.merge(batch.observations[batch.valid])
         self.shards.compare_states()
         return {
             **metrics,
@@ -136,9 +133,13 @@ class Reinforce:
     ) -> tuple[Metrics, float] | None:
         """Take one optimizer step; return the sums of the losses and the gradient's norm.
 
-        Return None if the gradient was not finite.
+        Return None if the gradient was not finite. Update the statistics of observations in any
+        case.
         """
-        gradient, sums = self._compute_gradient(batch, weights, count)
+        normalised = normalise_batch(batch, self._spec)
+        if self._normaliser is not None:
+            self._normaliser.merge(batch.observations[batch.valid])
+        gradient, sums = self._compute_gradient(normalised, weights, count)
         norm = clip_by_norm(gradient, self._settings.max_gradient_norm)
         if self._guard.is_refused(norm, sums):
             return None

@@ -11,6 +11,7 @@ from rlflame.rollout.task import Array, Float64, PolicySpec
 
 from ..base import Batch, Metrics, State
 from ..device.graph import Mirror
+from ..device.observations import DeviceNormaliser
 from ..device.optim import DeviceAdam, DeviceGuard, clip
 from ..networks.flat_vector import FlatVector
 from ..torch_gradients import TorchReinforce
@@ -38,6 +39,9 @@ class DeviceReinforce(Reinforce):
         self._device_adam = DeviceAdam(self._adam, mirror)
         self._device_guard = DeviceGuard(self._guard, mirror)
         self._update_count = mirror.add(self._updates)
+        self._device_normaliser: DeviceNormaliser | None = None
+        if self._normaliser is not None:
+            self._device_normaliser = DeviceNormaliser(self._normaliser, spec, mirror)
         self._true = mirror.make_zeros(dtype=torch.bool).fill_(True)
         mirror.copy_to_device()
 
@@ -53,8 +57,12 @@ class DeviceReinforce(Reinforce):
         self, batch: Batch, weights: Float64, count: int, learning_rate: float
     ) -> tuple[Metrics, float] | None:
         valid = batch.valid
+        observations: Any = torch.from_numpy(batch.observations[valid]).to(self._mirror.device)
+        if self._device_normaliser is not None:
+            self._device_normaliser.merge(observations)
+            observations = self._device_normaliser.normalise(observations, batch.behaviour)
         minibatch = ReinforceMinibatch(
-            self._send(batch.observations[valid]),
+            observations.to(self._mirror.dtype),
             self._send(batch.actions[valid]),
             self._send(weights[valid]),
             self._settings.entropy_weight,
@@ -70,7 +78,7 @@ class DeviceReinforce(Reinforce):
             self._update_count += mask
             numbers = torch.stack([norm, *sums.values()]).tolist()
         first_update = self._updates.value
-        self._mirror.copy_to_host(self._parameters.data, self._updates, self._guard.counts)
+        self._mirror.copy_to_host()
         self._device_guard.check()
         if self._updates.value == first_update:
             return None
