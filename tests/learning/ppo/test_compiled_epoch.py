@@ -52,12 +52,14 @@ def read_bits(learner: Ppo) -> dict[str, bytes]:
     {"target_kl": 1e-3}, {"normalise_advantages": "minibatch", "anneal_clip_range": True},
     {"recompute_advantages": False, "scale_rewards": True}, {"minibatch_size": 1000},
 ])  # fmt: skip
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(("kind", "activation"), [
+    ("continuous", "tanh"), ("continuous", "relu"), ("discrete", "tanh"),
+])  # fmt: skip
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_updates_have_the_same_bits(changes, activation, count):
+def test_updates_have_the_same_bits(changes, kind, activation, count):
     """Minibatches of 50 samples cannot be divided into four equal shards."""
     settings = PpoSettings(**{"minibatch_size": 64, "epochs": 3, **changes})
-    spec = policy_spec(activation=activation, normalise=True)
+    spec = policy_spec(kind, activation=activation, normalise=True)
     learners = [
         make_learner(settings, spec, compiled=compiled, shards=Shards(count))
         for compiled in (True, False)
@@ -103,11 +105,14 @@ def test_a_loop_with_other_results_is_not_used(monkeypatch):
         compiled_epoch._has_equal_results.cache_clear()
 
 
-@pytest.mark.parametrize("changes", [{}, {"minibatch_size": 50}, {"target_kl": 1e-3}])
+@pytest.mark.parametrize(("kind", "changes"), [
+    ("continuous", {}), ("continuous", {"minibatch_size": 50}), ("continuous", {"target_kl": 1e-3}),
+    ("discrete", {}),
+])  # fmt: skip
 @pytest.mark.parametrize("count", [1, 4])
-def test_two_learners_have_the_same_bits(changes, count):
+def test_two_learners_have_the_same_bits(kind, changes, count):
     settings = PpoSettings(**{"minibatch_size": 64, "epochs": 3, **changes})
-    spec = policy_spec(normalise=True)
+    spec = policy_spec(kind, normalise=True)
     alone = make_learner(settings, spec, shards=Shards(count))
     batches = [make_batch(alone, spec, number) for number in range(4)]
     batches[2].log_probs[3, 2] = np.nan

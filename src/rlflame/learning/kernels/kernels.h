@@ -53,7 +53,7 @@ typedef struct {
     matrix_product multiply;
     matrix_vector_product multiply_vector;
     dot_product dot;
-    ufunc tanh, exp, add, maximum;
+    ufunc tanh, exp, log, add, maximum;
 } functions;
 
 typedef struct {
@@ -69,21 +69,29 @@ typedef struct {
     const float *zeros;
 } network;
 
+/* The distribution of actions: independent Gaussians, or a choice among several values. */
 typedef struct {
+    size is_choice;
+    /* The number of Gaussians, or the number of values. */
     size actions;
     const float *log_std;
     float *log_std_gradient;
-    /* [actions, rows] */
+    /* [actions, rows], for Gaussians */
     float *z, *squares;
-    /* [actions] */
+    /* [actions], for Gaussians */
     float *inverse;
+    /* [actions, rows], for a choice */
+    float *softmax, *log_softmax, *upstream, *terms;
     /* [rows] */
     float *log_probs, *log_ratio, *ratio, *slope, *objective;
-} gaussian;
+} distribution;
 
 /* The samples of a minibatch, and the coefficients of PPO's loss. */
 typedef struct {
-    const float *observations, *actions, *log_probs, *advantages, *returns, *old_values;
+    const float *observations;
+    /* float32 [rows, actions] for Gaussians, and int64 [rows] for a choice. */
+    const void *actions;
+    const float *log_probs, *advantages, *returns, *old_values;
     float lowest_ratio, highest_ratio, policy_scale, entropy_slope;
     float value_scale, value_limit;
     size clips_values;
@@ -108,7 +116,7 @@ typedef struct {
     double log_volume_constant;
     /* The actor and the critic. */
     const network *networks[NETWORKS];
-    const gaussian *head;
+    const distribution *head;
     float *losses;
     /* The gradient of one shard, and the sum over all shards, which is the same array if there is
      * only one shard. The networks have as many rows as a shard. */

@@ -22,7 +22,7 @@ VARIABLE = "RLFLAME_KERNELS"
 _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
 #: The version of the functions in networks.c. Increase it in both files with every change.
-_VERSION = 5
+_VERSION = 6
 #: The parts of an update of SAC in sac.c.
 _SAC_WORDS = "act", "evaluate", "learn", "judge", "improve"
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
@@ -41,6 +41,7 @@ class _Functions(ctypes.Structure):
         ("dot", c_void_p),
         ("tanh", _Ufunc),
         ("exp", _Ufunc),
+        ("log", _Ufunc),
         ("add", _Ufunc),
         ("maximum", _Ufunc),
     )
@@ -63,12 +64,13 @@ class NetworkBuffers(ctypes.Structure):
     )
 
 
-class GaussianBuffers(ctypes.Structure):
-    """The addresses of the parameters and buffers of a Gaussian head."""
+class DistributionBuffers(ctypes.Structure):
+    """The addresses of the parameters and buffers of Gaussians or of a choice."""
 
     _fields_ = (
-        ("actions", c_int64),
+        *((name, c_int64) for name in ("is_choice", "actions")),
         *((name, c_void_p) for name in ("log_std", "log_std_gradient", "z", "squares", "inverse")),
+        *((name, c_void_p) for name in ("softmax", "log_softmax", "upstream", "terms")),
         *((name, c_void_p) for name in ("log_probs", "log_ratio", "ratio", "slope", "objective")),
     )
 
@@ -166,7 +168,7 @@ class Kernels:
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
         structures = (
-            *(_Functions, NetworkBuffers, GaussianBuffers, MinibatchFields),
+            *(_Functions, NetworkBuffers, DistributionBuffers, MinibatchFields),
             *(Mailbox, EpochFields, AdamFields, SacLane),
         )
         layout = [_VERSION, *map(ctypes.sizeof, structures)]
@@ -180,7 +182,7 @@ class Kernels:
             _find_address(blas, "scipy_cblas_sgemm64_"),
             _find_address(blas, "scipy_cblas_sgemv64_"),
             _find_address(blas, "scipy_cblas_sdot64_"),
-            *map(_find_loop, (np.tanh, np.exp, np.add, np.maximum)),
+            *map(_find_loop, (np.tanh, np.exp, np.log, np.add, np.maximum)),
         )
         pointer = c_void_p
         for function, types, result in (
@@ -259,10 +261,10 @@ def get_address(array: Array) -> int:
     return address
 
 
-def get_array_address(array: Array) -> int:
+def get_array_address(array: Array, dtype: type = np.float32) -> int:
     """Return the address of an array that the kernels can read, or raise TypeError."""
-    if array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise TypeError(f"{array.dtype} {array.strides} is not a contiguous float32 array")
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise TypeError(f"{array.dtype} {array.strides} is not a contiguous {dtype.__name__} array")
     return get_address(array)
 
 

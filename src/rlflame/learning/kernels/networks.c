@@ -7,8 +7,8 @@
 #define BLOCK_PARAMETERS 4096
 
 /* The version and the sizes of the structures, which library.py compares with its own. */
-#define VERSION 5
-const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(gaussian),
+#define VERSION 6
+const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(distribution),
                                sizeof(minibatch), sizeof(mailbox), sizeof(epoch),
                                sizeof(adam_step), sizeof(sac_lane)};
 

@@ -8,7 +8,7 @@
 static inline float least(float a, float b) { return a < b || a != a ? a : b; }
 static inline float greatest(float a, float b) { return a > b || a != a ? a : b; }
 
-VECTORISED static void standardise_actions(const gaussian *head, const float *actions,
+VECTORISED static void standardise_actions(const distribution *head, const float *actions,
                                            const float *means, size rows)
 {
     const size count = head->actions;
@@ -22,8 +22,7 @@ VECTORISED static void standardise_actions(const gaussian *head, const float *ac
     }
 }
 
-VECTORISED static void sum_log_probs(const gaussian *head, const float *old_log_probs,
-                                     float log_volume, size rows)
+VECTORISED static void sum_log_probs(const distribution *head, float log_volume, size rows)
 {
     float *total = head->log_probs;
     memcpy(total, head->squares, (size_t)rows * sizeof(float));
@@ -31,10 +30,10 @@ VECTORISED static void sum_log_probs(const gaussian *head, const float *old_log_
         for (size row = 0; row < rows; row++)
             total[row] += head->squares[action * rows + row];
     for (size row = 0; row < rows; row++)
-        head->log_ratio[row] = (total[row] * -0.5f - log_volume) - old_log_probs[row];
+        total[row] = total[row] * -0.5f - log_volume;
 }
 
-VECTORISED static size compute_objective(const gaussian *head, const minibatch *batch, size rows)
+VECTORISED static size compute_objective(const distribution *head, const minibatch *batch, size rows)
 {
     size changes = 0;
     for (size row = 0; row < rows; row++) {
@@ -50,7 +49,7 @@ VECTORISED static size compute_objective(const gaussian *head, const minibatch *
     return changes;
 }
 
-VECTORISED static void scale_z(const gaussian *head, size rows)
+VECTORISED static void scale_z(const distribution *head, size rows)
 {
     for (size action = 0; action < head->actions; action++)
         for (size row = 0; row < rows; row++)
@@ -58,34 +57,139 @@ VECTORISED static void scale_z(const gaussian *head, size rows)
                 head->z[action * rows + row] * head->slope[row] * head->inverse[action];
 }
 
-/* Write the actor's gradient. Sums: objective, log volume, KL estimate, clipped ratios. */
-void rlflame_policy_gradient(const functions *f, const network *net, const gaussian *head,
-                             const minibatch *batch, double log_volume_constant, double *sums)
+/* Write the log-probabilities of Gaussians; return the negative log-density at the mean. */
+static double compute_density(const functions *f, const distribution *head, const float *means,
+                              const float *actions, double log_volume_constant, size rows)
 {
-    const size rows = net->rows, actions = head->actions;
-    rlflame_forward(f, net, batch->observations);
-    const double log_volume = (double)add_up(f, head->log_std, actions) + log_volume_constant;
-    for (size action = 0; action < actions; action++)
+    const double log_volume =
+        (double)add_up(f, head->log_std, head->actions) + log_volume_constant;
+    for (size action = 0; action < head->actions; action++)
         head->inverse[action] = -head->log_std[action];
-    apply_unary(&f->exp, head->inverse, head->inverse, actions);
-    standardise_actions(head, batch->actions, net->out, rows);
-    sum_log_probs(head, batch->log_probs, (float)log_volume, rows);
-    apply_unary(&f->exp, head->log_ratio, head->ratio, rows);
-    const size changes = compute_objective(head, batch, rows);
+    apply_unary(&f->exp, head->inverse, head->inverse, head->actions);
+    standardise_actions(head, actions, means, rows);
+    sum_log_probs(head, (float)log_volume, rows);
+    return log_volume;
+}
+
+/* Write d(loss)/d(means) to z, and the gradient of the log standard deviations. */
+static void backward_density(const functions *f, const distribution *head, float entropy_slope,
+                             size rows)
+{
+    const size actions = head->actions;
     if (actions == 1)
         head->log_std_gradient[0] = f->dot(rows, head->squares, 1, head->slope, 1);
     else
         f->multiply_vector(ROW_MAJOR, PLAIN, actions, rows, 1.0f, head->squares, rows, head->slope,
                            1, 0.0f, head->log_std_gradient, 1);
-    const float common = batch->entropy_slope - add_up(f, head->slope, rows);
+    const float common = entropy_slope - add_up(f, head->slope, rows);
     for (size action = 0; action < actions; action++)
         head->log_std_gradient[action] += common;
     scale_z(head, rows);
-    rlflame_backward(f, net, head->z);
+}
+
+VECTORISED static void add_rows(const float *x, float *total, size count, size rows)
+{
+    memcpy(total, x, (size_t)rows * sizeof(float));
+    for (size i = 1; i < count; i++)
+        for (size row = 0; row < rows; row++)
+            total[row] += x[i * rows + row];
+}
+
+VECTORISED static void subtract_row(const float *x, const float *row, float *out, size count,
+                                    size rows)
+{
+    for (size i = 0; i < count; i++)
+        for (size j = 0; j < rows; j++)
+            out[i * rows + j] = x[i * rows + j] - row[j];
+}
+
+VECTORISED static void divide_by_row(float *x, const float *row, size count, size rows)
+{
+    for (size i = 0; i < count; i++)
+        for (size j = 0; j < rows; j++)
+            x[i * rows + j] = x[i * rows + j] / row[j];
+}
+
+/* Write the log-probabilities of choices. */
+static void compute_choice(const functions *f, const distribution *head, const float *logits,
+                           const int64_t *actions, size rows)
+{
+    const size count = head->actions;
+    float *total = head->log_probs;
+    memcpy(total, logits, (size_t)rows * sizeof(float));
+    for (size i = 1; i < count; i++)
+        apply_binary(&f->maximum, total, logits + i * rows, total, rows);
+    subtract_row(logits, total, head->log_softmax, count, rows);
+    apply_unary(&f->exp, head->log_softmax, head->softmax, count * rows);
+    add_rows(head->softmax, total, count, rows);
+    divide_by_row(head->softmax, total, count, rows);
+    apply_unary(&f->log, total, total, rows);
+    subtract_row(head->log_softmax, total, head->log_softmax, count, rows);
+    for (size row = 0; row < rows; row++)
+        total[row] = head->log_softmax[actions[row] * rows + row];
+}
+
+VECTORISED static void scale_softmax(const distribution *head, size rows)
+{
+    for (size i = 0; i < head->actions; i++)
+        for (size row = 0; row < rows; row++)
+            head->upstream[i * rows + row] = head->softmax[i * rows + row] * -head->slope[row];
+}
+
+VECTORISED static void subtract_entropy_slopes(const distribution *head, float entropy_slope,
+                                               float *total, size rows)
+{
+    const size count = head->actions;
+    float *terms = head->terms;
+    for (size i = 0; i < count * rows; i++)
+        terms[i] = head->softmax[i] * head->log_softmax[i];
+    add_rows(terms, total, count, rows);
+    for (size i = 0; i < count; i++)
+        for (size row = 0; row < rows; row++) {
+            const size place = i * rows + row;
+            terms[place] = (terms[place] - head->softmax[place] * total[row]) * entropy_slope;
+            head->upstream[place] = head->upstream[place] - terms[place];
+        }
+}
+
+/* Write d(loss)/d(logits) to `upstream`. */
+static void backward_choice(const distribution *head, const int64_t *actions, float entropy_slope,
+                            size rows)
+{
+    scale_softmax(head, rows);
+    for (size row = 0; row < rows; row++)
+        head->upstream[actions[row] * rows + row] += head->slope[row];
+    if (entropy_slope != 0.0f)
+        subtract_entropy_slopes(head, entropy_slope, head->log_probs, rows);
+}
+
+/* Write the actor's gradient. Sums: objective, negative entropy, KL estimate, clipped ratios. */
+void rlflame_policy_gradient(const functions *f, const network *net, const distribution *head,
+                             const minibatch *batch, double log_volume_constant, double *sums)
+{
+    const size rows = net->rows, cells = head->actions * rows;
+    double log_volume = 0.0;
+    rlflame_forward(f, net, batch->observations);
+    if (head->is_choice)
+        compute_choice(f, head, net->out, batch->actions, rows);
+    else
+        log_volume =
+            compute_density(f, head, net->out, batch->actions, log_volume_constant, rows);
+    for (size row = 0; row < rows; row++)
+        head->log_ratio[row] = head->log_probs[row] - batch->log_probs[row];
+    apply_unary(&f->exp, head->log_ratio, head->ratio, rows);
+    sums[3] = (double)compute_objective(head, batch, rows);
+    if (head->is_choice) {
+        backward_choice(head, batch->actions, batch->entropy_slope, rows);
+        rlflame_backward(f, net, head->upstream);
+        sums[1] = (double)f->dot(cells, head->softmax, 1, head->log_softmax, 1);
+    } else {
+        backward_density(f, head, batch->entropy_slope, rows);
+        rlflame_backward(f, net, head->z);
+        sums[1] = -((double)rows * (log_volume + 0.5 * (double)head->actions));
+    }
     sums[0] = add_up(f, head->objective, rows);
-    sums[1] = log_volume;
     sums[2] = add_up(f, head->ratio, rows);
-    sums[3] = (double)changes;
 }
 
 VECTORISED static void compute_value_slopes(const minibatch *batch, float *values, float *losses,
@@ -139,12 +243,15 @@ static void compute_shard(const functions *f, epoch *e, size shard, double sums[
     batch.observations += first_row * e->networks[0]->sizes[0];
     if (e->owns[0]) {
         double parts[4];
-        batch.actions += first_row * e->head->actions;
+        if (e->head->is_choice)
+            batch.actions = (const int64_t *)batch.actions + first_row;
+        else
+            batch.actions = (const float *)batch.actions + first_row * e->head->actions;
         batch.log_probs += first_row;
         batch.advantages += first_row;
         rlflame_policy_gradient(f, e->networks[0], e->head, &batch, e->log_volume_constant, parts);
         sums[0][1] = -parts[0];
-        sums[0][2] = -((double)rows * (parts[1] + 0.5 * (double)e->head->actions));
+        sums[0][2] = parts[1];
         sums[0][3] = parts[2];
         sums[0][4] = parts[3];
     }

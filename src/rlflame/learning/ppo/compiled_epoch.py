@@ -29,7 +29,7 @@ from ..networks.flat_vector import FlatVector
 from ..optim import SWEEP, Adam, CompiledAdam, clip
 from ..parallel.process_group import Shard, Shards, SharedMemory
 from ..parallel.units import ShardGradients, Units
-from .compiled_loss import CompiledPpo
+from .compiled_loss import CompiledPpo, make_check_actions
 from .loss import (
     NETWORKS,
     LossMeans,
@@ -202,7 +202,7 @@ def _has_equal_results(
     log_probs, advantages, returns, old_values = make_check_numbers(3, 4, count * rows)
     samples = PpoMinibatch(
         make_check_numbers(1, count * rows, spec.observation_size),
-        make_check_numbers(2, count * rows, spec.action_size),
+        make_check_actions(spec, count * rows),
         log_probs - spec.action_size, advantages, returns, old_values, 0.2,
         settings.clip_range_value, settings.value_weight, settings.entropy_weight,
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Computes the loss of PPO and its gradient for Gaussian policies in two calls of compiled code."""
+"""Computes the loss of PPO and its gradient in two calls of compiled code.
+
+The actions are independent Gaussian numbers or a single choice.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlflame.rollout.task import Float32, PolicySpec
+from rlflame.rollout.task import Array, Float32, PolicySpec
 
 from ..base import Metrics
 from ..kernels.library import (
-    GaussianBuffers,
+    DistributionBuffers,
     Kernels,
     MinibatchFields,
     get_address,
@@ -27,7 +30,9 @@ from ..parallel.process_group import Shard
 from ..parallel.units import ShardGradients
 from .loss import NETWORKS, NumpyPpo, PpoMinibatch, PpoProvider
 
-_BUFFERS = "log_probs", "log_ratio", "ratio", "slope", "objective"
+_VECTORS = "log_probs", "log_ratio", "ratio", "slope", "objective"
+_GAUSSIAN_MATRICES = "z", "squares"
+_CHOICE_MATRICES = "softmax", "log_softmax", "upstream", "terms"
 #: Gradients of minibatches with these numbers of rows are compared with those of numpy.
 _CHECK_ROWS = 5, 64
 
@@ -39,26 +44,25 @@ class Space:
         self,
         actor: CompiledWorkspace,
         critic: CompiledWorkspace,
-        gaussian: GaussianBuffers,
+        distribution: DistributionBuffers,
         rows: int,
     ) -> None:
-        actions = gaussian.actions
+        actions = distribution.actions
         self.actor, self.critic = actor.address, critic.address
-        matrices: Float32 = np.empty((2, actions, rows), np.float32)
-        self.vectors: Float32 = np.empty((len(_BUFFERS), rows), np.float32)
-        self.inverse: Float32 = np.empty(actions, np.float32)
-        self._arrays = actor, critic, matrices
-        self.gaussian = GaussianBuffers(
-            actions=actions,
-            log_std=gaussian.log_std,
-            log_std_gradient=gaussian.log_std_gradient,
-            z=get_address(matrices[0]),
-            squares=get_address(matrices[1]),
-            inverse=get_address(self.inverse),
-            **{name: get_address(row) for name, row in zip(_BUFFERS, self.vectors, strict=True)},
-        )
-        self.head = ctypes.addressof(self.gaussian)
-        self.losses = get_address(self.vectors[0])
+        names = _CHOICE_MATRICES if distribution.is_choice else _GAUSSIAN_MATRICES
+        matrices: Float32 = np.empty((len(names), actions, rows), np.float32)
+        vectors: Float32 = np.empty((len(_VECTORS), rows), np.float32)
+        inverse: Float32 = np.empty(actions, np.float32)
+        self._arrays = actor, critic, matrices, vectors, inverse
+        self.distribution = DistributionBuffers.from_buffer_copy(distribution)
+        self.distribution.inverse = get_address(inverse)
+        for name, array in [
+            *zip(names, matrices, strict=True),
+            *zip(_VECTORS, vectors, strict=True),
+        ]:
+            setattr(self.distribution, name, get_address(array))
+        self.head = ctypes.addressof(self.distribution)
+        self.losses = get_address(vectors[0])
 
 
 class CompiledPpo(NumpyPpo):
@@ -66,15 +70,16 @@ class CompiledPpo(NumpyPpo):
 
     def __init__(self, parameters: FlatVector, spec: PolicySpec, kernels: Kernels) -> None:
         super().__init__(parameters, spec, make_mlp)
-        networks, log_std = self._networks, parameters["actor.log_std"]
         self._kernels = kernels
-        self._gaussian = GaussianBuffers(
-            actions=len(log_std),
-            log_std=get_address(log_std),
-            log_std_gradient=get_address(networks.gradients["actor.log_std"]),
+        self._distribution = DistributionBuffers(
+            is_choice=spec.action_kind == "discrete", actions=spec.action_size
         )
+        if not self._distribution.is_choice:
+            gradients = self._networks.gradients
+            self._distribution.log_std = get_address(parameters["actor.log_std"])
+            self._distribution.log_std_gradient = get_address(gradients["actor.log_std"])
         #: The part of the log volume that does not depend on the parameters.
-        self.log_volume_constant = 0.5 * len(log_std) * LOG_TWO_PI
+        self.log_volume_constant = 0.5 * spec.action_size * LOG_TWO_PI
         self._space: Space | None = None
         self._rows = 0
         self._minibatch = MinibatchFields()
@@ -95,11 +100,10 @@ class CompiledPpo(NumpyPpo):
             self._kernels.compute_policy_gradient(
                 space.actor, space.head, self._address, self.log_volume_constant, self._sums_address
             )
-            objective, log_volume, kl, changes = self._sums.tolist()
-            entropy = rows * (log_volume + 0.5 * self._gaussian.actions)
+            objective, entropy_loss, kl, changes = self._sums.tolist()
             sums |= {
                 "policy_gradient_loss": -objective,
-                "entropy_loss": -entropy,
+                "entropy_loss": entropy_loss,
                 "approx_kl": kl,
                 "clip_fraction": changes,
             }
@@ -129,7 +133,7 @@ class CompiledPpo(NumpyPpo):
         networks = self._networks.actor.network, self._networks.critic
         actor, critic = (network.prepare_workspace(rows) for network in networks)
         if isinstance(actor, CompiledWorkspace) and isinstance(critic, CompiledWorkspace):
-            return Space(actor, critic, self._gaussian, rows)
+            return Space(actor, critic, self._distribution, rows)
         return None
 
     def write_minibatch(
@@ -146,7 +150,7 @@ class CompiledPpo(NumpyPpo):
         """
         target.observations = get_array_address(batch.observations)
         if "actor" in networks:
-            target.actions = get_array_address(batch.actions)
+            target.actions = self._find_actions(batch.actions)
             target.log_probs = get_array_address(batch.log_probs)
             target.advantages = get_array_address(batch.advantages)
         if "critic" in networks:
@@ -155,17 +159,37 @@ class CompiledPpo(NumpyPpo):
         target.lowest_ratio = 1.0 - batch.clip_range
         target.highest_ratio = 1.0 + batch.clip_range
         target.policy_scale = -1.0 / count
-        target.entropy_slope = -batch.entropy_weight / count * rows
+        target.entropy_slope = -batch.entropy_weight / count
+        if not self._distribution.is_choice:
+            target.entropy_slope = -batch.entropy_weight / count * rows
         target.value_scale = 2.0 * batch.value_weight / count
         target.clips_values = batch.clip_range_value is not None
         target.value_limit = batch.clip_range_value or 0.0
+
+    def _find_actions(self, actions: Array) -> int:
+        """Return the address of the actions; raise IndexError if a choice is out of range."""
+        if not self._distribution.is_choice:
+            return get_array_address(actions)
+        if len(actions) and not 0 <= actions.min() <= actions.max() < self._spec.action_size:
+            raise IndexError(f"an action is not between 0 and {self._spec.action_size - 1}")
+        return get_array_address(actions, np.int64)
+
+
+def make_check_actions(spec: PolicySpec, rows: int) -> Array:
+    """Return varied actions, to compare results of the kernels and of numpy."""
+    if spec.action_kind == "discrete":
+        return np.arange(rows, dtype=np.int64) % spec.action_size
+    return make_check_numbers(2, rows, spec.action_size)
 
 
 def make_ppo(parameters: FlatVector, spec: PolicySpec) -> NumpyPpo:
     """Make a provider that uses the kernels as far as they compute the same bits as numpy."""
     kernels, shapes = load_kernels(), tuple(parameters.shapes.items())
-    is_gaussian = spec.action_kind == "continuous" and spec.log_std_shape == (spec.action_size,)
-    if kernels is not None and is_gaussian and _has_equal_results(spec, kernels, shapes):
+    if spec.action_kind == "continuous":
+        is_known = spec.log_std_shape == (spec.action_size,)
+    else:
+        is_known = spec.action_kind == "discrete" and not spec.mask_size
+    if kernels is not None and is_known and _has_equal_results(spec, kernels, shapes):
         return CompiledPpo(parameters, spec, kernels)
     return NumpyPpo(parameters, spec, make_mlp)
 
@@ -180,12 +204,12 @@ def _has_equal_results(
     providers = NumpyPpo(parameters, spec), CompiledPpo(parameters, spec, kernels)
     for rows in _CHECK_ROWS:
         observations = make_check_numbers(1, rows, spec.observation_size)
-        actions = make_check_numbers(2, rows, spec.action_size)
+        actions = make_check_actions(spec, rows)
         log_probs, advantages, returns, old_values = make_check_numbers(3, 4, rows)
-        for value_limit in (None, 0.2):
+        for value_limit, entropy_weight in ((None, 0.0), (0.2, 0.01)):
             batch = PpoMinibatch(
                 observations, actions, log_probs - spec.action_size, advantages, returns,
-                old_values, 0.2, value_limit, value_weight=0.5, entropy_weight=0.01,
+                old_values, 0.2, value_limit, value_weight=0.5, entropy_weight=entropy_weight,
             )  # fmt: skip
             results = [provider.compute_gradient(batch, rows + 1) for provider in providers]
             first, second = ((gradient.tobytes(), sums) for gradient, sums in results)
