@@ -9,6 +9,7 @@ shards      microseconds of a PPO minibatch in one process, by the number of gra
 driver      processor time that the driver needs to collect a step, with 2, 15 and 60 workers
 worker      processor time of a worker for a step, and the part that the policy takes
 engines     microseconds of a PPO minibatch, and updates per second of SAC, by engine
+profile     microseconds of the parts of an update, with numpy alone and with the kernels
 bits        whether 1, 2, 4 and 8 learners end with the same weights, for each algorithm
 kills       whether a run ends with the same weights if learners are killed or stopped, or if the
             whole run is killed and resumed
@@ -80,6 +81,7 @@ def main() -> int:
     parts: dict[str, Callable[[int], Iterator[Result]]] = {
         "workers": measure_workers, "learners": measure_learners, "shards": measure_shards,
         "driver": measure_driver, "worker": measure_worker, "engines": measure_engines,
+        "profile": measure_profile,
         "bits": compare_learners, "kills": compare_kills,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -227,6 +229,17 @@ def measure_engines(repeat: int) -> Iterator[Result]:
         for (width, size), value in zip(PPO_CASES, times, strict=True):
             yield f"PPO, {width}x{width} units, {size:,} samples", name, value, "us"
         yield "SAC, mujoco-sac, HalfCheetah", name, rate, "updates/s"
+
+
+def measure_profile(repeat: int) -> Iterator[Result]:
+    """Divide the time of an update into parts, with numpy alone and with the kernels."""
+    script = Path(__file__).with_name("update_profile.py")
+    for name, kernels in (("numpy", "off"), ("numpy and kernels", "on")):
+        result = subprocess.run([sys.executable, script], check=True, capture_output=True,
+                                text=True, env={**os.environ, VARIABLE: kernels})  # fmt: skip
+        for line in result.stdout.splitlines():
+            case, part, value = line.split("\t")
+            yield f"{case}: {part}", name, float(value), "us"
 
 
 def time_engine(engine: str, repeat: int) -> Iterator[float]:

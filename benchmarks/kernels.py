@@ -26,7 +26,12 @@ from script import ended, positive, table
 from rlflame.learning.kernels.library import VARIABLE, is_missing
 from rlflame.storage.checkpoint import compute_state_digest, load
 
-RUNS = ("hopper,ppo,100000", "halfcheetah,ppo,100000")
+RUNS = (
+    "hopper,ppo,300000",
+    "halfcheetah,ppo,300000",
+    "cartpole,ppo,100000",
+    "halfcheetah,sac,13000",
+)
 COLUMNS = ["env", "algo", "steps", "pair", "kernels", "seconds", "collect_seconds",
            "learn_seconds", "processor", "others_before"]  # fmt: skip
 
@@ -34,7 +39,7 @@ COLUMNS = ["env", "algo", "steps", "pair", "kernels", "seconds", "collect_second
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", action="append", metavar="ENV,ALGO,STEPS")
-    parser.add_argument("--pairs", type=positive, default=3)
+    parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--csv", type=table, help="CSV file, overwritten")
     options = parser.parse_args()
     if is_missing():

@@ -90,6 +90,19 @@ def make_engine_table() -> str:
     return format_table(("update", *engines), rows)
 
 
+def make_profile_table() -> str:
+    """The parts of an update, with numpy alone and with the kernels."""
+    times: dict[str, dict[str, str]] = {}
+    for row in select("profile"):
+        times.setdefault(row["case"], {})[row["variant"]] = f"{float(row['value']):,.0f}"
+    engines = list(next(iter(times.values())))
+    rows = []
+    for case, values in times.items():
+        update, _, part = case.partition(": ")
+        rows.append((update, part, *(values[engine] for engine in engines)))
+    return format_table(("update", "part", *(f"{engine}, µs" for engine in engines)), rows)
+
+
 def make_check_table(part: str, head: tuple[str, str]) -> str:
     """The result of each check."""
     cases: dict[str, dict[str, str]] = {}

@@ -80,6 +80,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], str]]] = {
     "scaling-worker": (SCALING, scaling_tables.make_worker_text),
     "scaling-shards": (SCALING, scaling_tables.make_shard_table),
     "scaling-engines": (SCALING, scaling_tables.make_engine_table),
+    "scaling-profile": (SCALING, scaling_tables.make_profile_table),
     "scaling-bits": (
         SCALING, partial(scaling_tables.make_check_table, "bits", ("run", "learners")),
     ),

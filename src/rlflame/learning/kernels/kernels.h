@@ -2,7 +2,7 @@
  *
  * numpy computes the same results in several dozen calls. For small minibatches, most of the time
  * of these calls is overhead. The kernels call numpy's own BLAS for matrix products and numpy's own
- * loops for tanh, exp, maximum and sums. All other operations are single additions,
+ * loops for tanh, exp, log, maximum and sums. All other operations are single additions,
  * multiplications, divisions and square roots, in numpy's order. The results are therefore
  * bit-identical, provided that the compiler does not contract them into fused operations
  * (-ffp-contract=off).
