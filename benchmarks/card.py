@@ -107,6 +107,11 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "SAC, quantiles": ("halfcheetah", "sac", "sac.quantiles=25", "sac.dropped_quantiles=2"),
     "SAC, normalised critics": ("halfcheetah", "sac", "sac.critic_norm=batch"),
 }  # fmt: skip
+#: What --small adds to these settings, by algorithm.
+SMALL_CHECKS = {
+    "ppo": ("ppo.epochs=2", "rollout.num_slots=3"),
+    "sac": ("network.hidden=[32,32]", "sac.batch_size=32"),
+}
 
 
 def main() -> int:
@@ -121,7 +126,7 @@ def main() -> int:
         torch_gradients.select_device = lambda kind, rank: "cpu"
     else:
         torch_gradients.select_device("cuda", 0)
-    facts = [processor(), torch_gradients.read_gpu_name(), others()]
+    facts = [processor(), torch_gradients.read_gpu_name(), others(waits=not options.small)]
     print(f"{facts[0]}, {facts[1]}, {os.cpu_count()} cores", flush=True)
     rows, verdicts, failed = [], [], False
     for part in (list_checks, list_updates, list_runs):
@@ -159,6 +164,8 @@ Measurement = tuple[str, str, Callable[[], tuple[Any, str, float | None]]]
 def list_checks(options: argparse.Namespace) -> Iterator[Measurement]:
     """Yield the checks of bits and of closeness to numpy."""
     for name, case in CHECKS.items():
+        if options.small:
+            case = (*case, *SMALL_CHECKS.get(case[1], ()))
         yield "same bits twice", name, lambda case=case: (compare_twice(*case), "", None)
         yield "same bits after resume", name, lambda case=case: (compare_resumed(*case), "", None)
         yield "captured and not", name, lambda case=case: (
@@ -202,15 +209,21 @@ RUNS: dict[str, tuple[tuple[str, ...], int, int]] = {
     ),
 }  # fmt: skip
 
+#: What --small adds to the options of each run, and of runs with SAC.
+SMALL_RUN = ("--workers", "1", "--set", "rollout.steps=2")
+SMALL_SAC_RUN = (
+    "--set", "sac.learning_starts=100", "--set", "network.hidden=[32,32]",
+    "--set", "sac.batch_size=32",
+)  # fmt: skip
+
 
 def list_runs(options: argparse.Namespace) -> Iterator[Measurement]:
     """Yield a kill and a resume, the speed of whole runs, and the speed of learning alone."""
     yield "same bits after kill -9", "PPO, whole run", lambda: (compare_killed(options), "", None)
     for what, (words, steps, numpy_steps) in RUNS.items():
         if options.small:
-            words = (*words, "--set", "rollout.steps=8")
-            words = (*words, "--set", "sac.learning_starts=100") if what == "SAC" else words
-            steps = numpy_steps = 600 if what == "SAC" else 12_000
+            words = (*words, *SMALL_RUN, *(SMALL_SAC_RUN if what == "SAC" else ()))
+            steps = numpy_steps = 300 if what == "SAC" else 2_000
         for part, name in (("steps_per_s", "whole run"), ("learned_per_s", "learning alone")):
             yield f"{name}, steps/s", what, lambda w=words, n=steps, m=numpy_steps, p=part: (
                 time_run(w, n, options.device, options.end_s)[p], "steps/s",
@@ -456,6 +469,7 @@ def compare_killed(options: argparse.Namespace) -> str:
         "evaluation.every_steps=none",
         "--set",
         "evaluation.final_episodes=1",
+        *(("--set", "ppo.epochs=2") if options.small else ()),
     ]
     with tempfile.TemporaryDirectory() as folder:
         whole, other = Path(folder) / "whole", Path(folder) / "killed"

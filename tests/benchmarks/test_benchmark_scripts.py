@@ -7,10 +7,12 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import card
+import idle
 import pytest
 
 from rlflame.learning import torch_gradients
@@ -29,6 +31,27 @@ def ended(*words: object, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.fixture
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_waits: None
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script in this process."""
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", [*map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            runpy.run_path(str(SCRIPTS / str(words[0])), run_name="__main__")
+        return subprocess.CompletedProcess(words, exit.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for no idle machine, because other tests keep the machine busy."""
+    monkeypatch.setattr(idle, "_WAITS_S", ())
+
+
 def loaded(name: str) -> dict[str, Any]:
     return runpy.run_path(str(SCRIPTS / f"{name}.py"))
 
@@ -40,9 +63,9 @@ def test_each_says_what_it_takes(name) -> None:
     assert "usage:" in found.stdout
 
 
-def test_an_update_is_timed_beside_its_products_and_autograd(tmp_path) -> None:
+def test_an_update_is_timed_beside_its_products_and_autograd(tmp_path, run_here) -> None:
     kept = tmp_path / "updates.csv"
-    found = ended("ppo_update.py", "--env", "hopper", "--minibatch", "512", "--csv", kept)
+    found = run_here("ppo_update.py", "--env", "hopper", "--minibatch", "512", "--csv", kept)
     assert found.returncode == 0, found.stderr
     head, row = found.stdout.splitlines()[-2:]
     assert head.split() == ["environment", "minibatch", "update", "us", "products", "us", "share",
@@ -95,16 +118,21 @@ def test_the_gpu_script_notices_an_update_that_does_nothing(name, monkeypatch) -
     [
         (("ppo_update.py", "--env", "nope"), 2, "There is no environment 'nope'."),
         (("ppo_update.py", "--env", "cartpole"), 2, "cartpole has no continuous actions"),
-        (("card.py",), 2, "finds no CUDA device here."),
         (("flame_overhead.py",), 3, "No Flame cluster is configured"),
     ],
 )
-def test_what_rlflame_refuses_is_a_sentence(words, code, said, monkeypatch) -> None:
+def test_what_rlflame_refuses_is_a_sentence(words, code, said, run_here, monkeypatch) -> None:
     monkeypatch.delenv("FLAME_ENDPOINT", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = ended(*words)
+    found = run_here(*words)
     assert found.returncode == code, found.stderr
     assert said in found.stderr
+    assert "\n  hint: " in found.stderr
+
+
+def test_without_a_gpu_the_gpu_script_ends_with_a_sentence() -> None:
+    found = ended("card.py", CUDA_VISIBLE_DEVICES="")
+    assert found.returncode == 2, found.stderr
+    assert "finds no CUDA device here." in found.stderr
     assert "\n  hint: " in found.stderr
     assert "Traceback" not in found.stderr
 
@@ -154,7 +182,9 @@ def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path) -> None:
     assert "at most 102 MB" in found.stdout
 
 
-def test_what_is_on_record_beside_a_time_is_what_rlflame_was_given(tmp_path, monkeypatch) -> None:
+def test_what_is_on_record_beside_a_time_is_what_rlflame_was_given(
+    tmp_path, no_waits, monkeypatch
+) -> None:
     script = loaded("ppo_vs_sb3")
     given: list[list[str]] = []
 
