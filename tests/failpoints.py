@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import io
 import json
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +311,9 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     if plan["replay"]:
         replays.small_segments().start()
     folder = Path(str(wanted.runtime.out))
-    begin_or_resume(wanted)  # load the modules once for all attempts
+    # Load the modules, and read the versions of packages, once for all attempts.
+    metadata.version = functools.cache(metadata.version)
+    begin_or_resume(wanted)
     shutil.rmtree(folder)
     gc.freeze()
     error = getattr(errno, plan["error"]) if plan["error"] else None
