@@ -14,10 +14,18 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.bench import result, rollouts, scaling
+from rlflame.bench import machine_load, result, rollouts, scaling
 from rlflame.errors import RlflameError
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_sample():
+    """Measures the load of the machine, which no test checks, for a short time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_load, "_SAMPLE_S", 0.01)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -425,8 +433,8 @@ def test_what_was_measured_outlives_a_closed_output(words, tmp_path):
 @pytest.mark.parametrize(
     ("words", "other"),
     [
-        (("rollouts", "--no-limit", "--seconds", "0.05", "--fleet", "inline"), "rollout.steps=7"),
-        (("replay", "--compare", "inline", "--transitions", "4000"), "rollout.num_slots=3"),
+        (("rollouts", "--no-limit", "--seconds", "0", "--fleet", "inline"), "rollout.steps=7"),
+        (("replay", "--compare", "inline", "--transitions", "400"), "rollout.num_slots=3"),
         (("learners", "--learners", "1", "--env", "cartpole", "--iterations", "1"),
          "ppo.epochs=2"),
         (("scaling", "--compare", "inline", "--env", "cartpole", "--iterations", "1"),
@@ -435,10 +443,9 @@ def test_what_was_measured_outlives_a_closed_output(words, tmp_path):
 )  # fmt: skip
 def test_other_work_is_not_compared(words, other, tmp_path):
     workers = () if words[0] == "learners" else ("--workers", "1")
+    small = ("--repeat", "1", "--set", "rollout.steps=8")
     for name, sets in (("a", ()), ("b", ("--set", other)), ("c", ())):
-        spoken = rlflame(
-            "bench", *words, *workers, "--repeat", "1", "-o", tmp_path / name, *sets
-        )  # fmt: skip
+        spoken = rlflame("bench", *words, *workers, *small, "-o", tmp_path / name, *sets)
         assert spoken.code == 0, spoken.err
     a, b, c = (tmp_path / name / f"{words[0]}.json" for name in "abc")
     refused = rlflame("bench", "--diff", a, b)
