@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import pickle
 import re
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from commands import TINY, rlflame
 
 from rlflame import api, statistics
 from rlflame.analysis import curves
-from rlflame.analysis.plots import terminal_backend
+from rlflame.analysis.plots import matplotlib_backend, terminal_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
 from rlflame.analysis.report import build, document
 from rlflame.config.runtime import RuntimeSettings
@@ -51,7 +52,17 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def few_resamples(monkeypatch):
+def quick_reports(monkeypatch):
+    """Few resamples, and equal charts are drawn once: most damage changes no chart."""
+    draw, drawn = matplotlib_backend.render_svg, {}
+
+    def draw_once(chart):
+        content = pickle.dumps(chart)
+        if content not in drawn:
+            drawn[content] = draw(chart)
+        return drawn[content]
+
+    monkeypatch.setattr(matplotlib_backend, "render_svg", draw_once)
     monkeypatch.setattr(statistics, "RESAMPLES", 20)
     monkeypatch.setattr(statistics, "CURVE_RESAMPLES", 20)
 
@@ -105,7 +116,7 @@ def tried(
             raise AssertionError(said) from error
 
 
-@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.usefixtures("quick_reports")
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_ends_in_a_sentence_or_a_dash(name, whole, tmp_path):
     damaged(whole, name, STRIDE, tmp_path / "run")
@@ -123,7 +134,7 @@ def test_a_finished_run_with_damage_beside_its_checkpoints_goes_on(name, whole, 
     tried(DAMAGE[name](text), folder / name, 4 * STRIDE, go_on)
 
 
-@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.usefixtures("quick_reports")
 def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
     whole, file = tmp_path / "whole.json", tmp_path / "damaged.json"
     one = {"name": "start", "unit": "s", "better": "lower", "values": [1.0, 2.0, 3.0]}
