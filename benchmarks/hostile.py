@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -631,10 +632,17 @@ def train_once(folder: Path, *words: str) -> None:
         raise RuntimeError((folder / "output").read_text())
 
 
-def import_command() -> None:
+def limit_threads() -> None:
     """Limit the threads of BLAS before the first forked command loads it."""
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
+
+
+def import_library() -> None:
+    """Import most of what the commands import, so that their forked processes have it."""
+    for name in ("api", "cli.app", "experiment.run", "experiment.listings",
+                 "analysis.report.build"):  # fmt: skip
+        importlib.import_module(f"rlflame.{name}")
 
 
 @contextlib.contextmanager
@@ -652,13 +660,19 @@ def empty_home(folder: Path) -> Iterator[None]:
 
 
 def attack(*, quick: bool, kinds: str = "", verbose: bool = False) -> dict[str, Counter[str]]:
-    """Count the outcomes of each class, and print the faults."""
+    """Count the outcomes of each class, and print the faults.
+
+    Each process imports everything itself, because files could have the names of modules. With
+    `quick`, only the processes of the class that tries such names do so.
+    """
     counts: dict[str, Counter[str]] = {}
-    import_command()
+    limit_threads()
     with tempfile.TemporaryDirectory(prefix="hostile-") as name, empty_home(Path(name)):
         for attempt in all_attempts(Path(name)):
             if (quick and not attempt.quick) or not re.search(kinds, attempt.kind):
                 continue
+            if quick and attempt.kind != "module names":
+                import_library()
             folder = Path(tempfile.mkdtemp(dir=name))
             outcome, text = run_attempt(attempt, folder)
             shutil.rmtree(folder, ignore_errors=True)
