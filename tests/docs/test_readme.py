@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rlflame.config.recipe import RunConfig
 from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment.resume import Budget
 from rlflame.experiment.sweep import sweep_run
+from rlflame.rendering import policy_render
 from rlflame.storage.sweep_folder import format_folder_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +123,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime = config.runtime.model_copy(update={"out": out})
         return train(config.model_copy(update={"runtime": runtime}), seeds[:2], **words)
 
+    make_job = policy_render.make_job
+
+    def make_short_job(*words: Any) -> Any:
+        """The shipped policies are drawn for a few steps, too."""
+        return replace(make_job(*words), max_episode_steps=50)
+
+    monkeypatch.setattr(policy_render, "make_job", make_short_job)
     train, resume = sweep_run.train, sweep_run.resume
     monkeypatch.setattr(sweep_run, "train", two)
     monkeypatch.setattr(sweep_run, "resume", resumed_little)
