@@ -34,6 +34,12 @@ import gymnasium
 Path({trace!r}).touch()
 gymnasium.register("Env-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
 """
+#: Options of runs that train and evaluate for as short a time as possible.
+SHORT = (
+    *("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2"),
+    *("--set", "rollout.steps=16", "--set", "evaluation.final_episodes=2"),
+    *("--set", "evaluation.max_episode_steps=20"),
+)
 #: Names that the standard library or torch try to import and that this system does not have.
 ABSENT = ("org", "nt", "_winapi", "msvcrt", "tqdm", "pynvml", "winreg")
 
@@ -130,14 +136,14 @@ def test_the_user_may_name_the_module(trace: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_is_resumed_with_its_module_named(trace: Path) -> None:
-    words = ("--workers", "1", "--quiet", "--set", "horizon_steps=4096")
-    begun = rlflame("train", "--env", "evil:Env-v0", "--steps", "2048", "--out", "run", *words)
+    words = ("--workers", "1", "--quiet", "--set", "horizon_steps=128", *SHORT)
+    begun = rlflame("train", "--env", "evil:Env-v0", "--steps", "64", "--out", "run", *words)
     assert begun.returncode == 0, begun.stderr
     trace.unlink()
-    refused = rlflame("resume", "run", "--steps", "4096")
+    refused = rlflame("resume", "run", "--steps", "128")
     assert refused.returncode == 2
     assert not trace.exists()
-    resumed = rlflame("resume", "run", "--steps", "4096", "--allow-module", "evil", "--plain")
+    resumed = rlflame("resume", "run", "--steps", "128", "--allow-module", "evil", "--plain")
     assert resumed.returncode == 0, resumed.stderr
     assert "rlflame eval run/best.safetensors --allow-module evil" in resumed.stdout
     trace.unlink()
@@ -148,14 +154,14 @@ def test_a_run_is_resumed_with_its_module_named(trace: Path) -> None:
 
 def test_seeds_and_their_resume_take_the_modules_that_were_named(trace: Path) -> None:
     words = ("--quiet", "--workers", "1")
-    begun = rlflame("train", "--env", "evil:Env-v0", "--steps", "2048", "--seeds", "0-1",
-                    "--set", "horizon_steps=4096", "--out", "job", *words)  # fmt: skip
+    begun = rlflame("train", "--env", "evil:Env-v0", "--steps", "64", "--seeds", "0-1", *SHORT,
+                    "--set", "horizon_steps=128", "--out", "job", *words)  # fmt: skip
     assert begun.returncode == 0, begun.stderr
     trace.unlink()
-    refused = rlflame("resume", "job", "--steps", "4096")
+    refused = rlflame("resume", "job", "--steps", "128")
     assert refused.returncode == 2
     assert not trace.exists()
-    resumed = rlflame("resume", "job", "--steps", "4096", "--allow-module", "evil", *words)
+    resumed = rlflame("resume", "job", "--steps", "128", "--allow-module", "evil", *words)
     assert resumed.returncode == 0, resumed.stderr
 
 
@@ -233,8 +239,19 @@ def test_a_config_does_not_load_an_environment_file(trace: Path) -> None:
     [
         ("eval", SHIPPED, "--episodes", "2", "--workers", "1"),
         ("render", SHIPPED, "-o", "x.gif"),
-        ("train", "--env", "cartpole", "--steps", "2048", "--learners", "2", "--workers", "1"),
-        ("train", "--env", "cartpole", "--steps", "2048", "--seeds", "0-1"),
+        (
+            "train",
+            "--env",
+            "cartpole",
+            "--steps",
+            "64",
+            *SHORT,
+            "--learners",
+            "2",
+            "--workers",
+            "1",
+        ),
+        ("train", "--env", "cartpole", "--steps", "64", *SHORT, "--seeds", "0-1"),
     ],
     ids=["eval", "render", "learners", "seeds"],
 )
