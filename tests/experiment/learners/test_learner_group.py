@@ -114,7 +114,7 @@ def sharded():
     return Alone(gradient_shards=4)
 
 
-@pytest.mark.parametrize(("shards", "size"), [(1, 2), (4, 2), (4, 3), (4, 4), (4, 8)])
+@pytest.mark.parametrize(("shards", "size"), [(1, 2), (4, 2), (4, 4), (4, 8)])
 def test_any_number_of_learners_has_the_metrics_and_the_state_of_one(
     shards, size, plain, sharded, make_group
 ):
@@ -142,7 +142,7 @@ def test_a_group_continues_from_a_loaded_state(sharded, make_group):
 def test_a_learner_that_is_lost_at_any_exchange_costs_no_bit(
     number, exchange, sharded, make_group, monkeypatch
 ):
-    """The other learners continue, and later results are identical to one learner's."""
+    """Before and after the loss, the results of three learners are identical to one learner's."""
     made = make_group(sharded.learning, 3, learner_deadline_s=1.0)
     pid, group = made.pids[1], made.group._group
     gather, calls = group.gather, []
