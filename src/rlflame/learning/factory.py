@@ -96,6 +96,8 @@ def has_device(learning: LearningSettings) -> bool:
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:
     """Return a learner's device; for CUDA, also set environment variables."""
+    if learning.provider != "torch":
+        return "cpu"
     from rlflame.learning.torch_gradients import select_device, set_precision
 
     set_precision(learning.precision)

@@ -127,6 +127,14 @@ def test_any_number_of_learners_has_the_metrics_and_the_state_of_one(
     assert made.notes == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_learners_that_compute_with_numpy_load_no_torch(plain, make_group):
+    (pid,) = make_group(plain.learning, 2).pids
+    libraries = Path(f"/proc/{pid}/maps").read_text()
+    assert "numpy" in libraries
+    assert "libtorch" not in libraries
+
+
 def test_a_group_continues_from_a_loaded_state(sharded, make_group):
     made = make_group(sharded.learning, 4)
     made.group.load_state(sharded.states[1])
