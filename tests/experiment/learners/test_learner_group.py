@@ -114,7 +114,7 @@ def sharded():
     return Alone(gradient_shards=4)
 
 
-@pytest.mark.parametrize(("shards", "size"), [(1, 2), (4, 2), (4, 4), (4, 8)])
+@pytest.mark.parametrize(("shards", "size"), [(1, 2), (4, 2), (4, 3), (4, 4), (4, 8)])
 def test_any_number_of_learners_has_the_metrics_and_the_state_of_one(
     shards, size, plain, sharded, make_group
 ):
