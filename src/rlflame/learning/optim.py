@@ -147,18 +147,29 @@ class CompiledAdam(Adam):
         target_rate: float = 0.0,
     ) -> None:
         self.count.value += 1
-        lanes = []
-        for number, step in enumerate(self._steps):
-            part = slice_half(len(parameters), number)
-            lanes.append(self._describe(number, parameters, gradient, learning_rate, part))
-            step.targets = None if targets is None else get_address(targets) + 4 * part.start
-            step.target_rate = target_rate
+        lanes = [
+            self._describe(
+                lane,
+                parameters,
+                gradient,
+                learning_rate,
+                slice_half(len(parameters), lane),
+                targets,
+                target_rate,
+            )
+            for lane in range(LANES)
+        ]
         self._kernels.run_lanes(thread_pair.helper, "step_adam", lanes)
-        for step in self._steps:
-            step.targets = None
 
     def _describe(
-        self, lane: int, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
+        self,
+        lane: int,
+        parameters: Float32,
+        gradient: Float32,
+        learning_rate: float,
+        part: slice,
+        targets: Float32 | None = None,
+        target_rate: float = 0.0,
     ) -> int:
         """Describe the current step for a slice of the vector; return the description's address."""
         step, count = self._steps[lane], self.count.value
@@ -167,6 +178,8 @@ class CompiledAdam(Adam):
         step.parameters, step.gradient, step.first, step.second = (
             address + 4 * start for address in addresses
         )
+        step.targets = None if targets is None else get_address(targets) + 4 * start
+        step.target_rate = target_rate
         step.count, step.drops_still = end - start, count % SWEEP == 0
         step.rate, step.epsilon = self.compute_rates(count, learning_rate)
         return ctypes.addressof(step)

@@ -179,6 +179,25 @@ def test_batches_of_different_lengths_take_turns():
     np.testing.assert_allclose(weights.data, numpy_weights.data, atol=1e-3)
 
 
+def test_the_statistics_of_observations_are_numpys():
+    learner, _, spec = make("hopper")
+    numpy_learner, _ = make_numpy("hopper")
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        batch = random_batch(rng, spec, learner.get_policy(), columns=COLUMNS)
+        # The episodes of some columns end early, so the steps after them do not count.
+        batch.valid[7:, ::2] = False
+        learner.update(batch, 0.0)
+        numpy_learner.update(batch, 0.0)
+        policy = learner.get_policy()
+    assert learner._normaliser.count == 3 * batch.valid.sum()
+    for name, array in numpy_learner.get_state().items():
+        if name.startswith("normaliser."):
+            np.testing.assert_allclose(learner.get_state()[name], array, rtol=1e-12, err_msg=name)
+    for name, array in numpy_learner._normaliser.make_arrays().items():
+        np.testing.assert_allclose(policy[name], array, rtol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("size", [40, 48, 96, 500])
 def test_a_graph_changes_nothing_before_its_first_run(size, monkeypatch):
     """On a GPU, the function runs several times before the capture."""

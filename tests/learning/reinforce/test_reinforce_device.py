@@ -141,6 +141,23 @@ def test_float32_updates_are_close_to_numpys(variant):
     assert np.abs(weights.data - before).max() > 1e-2
 
 
+def test_the_statistics_of_observations_are_numpys():
+    learner, _, spec = make("classic")
+    numpy_learner, _, _ = make("classic", Reinforce, NumpyReinforce)
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        batch = draw_episodes(rng, spec, learner.get_policy())
+        learner.update(batch, 0.0)
+        numpy_learner.update(batch, 0.0)
+        policy = learner.get_policy()
+    assert learner._normaliser.count == 3 * sum(LENGTHS)
+    for name, array in numpy_learner._normaliser.make_arrays().items():
+        np.testing.assert_allclose(policy[name], array, rtol=1e-6, err_msg=name)
+    for name, array in numpy_learner.get_state().items():
+        if name.startswith("normaliser."):
+            np.testing.assert_allclose(learner.get_state()[name], array, rtol=1e-12, err_msg=name)
+
+
 def test_a_saved_state_continues_bit_by_bit():
     straight, _, spec = make("options")
     second = make("options")[0]

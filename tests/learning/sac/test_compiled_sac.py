@@ -63,6 +63,16 @@ def test_gradients_of_unusual_numbers_have_the_same_bits(value, field):
     assert_equal_bits(networks(), [batch])
 
 
+def test_each_pass_reads_the_batch_that_it_is_given():
+    compiled, plain = make_sac(networks(), ThreadPair(1)), NumpySac(networks(), ThreadPair(1), MLP)
+    results = []
+    for provider in (compiled, plain):
+        provider.sample_actions(minibatch(1))
+        gradient, sums = provider.compute_critic_gradient(minibatch(2), 0.2, 33)
+        results.append((gradient.tobytes(), sums))
+    assert results[0] == results[1]
+
+
 def test_a_shard_has_the_same_bits():
     batch = minibatch(5, 64)
     assert_equal_bits(networks(), [batch.select_rows(slice(16, 48))])
@@ -99,7 +109,7 @@ def test_kernels_with_other_results_are_not_used(monkeypatch):
     run_lanes = kernels.run_lanes
 
     def run_without_slopes(helper, name, lanes):
-        if name != "sac_improve":
+        if name != "sac_compute_action_slopes":
             run_lanes(helper, name, lanes)
 
     monkeypatch.setattr(kernels, "run_lanes", run_without_slopes)

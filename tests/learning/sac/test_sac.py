@@ -511,6 +511,3 @@ def test_a_restored_normaliser_goes_on_as_the_one_that_was_saved() -> None:
         sac.update(ReplayBatch(just_seen(1), 2, 2, transitions), 0.0)
     for name, array in first.get_state().items():
         np.testing.assert_array_equal(array, second.get_state()[name], err_msg=name)
-
-
-# Lanes

@@ -27,9 +27,9 @@ class DeviceNormaliser:
         if isinstance(limit, np.ndarray):
             limit = torch.from_numpy(limit).to(mirror.device)
         self._limit = limit
-        self._count, self._mean, self._squares = (
-            mirror.add(array) for array in (normaliser.count, normaliser.mean, normaliser.squares)
-        )
+        #: The statistics on the host, which `mirror` updates.
+        self.hosts = normaliser.count, normaliser.mean, normaliser.squares
+        self._count, self._mean, self._squares = map(mirror.add, self.hosts)
 
     def normalise(self, raw: Tensor, policy: PolicyArrays) -> Tensor:
         """Standardise rows with the acting policy's statistics; keep any mask at their ends."""

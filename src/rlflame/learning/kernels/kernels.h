@@ -28,6 +28,13 @@
 #define VECTORISED
 #endif
 
+/* Functions that only the kernels call. No other library can replace them. */
+#if defined(__GNUC__)
+#define INTERNAL __attribute__((visibility("hidden")))
+#else
+#define INTERNAL
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 #define PAUSE() __builtin_ia32_pause()
 #elif defined(__aarch64__)
@@ -53,7 +60,7 @@ typedef struct {
     matrix_product multiply;
     matrix_vector_product multiply_vector;
     dot_product dot;
-    ufunc tanh, exp, log, add, maximum;
+    ufunc tanh, exp, log, log1p, add, maximum;
 } functions;
 
 typedef struct {
@@ -66,6 +73,7 @@ typedef struct {
     /* d(loss)/d(units) of each hidden layer. */
     float *deltas[MAX_LAYERS];
     float *out;
+    /* As many zeros as the largest hidden layer has outputs for all rows. */
     const float *zeros;
 } network;
 
@@ -159,9 +167,16 @@ typedef struct {
     const float *actor_observations, *observations, *actions, *next_observations;
     /* Sampled actions for the current and the next observations, [actions, rows]. */
     const float *policy_actions, *next_policy_actions;
+    /* Whether the lane samples actions from the outputs of its actor. [actions, rows]: the noise, the
+     * sampled actions and buffers; [rows]: the log-densities of the actions. */
+    size samples;
+    const float *noise;
+    float *lane_actions, *scaled_noise, *log_std, *slope, *log_probs;
     /* d(loss)/d(critic's values), and d(loss)/d(sampled actions). */
     const float *upstream;
     float *action_slopes;
+    /* The limits of log_std, and the negative log-density of a standard Gaussian at its mean. */
+    float lowest, highest, log_volume;
 } sac_lane;
 
 static inline void apply_unary(const ufunc *function, const float *x, float *y, size count)
@@ -178,6 +193,10 @@ static inline void apply_binary(const ufunc *function, const float *x, const flo
     const size strides[3] = {sizeof(float), sizeof(float), sizeof(float)};
     function->loop(arguments, &count, strides, function->data);
 }
+
+/* numpy's minimum and maximum return NaN if either value is NaN. */
+static inline float least(float a, float b) { return a < b || a != a ? a : b; }
+static inline float greatest(float a, float b) { return a > b || a != a ? a : b; }
 
 static inline float add_up(const functions *f, const float *x, size count)
 {
@@ -203,7 +222,9 @@ void rlflame_backward(const functions *f, const network *net, const float *upstr
 void rlflame_backward_layer(const functions *f, const network *net, size layer,
                             const float *upstream);
 void rlflame_step_adam(const functions *f, const adam_step *step);
-void transpose(const float *x, float *out, size rows, size columns);
-void write_gradient(const functions *f, const network *net, size layer, const float *upstream);
+INTERNAL void transpose(const float *x, float *out, size rows, size columns);
+INTERNAL void add_rows(const float *x, float *total, size count, size rows);
+INTERNAL void write_gradient(const functions *f, const network *net, size layer,
+                             const float *upstream);
 
 #endif

@@ -21,10 +21,13 @@ from rlflame.rollout.task import Array, Float32
 VARIABLE = "RLFLAME_KERNELS"
 _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
-#: The version of the functions in networks.c. Increase it in both files with every change.
-_VERSION = 6
-#: The parts of an update of SAC in sac.c.
-_SAC_WORDS = "act", "evaluate", "learn", "judge", "improve"
+#: The version of all functions; networks.c has it too. Increase it in both files with every change.
+_VERSION = 8
+#: The functions in sac.c and networks.c that run in lanes.
+_LANE_FUNCTIONS = (
+    *("step_adam", "sac_act", "sac_evaluate_critic", "sac_backward_critic"),
+    *("sac_evaluate_actions", "sac_compute_action_slopes"),
+)
 #: The address of the elements is the first field of numpy's public structure PyArrayObject.
 _DATA_OFFSET = object.__basicsize__
 _read_pointer = c_void_p.from_address
@@ -42,6 +45,7 @@ class _Functions(ctypes.Structure):
         ("tanh", _Ufunc),
         ("exp", _Ufunc),
         ("log", _Ufunc),
+        ("log1p", _Ufunc),
         ("add", _Ufunc),
         ("maximum", _Ufunc),
     )
@@ -135,11 +139,12 @@ class SacLane(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("actor", "critic", "target")),
         *((name, c_void_p) for name in ("actor_observations", "observations", "actions")),
-        *(
-            (name, c_void_p)
-            for name in ("next_observations", "policy_actions", "next_policy_actions")
-        ),
-        *((name, c_void_p) for name in ("upstream", "action_slopes")),
+        *((name, c_void_p) for name in ("next_observations", "policy_actions")),
+        ("next_policy_actions", c_void_p),
+        ("samples", c_int64),
+        *((name, c_void_p) for name in ("noise", "lane_actions", "scaled_noise", "log_std")),
+        *((name, c_void_p) for name in ("slope", "log_probs", "upstream", "action_slopes")),
+        *((name, c_float) for name in ("lowest", "highest", "log_volume")),
     )
 
 
@@ -182,7 +187,7 @@ class Kernels:
             _find_address(blas, "scipy_cblas_sgemm64_"),
             _find_address(blas, "scipy_cblas_sgemv64_"),
             _find_address(blas, "scipy_cblas_sdot64_"),
-            *map(_find_loop, (np.tanh, np.exp, np.log, np.add, np.maximum)),
+            *map(_find_loop, (np.tanh, np.exp, np.log, np.log1p, np.add, np.maximum)),
         )
         pointer = c_void_p
         for function, types, result in (
@@ -212,8 +217,7 @@ class Kernels:
         self._run_lanes = functools.partial(library.rlflame_run_lanes, functions)
         #: The functions that `run_lanes` can run.
         self._lane_functions = {
-            name: _find_address(library, f"rlflame_{name}")
-            for name in ("step_adam", *(f"sac_{word}" for word in _SAC_WORDS))
+            name: _find_address(library, f"rlflame_{name}") for name in _LANE_FUNCTIONS
         }
         self.start_helper, self.stop_helper = (
             getattr(library, f"rlflame_{word}_helper") for word in ("start", "stop")

@@ -7,7 +7,7 @@
 #define BLOCK_PARAMETERS 4096
 
 /* The version and the sizes of the structures, which library.py compares with its own. */
-#define VERSION 6
+#define VERSION 8
 const size rlflame_layout[] = {VERSION, sizeof(functions), sizeof(network), sizeof(distribution),
                                sizeof(minibatch), sizeof(mailbox), sizeof(epoch),
                                sizeof(adam_step), sizeof(sac_lane)};
@@ -21,6 +21,15 @@ void transpose(const float *x, float *out, size rows, size columns)
             for (size row = first; row < end; row++)
                 out[column * rows + row] = x[row * columns + column];
     }
+}
+
+/* Add the rows of a matrix [count, rows]. */
+VECTORISED void add_rows(const float *x, float *total, size count, size rows)
+{
+    memcpy(total, x, (size_t)rows * sizeof(float));
+    for (size i = 1; i < count; i++)
+        for (size row = 0; row < rows; row++)
+            total[row] += x[i * rows + row];
 }
 
 /* Write the outputs for the rows of x, or for the inputs in the buffer if x is null. */
@@ -44,8 +53,7 @@ void rlflame_forward(const functions *f, const network *net, const float *x)
         if (net->tanh)
             apply_unary(&f->tanh, out, out, units * rows);
         else
-            for (size unit = 0; unit < units; unit++)
-                apply_binary(&f->maximum, out + unit * rows, net->zeros, out + unit * rows, rows);
+            apply_binary(&f->maximum, out, net->zeros, out, units * rows);
     }
 }
 
@@ -134,7 +142,8 @@ void rlflame_step_adam(const functions *f, const adam_step *step)
     (void)f;
     /* Each block stays in the processor's cache through all operations. */
     for (size start = 0; start < step->count; start += BLOCK_PARAMETERS) {
-        const size rest = step->count - start, end = start + (rest < BLOCK_PARAMETERS ? rest : BLOCK_PARAMETERS);
+        const size rest = step->count - start;
+        const size end = start + (rest < BLOCK_PARAMETERS ? rest : BLOCK_PARAMETERS);
         move(step, start, end);
         if (step->targets)
             move_targets(step, start, end);

@@ -4,10 +4,6 @@
 
 #include "kernels.h"
 
-/* numpy's minimum and maximum return NaN if either value is NaN. */
-static inline float least(float a, float b) { return a < b || a != a ? a : b; }
-static inline float greatest(float a, float b) { return a > b || a != a ? a : b; }
-
 VECTORISED static void standardise_actions(const distribution *head, const float *actions,
                                            const float *means, size rows)
 {
@@ -22,18 +18,8 @@ VECTORISED static void standardise_actions(const distribution *head, const float
     }
 }
 
-VECTORISED static void sum_log_probs(const distribution *head, float log_volume, size rows)
-{
-    float *total = head->log_probs;
-    memcpy(total, head->squares, (size_t)rows * sizeof(float));
-    for (size action = 1; action < head->actions; action++)
-        for (size row = 0; row < rows; row++)
-            total[row] += head->squares[action * rows + row];
-    for (size row = 0; row < rows; row++)
-        total[row] = total[row] * -0.5f - log_volume;
-}
-
-VECTORISED static size compute_objective(const distribution *head, const minibatch *batch, size rows)
+VECTORISED static size compute_objective(const distribution *head, const minibatch *batch,
+                                         size rows)
 {
     size changes = 0;
     for (size row = 0; row < rows; row++) {
@@ -67,7 +53,9 @@ static double compute_density(const functions *f, const distribution *head, cons
         head->inverse[action] = -head->log_std[action];
     apply_unary(&f->exp, head->inverse, head->inverse, head->actions);
     standardise_actions(head, actions, means, rows);
-    sum_log_probs(head, (float)log_volume, rows);
+    add_rows(head->squares, head->log_probs, head->actions, rows);
+    for (size row = 0; row < rows; row++)
+        head->log_probs[row] = head->log_probs[row] * -0.5f - (float)log_volume;
     return log_volume;
 }
 
@@ -85,14 +73,6 @@ static void backward_density(const functions *f, const distribution *head, float
     for (size action = 0; action < actions; action++)
         head->log_std_gradient[action] += common;
     scale_z(head, rows);
-}
-
-VECTORISED static void add_rows(const float *x, float *total, size count, size rows)
-{
-    memcpy(total, x, (size_t)rows * sizeof(float));
-    for (size i = 1; i < count; i++)
-        for (size row = 0; row < rows; row++)
-            total[row] += x[i * rows + row];
 }
 
 VECTORISED static void subtract_row(const float *x, const float *row, float *out, size count,

@@ -36,6 +36,8 @@ class CompiledWorkspace(Workspace):
 
     networks: list[NetworkBuffers]
     addresses: list[int]
+    #: As many zeros as the largest hidden layer has outputs.
+    all_zeros: Float32
 
     @property
     def address(self) -> int:
@@ -110,6 +112,7 @@ class CompiledMLP(MLP):
         if rows < min(_CHECK_ROWS):
             return super()._make_workspace(rows)
         space = CompiledWorkspace(self._sizes, self._leading, rows, standardise=False)
+        space.all_zeros = np.zeros(rows * max(self._sizes[1:-1], default=0), np.float32)
         shards = [*np.ndindex(self._leading)]
         space.networks = [self._describe_shard(space, shard) for shard in shards]
         space.addresses = [ctypes.addressof(network) for network in space.networks]
@@ -122,7 +125,7 @@ class CompiledMLP(MLP):
             rows=space.out.shape[-1],
             tanh=self._tanh,
             out=get_address(space.out[shard]),
-            zeros=get_address(space.zeros),
+            zeros=get_address(space.all_zeros),
         )
         network.sizes[: len(self._sizes)] = self._sizes
         network.weights[: len(self._blocks)] = [get_address(block) for block in self._blocks]

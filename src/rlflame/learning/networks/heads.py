@@ -217,7 +217,9 @@ class SquashedGaussianHead:
         self, action_size: int, lowest: float = LOG_STD_LOW, highest: float = LOG_STD_HIGH
     ) -> None:
         self._size = action_size
-        self._lowest, self._highest = lowest, highest
+        self.limits = self._lowest, self._highest = lowest, highest
+        #: The negative log-density of a standard Gaussian at its mean.
+        self.log_volume = 0.5 * action_size * LOG_TWO_PI
         empty: Float32 = np.empty((action_size, 0), np.float32)
         self._actions = self._scaled_noise = self._raw_log_std = empty
 
@@ -234,9 +236,13 @@ class SquashedGaussianHead:
         density -= log_std
         density -= log_slope_of_tanh(raw)
         log_probs: Float32 = np.add.reduce(density, axis=0)
-        log_probs -= np.float32(0.5 * size * LOG_TWO_PI)
+        log_probs -= np.float32(self.log_volume)
         self._actions = np.tanh(raw, out=raw)
         return self._actions, log_probs
+
+    def use_sample(self, actions: Float32, scaled_noise: Float32, raw_log_std: Float32) -> None:
+        """Prepare `backward` for actions that were sampled by compiled code."""
+        self._actions, self._scaled_noise, self._raw_log_std = actions, scaled_noise, raw_log_std
 
     def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
         actions, size = self._actions, self._size

@@ -40,8 +40,10 @@ class DeviceReinforce(Reinforce):
         self._device_guard = DeviceGuard(self._guard, mirror)
         self._update_count = mirror.add(self._updates)
         self._device_normaliser: DeviceNormaliser | None = None
+        self._statistics: tuple[Array, ...] = ()
         if self._normaliser is not None:
             self._device_normaliser = DeviceNormaliser(self._normaliser, spec, mirror)
+            self._statistics = self._device_normaliser.hosts
         self._true = mirror.make_zeros(dtype=torch.bool).fill_(True)
         mirror.copy_to_device()
 
@@ -78,7 +80,9 @@ class DeviceReinforce(Reinforce):
             self._update_count += mask
             numbers = torch.stack([norm, *sums.values()]).tolist()
         first_update = self._updates.value
-        self._mirror.copy_to_host()
+        self._mirror.copy_to_host(
+            self._parameters.data, self._updates, self._guard.counts, *self._statistics
+        )
         self._device_guard.check()
         if self._updates.value == first_update:
             return None

@@ -1,6 +1,6 @@
 """Computes the loss of SAC and its gradients in a few calls of compiled code.
 
-In each call, the two lanes of `loss.py` run in two threads. Only the large operations are compiled.
+In each call, the two lanes of `loss.py` run in two threads.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..kernels.library import (
 )
 from ..networks.compiled_mlp import CompiledWorkspace
 from ..networks.flat_vector import FlatVector
+from ..networks.heads import SquashedGaussianHead
 from ..networks.mlp import MLP
 from ..parallel.thread_pair import LANES, ThreadPair
 from .loss import NumpySac, SacMinibatch
@@ -41,6 +42,10 @@ class CompiledSac(NumpySac):
         self._addresses = [ctypes.addressof(lane) for lane in self._lanes]
         #: For each lane: the workspaces of its actor, critic and target.
         self._spaces: list[list[CompiledWorkspace]] = []
+        #: For each lane: the noise, the noise times the standard deviations, and two more buffers.
+        self._buffers: list[Float32] = [np.empty(0, np.float32)] * LANES
+        #: The minibatch whose addresses the lanes contain.
+        self._batch: SacMinibatch | None = None
         super().__init__(networks, thread_pair)
 
     def _resize(self, rows: int) -> None:
@@ -56,8 +61,22 @@ class CompiledSac(NumpySac):
         for number, lane in enumerate(self._lanes):
             lane.actor, lane.critic, lane.target = (space.address for space in self._spaces[number])
             lane.policy_actions, lane.next_policy_actions = map(get_address, self._actions)
+            self._prepare_sample(number, lane)
             lane.upstream = get_address(self._upstreams[number])
             lane.action_slopes = get_address(self._slopes[number])
+
+    def _prepare_sample(self, number: int, lane: SacLane) -> None:
+        """Write the addresses for sampling, unless the noise depends on the state."""
+        head = self._heads[number]
+        lane.samples = isinstance(head, SquashedGaussianHead)
+        if not isinstance(head, SquashedGaussianHead):
+            return
+        lane.lowest, lane.highest = head.limits
+        lane.log_volume = head.log_volume
+        arrays = self._buffers[number] = np.empty((4, *self._actions.shape[1:]), np.float32)
+        lane.noise, lane.scaled_noise, lane.log_std, lane.slope = map(get_address, arrays)
+        lane.lane_actions = get_address(self._actions[number])
+        lane.log_probs = get_address(self._log_probs[number])
 
     @property
     def _is_compiled(self) -> bool:
@@ -67,15 +86,33 @@ class CompiledSac(NumpySac):
     def _run(self, name: str) -> None:
         self._kernels.run_lanes(self._thread_pair.helper, name, self._addresses)
 
-    def _run_actors(self, batch: SacMinibatch) -> Sequence[Float32]:
-        if not self._is_compiled:
-            return super()._run_actors(batch)
+    def _select(self, batch: SacMinibatch) -> None:
+        """Write the addresses of a minibatch to the lanes."""
+        if batch is self._batch:
+            return
         observations = batch.observations, batch.next_observations
         current, following = map(get_array_address, observations)
         actions = get_array_address(batch.actions)
         for lane, address in zip(self._lanes, (current, following), strict=True):
             lane.actor_observations, lane.actions = address, actions
             lane.observations, lane.next_observations = current, following
+        self._batch = batch
+
+    def _sample(self, batch: SacMinibatch) -> None:
+        if not (self._is_compiled and self._lanes[0].samples):
+            super()._sample(batch)
+            return
+        for number in range(LANES):
+            self._buffers[number][0] = batch.noise[number]
+        out, _ = self._run_actors(batch)
+        head = self._heads[0]
+        assert isinstance(head, SquashedGaussianHead)
+        head.use_sample(self._actions[0], self._buffers[0][1], out[self._action_size :])
+
+    def _run_actors(self, batch: SacMinibatch) -> Sequence[Float32]:
+        if not self._is_compiled:
+            return super()._run_actors(batch)
+        self._select(batch)
         self._run("sac_act")
         return [actor.out for actor, _, _ in self._spaces]
 
@@ -83,7 +120,8 @@ class CompiledSac(NumpySac):
         if not self._is_compiled:
             super()._evaluate_critics(batch)
             return
-        self._run("sac_evaluate")
+        self._select(batch)
+        self._run("sac_evaluate_critic")
         for number, (_, critic, target) in enumerate(self._spaces):
             self._values[number], self._next_values[number] = critic.out, target.out
 
@@ -100,13 +138,14 @@ class CompiledSac(NumpySac):
         else:
             for number in range(LANES):
                 run_lane(number)
-        self._run("sac_learn")
+        self._run("sac_backward_critic")
 
     def _evaluate_actions(self, batch: SacMinibatch) -> None:
         if not self._is_compiled:
             super()._evaluate_actions(batch)
             return
-        self._run("sac_judge")
+        self._select(batch)
+        self._run("sac_evaluate_actions")
         for number, (_, critic, _) in enumerate(self._spaces):
             self._values[number] = critic.out
 
@@ -116,7 +155,7 @@ class CompiledSac(NumpySac):
             return
         for number, upstream in enumerate(upstreams):
             self._upstreams[number] = upstream
-        self._run("sac_improve")
+        self._run("sac_compute_action_slopes")
 
 
 def make_sac(networks: SacNetworks, thread_pair: ThreadPair) -> NumpySac:

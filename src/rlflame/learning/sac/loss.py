@@ -123,10 +123,7 @@ class NumpySac:
     def sample_actions(self, batch: SacMinibatch) -> Float32:
         if self._values.shape[-1] != len(batch.rewards):
             self._resize(len(batch.rewards))
-        # Use one thread, because two threads slow down many small operations.
-        for number, out in enumerate(self._run_actors(batch)):
-            sample = self._heads[number].sample(out, batch.noise[number])
-            self._actions[number], self._log_probs[number] = sample
+        self._sample(batch)
         first: Float32 = self._log_probs[0]
         return first
 
@@ -142,6 +139,13 @@ class NumpySac:
         self._backward_critics(target, count)
         critic_loss = 0.5 * float(self._squares[0] + self._squares[1])
         return self._critic_gradients.data, {"critic_loss": critic_loss}
+
+    def _sample(self, batch: SacMinibatch) -> None:
+        """Write sampled actions and their log-densities to `_actions` and `_log_probs`."""
+        # Use one thread, because two threads slow down many small operations.
+        for number, out in enumerate(self._run_actors(batch)):
+            sample = self._heads[number].sample(out, batch.noise[number])
+            self._actions[number], self._log_probs[number] = sample
 
     def _run_actors(self, batch: SacMinibatch) -> Sequence[Float32]:
         """Return the actor's outputs for current and next observations."""
