@@ -38,7 +38,7 @@ def make_summary() -> str:
         name, peer = f"PPO, 1,000,000 steps of {env}", f"stable-baselines3: {median(theirs):.1f} s"
         rows.append((name, f"{median(ours):.1f} s", peer, format_range(ratios, 1)))
     for env in ("hopper", "halfcheetah"):
-        id, rate, peer_rate, _ = read_sac_rates(env, "2")
+        id, rate, peer_rate, _ = read_sac_rates(env)
         rates = (f"{rate:.0f} updates/s", f"stable-baselines3: {peer_rate:.0f} updates/s")
         rows.append((f"SAC on {id}, 2 threads", *rates, f"{rate / peer_rate:.1f}"))
     classic, example = (read_reinforce_rates(side)[0] for side in ("reinforce-classic", EXAMPLE))
@@ -127,10 +127,9 @@ def make_sac_table() -> str:
     """Updates per second with `mujoco-sac`, and steps per second with the presets."""
     rows = []
     for env in ("hopper", "halfcheetah"):
-        for threads in ("1", "2"):
-            id, ours, theirs, limit = read_sac_rates(env, threads)
-            rows.append((f"{id}, `mujoco-sac`", threads, f"{ours:.0f} updates/s", f"{theirs:.0f}",
-                         f"{ours / theirs:.2f}", f"{ours / limit:.0%}"))  # fmt: skip
+        id, ours, theirs, limit = read_sac_rates(env)
+        rows.append((f"{id}, `mujoco-sac`", f"{ours:.0f} updates/s", f"{theirs:.0f}",
+                     f"{ours / theirs:.2f}", f"{ours / limit:.0%}"))  # fmt: skip
     rates: dict[str, dict[str, list[float]]] = {}
     for row in read_records("sac_pace.csv"):
         sides = rates.setdefault(row["env"], {})
@@ -138,20 +137,19 @@ def make_sac_table() -> str:
     for id, sides in rates.items():
         ours, theirs = median(sides["rlflame"]), median(sides["sb3 1 env"])
         preset = preset_catalog.choose_preset(id, "sac")
-        rows.append((f"{id}, `{preset}`", "2", f"{ours:.0f} steps/s", f"{theirs:.0f}",
+        rows.append((f"{id}, `{preset}`", f"{ours:.0f} steps/s", f"{theirs:.0f}",
                      f"{ours / theirs:.2f}", ""))  # fmt: skip
-    head = ("environment, preset", "threads", "rlflame", "stable-baselines3", "speed-up",
+    head = ("environment, preset", "rlflame", "stable-baselines3", "speed-up",
             "share of the upper limit")  # fmt: skip
     return format_table(head, rows)
 
 
-def read_sac_rates(env: str, threads: str) -> tuple[str, float, float, float]:
+def read_sac_rates(env: str) -> tuple[str, float, float, float]:
     """The environment, and the updates per second of both libraries and the limit."""
     records = read_records(f"sac_vs_sb3_{env}.csv")
     rates: dict[str, list[float]] = {}
     for row in records:
-        if row["threads"] == threads:
-            rates.setdefault(row["side"], []).append(float(row["updates_per_s"]))
+        rates.setdefault(row["side"], []).append(float(row["updates_per_s"]))
     theirs = max(median(rates[side]) for side in ("sb3 1 env", "sb3 8 envs"))
     return records[0]["env"], median(rates["rlflame"]), theirs, median(rates["limit"])
 
