@@ -51,9 +51,10 @@ def test_a_speed_up_is_beside_the_first_side():
     assert facts[0]["exchange_share"] == 50.0 / 1600.0
 
 
-def test_learners_are_timed_and_the_files_agree(tmp_path):
+@pytest.mark.parametrize("env", ["cartpole", "pendulum"])
+def test_learners_are_timed_and_the_files_agree(env, tmp_path):
     spoken = rlflame(
-        "bench", "learners", "--learners", "1,2", "--env", "cartpole", "--iterations", "1",
+        "bench", "learners", "--learners", "1,2", "--env", env, "--iterations", "1",
         "--repeat", "1", *TINY[2:], "--set", "network.hidden=[8]", "-o", tmp_path / "new",
     )  # fmt: skip
     assert spoken.code == 0, spoken.err

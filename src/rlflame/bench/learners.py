@@ -61,7 +61,8 @@ class TimedProcessGroup:
             return self._group.broadcast(value)
 
     def share_memory(self, size: int) -> None:
-        """Return None, so that all exchanges are timed."""
+        """Share memory as the other learners do, but return None, so that exchanges are timed."""
+        self._group.share_memory(size)
 
 
 class LearnersBenchmark(Benchmark):

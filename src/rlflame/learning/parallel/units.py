@@ -104,10 +104,13 @@ class Units:
         if self._is_spread or not 1 < self._group.size == len(self._names):
             return
         if self._group is not self._memory_group:
-            sizes = self._group.gather(np.array([size], np.float32))
-            is_used = bool(sizes.all())
-            self._memory = self._group.share_memory(size) if is_used else None
+            memory = self._group.share_memory(size) if self._agree(size > 0) else None
+            self._memory = memory if self._agree(memory is not None) else None
             self._memory_group = self._group
+
+    def _agree(self, wants: bool) -> bool:
+        """Return whether all learners of the group want something."""
+        return bool(self._group.gather(np.array([wants], np.float32)).all())
 
     def compute_gradient(
         self, rows: int, compute_parts: PartialGradients
