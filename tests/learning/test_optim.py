@@ -14,7 +14,7 @@ from rlflame.errors import LearningError
 from rlflame.learning import optim
 from rlflame.learning.base import StateParts
 from rlflame.learning.kernels.library import load_kernels
-from rlflame.learning.optim import Adam, CompiledAdam, clip_by_norm, make_adam
+from rlflame.learning.optim import Adam, CompiledAdam, Targets, clip_by_norm, make_adam
 from rlflame.learning.parallel.thread_pair import ThreadPair
 
 
@@ -186,8 +186,8 @@ def test_a_step_in_lanes_has_the_bits_of_one_step(threads):
         if step % 2:
             target += (vector - target) * np.float32(0.3)
         for adam, vector, target in others:
-            moving = target if step % 2 else None
-            adam.step_in_lanes(thread_pair, vector, gradient, 1e-2, moving, 0.3)
+            moving = Targets(target, 0.3) if step % 2 else None
+            adam.step_in_lanes(thread_pair, vector, gradient, 1e-2, moving)
     for number in (1, 2):
         assert weights[0].tobytes() == weights[number].tobytes()
         assert targets[0].tobytes() == targets[number].tobytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,13 @@ _STILL_LIMITS = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 def apply_schedule(value: float, anneal: bool, progress: float) -> float:
     """Return the value, annealed linearly towards zero if `anneal` is set."""
     return value * (1.0 - min(1.0, progress)) if anneal else value
+
+
+class Targets(NamedTuple):
+    """Weights that move towards the parameters after each step, by a fraction of the distance."""
+
+    data: Float32
+    rate: float
 
 
 class Adam:
@@ -77,8 +85,7 @@ class Adam:
         parameters: Float32,
         gradient: Float32,
         learning_rate: float,
-        targets: Float32 | None = None,
-        target_rate: float = 0.0,
+        targets: Targets | None = None,
     ) -> None:
         """Take a step in two threads; any targets then move towards the parameters."""
         self.count.value += 1
@@ -87,9 +94,9 @@ class Adam:
             part = slice_half(len(parameters), number)
             self.apply(parameters, gradient, learning_rate, part)
             if targets is not None:
-                step = np.subtract(parameters[part], targets[part], out=self._a[part])
-                step *= np.float32(target_rate)
-                targets[part] += step
+                step = np.subtract(parameters[part], targets.data[part], out=self._a[part])
+                step *= np.float32(targets.rate)
+                targets.data[part] += step
 
         thread_pair.run(run_lane)
 
@@ -143,21 +150,13 @@ class CompiledAdam(Adam):
         parameters: Float32,
         gradient: Float32,
         learning_rate: float,
-        targets: Float32 | None = None,
-        target_rate: float = 0.0,
+        targets: Targets | None = None,
     ) -> None:
         self.count.value += 1
+        halves = [slice_half(len(parameters), lane) for lane in range(LANES)]
         lanes = [
-            self._describe(
-                lane,
-                parameters,
-                gradient,
-                learning_rate,
-                slice_half(len(parameters), lane),
-                targets,
-                target_rate,
-            )
-            for lane in range(LANES)
+            self._describe(lane, parameters, gradient, learning_rate, half, targets)
+            for lane, half in enumerate(halves)
         ]
         self._kernels.run_lanes(thread_pair.helper, "step_adam", lanes)
 
@@ -168,8 +167,7 @@ class CompiledAdam(Adam):
         gradient: Float32,
         learning_rate: float,
         part: slice,
-        targets: Float32 | None = None,
-        target_rate: float = 0.0,
+        targets: Targets | None = None,
     ) -> int:
         """Describe the current step for a slice of the vector; return the description's address."""
         step, count = self._steps[lane], self.count.value
@@ -178,8 +176,10 @@ class CompiledAdam(Adam):
         step.parameters, step.gradient, step.first, step.second = (
             address + 4 * start for address in addresses
         )
-        step.targets = None if targets is None else get_address(targets) + 4 * start
-        step.target_rate = target_rate
+        step.targets, step.target_rate = None, 0.0
+        if targets is not None:
+            step.targets = get_address(targets.data) + 4 * start
+            step.target_rate = targets.rate
         step.count, step.drops_still = end - start, count % SWEEP == 0
         step.rate, step.epsilon = self.compute_rates(count, learning_rate)
         return ctypes.addressof(step)
@@ -205,7 +205,7 @@ def _has_equal_steps(kernels: Kernels) -> bool:
         for vector, adam, target in zip(weights, optimizers, targets, strict=True):
             adam.step(vector, gradient, 1e-3)
             adam.step(vector, gradient, 1e-3, slice(5, 100))
-            adam.step_in_lanes(thread_pair, vector, gradient, 1e-3, target, 0.1)
+            adam.step_in_lanes(thread_pair, vector, gradient, 1e-3, Targets(target, 0.1))
     states = [
         vector.tobytes() + target.tobytes() for vector, target in zip(weights, targets, strict=True)
     ]

@@ -23,7 +23,7 @@ _OFF = "off", "0", "no", "false"
 MAX_LAYERS = 16
 #: The version of all functions; networks.c has it too. Increase it in both files with every change.
 _VERSION = 8
-#: The functions in sac.c and networks.c that run in lanes.
+#: The functions in sac.c and networks.c that lanes.c can run in two threads.
 _LANE_FUNCTIONS = (
     *("step_adam", "sac_act", "sac_evaluate_critic", "sac_backward_critic"),
     *("sac_evaluate_actions", "sac_compute_action_slopes"),

@@ -27,7 +27,7 @@ from rlflame.rollout.task import Array, Float32, PolicyArrays
 from ..base import Counter, MetricMeans, Metrics, ReplayBatch, State, StateParts, Transitions
 from ..networks.flat_vector import normalise_observations
 from ..normalization import make_normaliser, make_policy
-from ..optim import GradientGuard, apply_schedule, clip_by_norm, make_adam
+from ..optim import GradientGuard, Targets, apply_schedule, clip_by_norm, make_adam
 from ..parallel.process_group import Shard, Shards
 from ..parallel.thread_pair import ThreadPair
 from .loss import SacGradientProvider, SacMinibatch
@@ -185,15 +185,11 @@ class Sac:
 
     def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
         """Take an Adam step for both critics, then update the targets or running moments."""
-        networks = self._networks
-        targets = networks.targets.data if updates_targets and networks.moments is None else None
+        networks, targets = self._networks, None
+        if updates_targets and networks.moments is None:
+            targets = Targets(networks.targets.data, self._settings.target_update_rate)
         self._critic_adam.step_in_lanes(
-            self._thread_pair,
-            networks.critics.data,
-            gradient,
-            learning_rate,
-            targets,
-            self._settings.target_update_rate,
+            self._thread_pair, networks.critics.data, gradient, learning_rate, targets
         )
         if networks.moments is not None:
             networks.moments.update_running()
