@@ -32,6 +32,8 @@ class Table:
 class Seat:
     """A learner's place in the group. It implements ProcessGroup."""
 
+    share_memory = None
+
     def __init__(self, table: Table, rank: int) -> None:
         self.rank = rank
         self.size = table.size
@@ -47,9 +49,6 @@ class Seat:
 
     def use_device(self, device: str) -> None:
         assert device == "cpu"
-
-    def share_memory(self, size: int) -> None:
-        """Threads of one process do not need it."""
 
     def broadcast(self, value: Any) -> Any:
         if self.rank == 0:

@@ -52,7 +52,7 @@ BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody"
 #: The allowed first words of functions and methods. Only add verbs.
 VERBS = set(
     """
-    abort accumulate acquire act adapt add agree allow announce answer append apply ask assemble
+    abort accumulate acquire act adapt add allow announce answer append apply ask assemble
     await backward broadcast build call can cancel capture check choose classify clean clip
     close collect commit compare compute concatenate conclude connect copy count create decode
     defer delete deliver describe diagnose die discard dispatch dispose divide draw drop dump encode

@@ -151,7 +151,12 @@ def test_an_exception_of_a_signal_handler_leaves_a_pair_that_works(threads):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, previous)
-    thread_pair.run(ran.append)
+
+    def append(lane: int) -> None:
+        time.sleep(0.5 * lane)
+        ran.append(lane)
+
+    thread_pair.run(append)
     assert sorted(ran) == [0, 1]
 
 

@@ -65,6 +65,7 @@ def test_gradients_of_unusual_numbers_have_the_same_bits(value, field):
 
 def test_each_pass_reads_the_batch_that_it_is_given():
     compiled, plain = make_sac(networks(), ThreadPair(1)), NumpySac(networks(), ThreadPair(1), MLP)
+    assert isinstance(compiled, CompiledSac)
     results = []
     for provider in (compiled, plain):
         provider.sample_actions(minibatch(1))

@@ -54,8 +54,9 @@ class ProcessGroup(Protocol):
         `wire` must be able to encode the value.
         """
 
-    def share_memory(self, size: int) -> SharedMemory | None:
-        """Return zeroed memory of `size` bytes for each learner, or None if there is none."""
+    @property
+    def share_memory(self) -> Callable[[int], SharedMemory] | None:
+        """A function that makes zeroed memory of some bytes for each learner, or None."""
 
 
 class SingleProcessGroup:
@@ -63,6 +64,7 @@ class SingleProcessGroup:
 
     rank = 0
     size = 1
+    share_memory = None
 
     def gather(self, values: Float32) -> Float32:
         return values[None]
@@ -72,9 +74,6 @@ class SingleProcessGroup:
 
     def broadcast(self, value: Any) -> Any:
         return value
-
-    def share_memory(self, size: int) -> None:
-        """Return None, because there is no other learner."""
 
 
 class Shard(NamedTuple):

@@ -40,6 +40,9 @@ class TorchProcessGroup:
     `exchange_count` is the number of exchanges that this learner has begun.
     """
 
+    #: Learners may run on several machines.
+    share_memory = None
+
     def __init__(
         self,
         rank: int,
@@ -71,9 +74,6 @@ class TorchProcessGroup:
         except (RuntimeError, ValueError) as error:
             _reset_group_count()
             raise LearnerFailure(f"The {size} learners could not connect: {error}") from error
-
-    def share_memory(self, size: int) -> None:
-        """Return None, because learners may run on several machines."""
 
     def use_device(self, device: str) -> None:
         location = np.frombuffer(f"{platform.node()} {device}".encode(), np.uint8)

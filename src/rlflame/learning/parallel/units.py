@@ -104,13 +104,11 @@ class Units:
         if self._is_spread or not 1 < self._group.size == len(self._names):
             return
         if self._group is not self._memory_group:
-            memory = self._group.share_memory(size) if self._agree(size > 0) else None
-            self._memory = memory if self._agree(memory is not None) else None
+            share = self._group.share_memory
+            can_share = size > 0 and share is not None
+            is_used = self._group.gather(np.array([can_share], np.float32)).all()
+            self._memory = share(size) if share is not None and is_used else None
             self._memory_group = self._group
-
-    def _agree(self, wants: bool) -> bool:
-        """Return whether all learners of the group want something."""
-        return bool(self._group.gather(np.array([wants], np.float32)).all())
 
     def compute_gradient(
         self, rows: int, compute_parts: PartialGradients
