@@ -143,6 +143,7 @@ def test_an_exception_of_a_signal_handler_leaves_a_pair_that_works(threads):
     def interrupt(*_: object) -> None:
         raise InterruptedError
 
+    thread_pair.run(lambda lane: None)  # from now on, there is a second thread
     previous = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
