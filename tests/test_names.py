@@ -60,7 +60,7 @@ VERBS = set(
     fetch fill find finish fit flatten flush forget format forward gather generate get give
     greet group guard halve handle has hash ignore import init inspect interrupt invert is
     iterate join keep kill learn limit link list listen load locate loop make mark measure merge
-    move multiply mute normalise note notify number observe offer open overwrite pack parse
+    mix move multiply mute normalise note notify number observe offer open overwrite pack parse
     partition pin ping play poll preload prepare print probe prune put quote read receive record
     refresh refuse register release remove render repeat replace report request requeue resample
     reset resize resolve restore resume rewind round run sample save scale score seal select

@@ -11,8 +11,10 @@ from gymnasium.utils import seeding
 from rlflame.rollout.seeding import (
     Role,
     make_reset_seed,
-    make_reset_stream,
+    make_reset_seeds,
+    make_reset_streams,
     make_stream,
+    make_streams,
 )
 
 
@@ -83,7 +85,29 @@ def test_numbers_of_any_size_lead_where_numpys_own_spawning_leads(
     assert make_reset_seed(seed, Role.LEARN, *key) == expected[0]
 
 
-@pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**70])
-def test_a_reset_draws_what_gymnasium_draws(seed: int) -> None:
-    theirs, _ = seeding.np_random(seed)
-    assert make_reset_stream(seed).random(5).tolist() == theirs.random(5).tolist()
+@pytest.mark.parametrize("seed", [0, 17, 2**32 - 1, 2**32, 2**200])
+@pytest.mark.parametrize("size", [0, 1, 3, 8])
+@pytest.mark.parametrize("largest", [5, 2**32 - 1, 2**33])
+def test_many_keys_at_once_lead_where_each_leads(seed: int, size: int, largest: int) -> None:
+    generator = np.random.default_rng(size)
+    keys = [tuple(generator.integers(0, largest, size).tolist()) for _ in range(20)]
+    keys[7] = (largest,) * size
+    streams = make_streams(seed, Role.ACTION, keys)
+    for stream, key in zip(streams, keys, strict=True):
+        state = make_stream(seed, Role.ACTION, *key).bit_generator.state
+        assert str(stream.bit_generator.state) == str(state)
+    seeds = make_reset_seeds(seed, Role.RESET, keys)
+    assert seeds == [make_reset_seed(seed, Role.RESET, *key) for key in keys]
+
+
+def test_no_keys_lead_nowhere() -> None:
+    assert make_streams(3, Role.ACTION, []) == make_reset_seeds(3, Role.RESET, []) == []
+    assert make_reset_streams([]) == []
+
+
+@pytest.mark.parametrize("seeds", [[0, 5, 2**32 - 1, 5], [2**70, 1], [3]])
+def test_resets_draw_what_gymnasium_draws(seeds: list[int]) -> None:
+    for seed, stream in zip(seeds, make_reset_streams(seeds), strict=True):
+        theirs, _ = seeding.np_random(seed)
+        assert stream.bit_generator.state == theirs.bit_generator.state
+        assert stream.random(5).tolist() == theirs.random(5).tolist()

@@ -15,7 +15,7 @@ import numpy as np
 from .distributions import NoiseBlock, compute_noise_size, draw_noise
 from .envs.vector_env import EpisodePosition, VectorEnv, make_fault
 from .policy import Policy
-from .seeding import Role, make_reset_seed, make_stream
+from .seeding import Key, Role, make_reset_seeds, make_stream, make_streams
 from .task import (
     STEP_ENDS,
     STEP_FIELDS,
@@ -29,6 +29,8 @@ from .task import (
 
 #: The number of steps whose noise is drawn at once, and the initial capacity for whole episodes.
 _BLOCK_STEPS = 256
+#: The number of episodes per row whose seeds are computed at once.
+_SEEDED_EPISODES = 3
 _INVALID_OBSERVATION = (
     "returned an observation with NaN, infinity or a number too large for float32"
 )
@@ -53,7 +55,7 @@ class ActionSampler:
         #: The part of an episode for which the noise of each row was drawn.
         self._episode_parts = [(-1, -1)] * task.rows
         if not self._uses_gsde:
-            self._streams = [self._make_stream(row) for row in range(task.columns)]
+            self._streams = self._make_streams()
 
     def act(self, observations: Float32, t: int) -> tuple[Array, Float32 | None]:
         """Return the actions for step `t`, and their log-densities if they are random."""
@@ -72,11 +74,14 @@ class ActionSampler:
             return policy.distribution.sample_uniform(self._noise[step])
         return policy.distribution.sample(policy.forward(observations), self._block, step)
 
-    def _make_stream(self, row: int) -> np.random.Generator:
-        task = self._task
+    def _make_streams(self) -> list[np.random.Generator]:
+        """Return the random stream of each row."""
+        task, rows = self._task, range(self._task.columns)
         if task.purpose == "evaluate":
-            return make_stream(task.seed, Role.EVALUATION_ACTION, task.get_episode(row))
-        return make_stream(task.seed, Role.ACTION, *task.locate(row), task.iteration)
+            keys: list[Key] = [(task.get_episode(row),) for row in rows]
+            return make_streams(task.seed, Role.EVALUATION_ACTION, keys)
+        keys = [(*task.locate(row), task.iteration) for row in rows]
+        return make_streams(task.seed, Role.ACTION, keys)
 
     def _draw_steps(self) -> None:
         """Draw noise for the next block of steps, using one random stream per row."""
@@ -101,6 +106,41 @@ class ActionSampler:
             else:
                 generator = make_stream(task.seed, Role.EXPLORATION, task.slot, i, *part)
             self._noise[:, task.first_row + i] = draw_noise(task.policy, "sample", generator, 1)
+
+
+class ResetSeeds:
+    """The reset seeds of a task's episodes, computed for several episodes at once."""
+
+    def __init__(self, task: RolloutTask, vector_env: VectorEnv) -> None:
+        self._task, self._vector_env = task, vector_env
+        self._seeds: dict[tuple[int, int], int] = {}
+
+    def get(self, row: int, episode: int) -> int:
+        """Return the seed of a row's next episode."""
+        if (row, episode) not in self._seeds:
+            self._compute()
+        return self._seeds[row, episode]
+
+    def _compute(self) -> None:
+        """Compute the seeds of the next episodes of all rows, and pass them to the environments."""
+        task = self._task
+        if task.unit == "episodes":
+            places = [(row, task.get_episode(row)) for row in range(task.columns)]
+        else:
+            positions = map(self._vector_env.get_position, range(task.columns))
+            places = [
+                (position.row, position.episode + n)
+                for position in positions
+                for n in range(1, 1 + _SEEDED_EPISODES)
+            ]
+        if task.purpose == "evaluate":
+            keys: list[Key] = [(episode,) for _, episode in places]
+            seeds = make_reset_seeds(task.seed, Role.EVALUATION_RESET, keys)
+        else:
+            keys = [(*task.locate(row), episode) for row, episode in places]
+            seeds = make_reset_seeds(task.seed, Role.RESET, keys)
+        self._seeds = dict(zip(places, seeds, strict=True))
+        self._vector_env.prepare_resets(seeds)
 
 
 class FragmentRecorder:
@@ -197,6 +237,7 @@ class Rollout:
         self._policy.set_active_slots(range(len(task.slots)))
         self._vector_env, self._tokens = vector_env, tokens
         self._sampler = ActionSampler(task, policy, self._vector_env)
+        self._reset_seeds = ResetSeeds(task, vector_env)
         self._recorder = FragmentRecorder(task)
 
     def collect(self) -> Fragment:
@@ -296,11 +337,7 @@ class Rollout:
                 self._check_finite(row, observation)
 
     def _start_episode(self, row: int, episode: int, observation: Float32) -> None:
-        task = self._task
-        if task.purpose == "evaluate":
-            seed = make_reset_seed(task.seed, Role.EVALUATION_RESET, episode)
-        else:
-            seed = make_reset_seed(task.seed, Role.RESET, *task.locate(row), episode)
+        seed = self._reset_seeds.get(row, episode)
         self._vector_env.reset_row(row, episode, seed, observation)
 
     def _check_finite(self, row: int, observation: Float32) -> None:

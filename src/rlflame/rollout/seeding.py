@@ -5,9 +5,17 @@ No generator outlives its use, so there is no random state to save, send or rest
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import chain
+from typing import Any
 
 import numpy as np
+
+from .seed_sequence import WordSequence, generate_words, mix_keys, mix_seeds
+
+#: What a stream belongs to, such as a slot, a row and an episode.
+Key = tuple[int, ...]
 
 #: The largest unsigned number that fits in 32 bits.
 _MAX_WORD = 2**32 - 1
@@ -37,19 +45,47 @@ def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(_make_sequence(seed, role, key)))
 
 
+def make_streams(seed: int, role: Role, keys: Sequence[Key]) -> list[np.random.Generator]:
+    """Return `make_stream` for each key; all keys have the same length."""
+    if not _fit_words(seed, keys):
+        return [make_stream(seed, role, *key) for key in keys]
+    pools = mix_keys(seed, [(int(role), *key) for key in keys])
+    # numpy's type hints accept no other class than SeedSequence.
+    sequences: Iterable[Any] = map(WordSequence, generate_words(pools, 4))
+    return [np.random.Generator(np.random.Philox(sequence)) for sequence in sequences]
+
+
 def make_reset_seed(seed: int, role: Role, *key: int) -> int:
     """Return a 32-bit integer to pass to `env.reset(seed=...)`."""
     return int(_make_sequence(seed, role, key).generate_state(1, np.uint32)[0])
 
 
-def make_reset_stream(seed: int) -> np.random.Generator:
-    """Return the generator that Gymnasium's `env.reset(seed=...)` uses."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+def make_reset_seeds(seed: int, role: Role, keys: Sequence[Key]) -> list[int]:
+    """Return `make_reset_seed` for each key; all keys have the same length."""
+    if not _fit_words(seed, keys):
+        return [make_reset_seed(seed, role, *key) for key in keys]
+    pools = mix_keys(seed, [(int(role), *key) for key in keys])
+    seeds: list[int] = generate_words(pools, 1)[:, 0].tolist()
+    return seeds
 
 
-def _make_sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
+def make_reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
+    """Return the generators that Gymnasium's `env.reset(seed=...)` uses."""
+    sequences: Iterable[Any]
+    if max(seeds, default=0) <= _MAX_WORD:
+        sequences = map(WordSequence, generate_words(mix_seeds(seeds), 8))
+    else:
+        sequences = map(np.random.SeedSequence, seeds)
+    return [np.random.Generator(np.random.PCG64(sequence)) for sequence in sequences]
+
+
+def _fit_words(seed: int, keys: Sequence[Key]) -> bool:
+    return max(chain([seed], *keys)) <= _MAX_WORD
+
+
+def _make_sequence(seed: int, role: Role, key: Key) -> np.random.SeedSequence:
     """Return `SeedSequence(seed, spawn_key=(role, *key))`."""
     # Join 32-bit numbers in the same way as numpy, but in half the time.
-    if seed <= _MAX_WORD and max(key, default=0) <= _MAX_WORD:
+    if _fit_words(seed, [key]):
         return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))
     return np.random.SeedSequence(seed, spawn_key=(int(role), *key))

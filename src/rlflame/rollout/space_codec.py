@@ -152,9 +152,15 @@ class ActionDecoder:
         self._is_single = self._paths == [()]
         #: Whether a row is a number. If not, it is an array.
         self._is_number = env.action_kind == "discrete"
+        #: Whether rows already are actions.
+        self._is_identity = self._is_number and leaves == (
+            SpaceLeaf((), "discrete", "int64", (), (env.action_size,), (0,)),
+        )
 
     def decode(self, row: Any) -> Any:
-        """Return the action of a row, which is a number for a single choice."""
+        """Return the action of a row, which is an int64 for a single choice."""
+        if self._is_identity:
+            return row
         columns = [row] if self._is_number else row
         if self._is_single:
             return self._decoders[0](columns)

@@ -24,8 +24,8 @@ from rlflame.rollout.envs.gymnasium_env import GymnasiumVectorEnv
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.envs.vector_env import describe_stepping, make_vector_env
 from rlflame.rollout.mujoco import known_spaces, mujoco_env
-from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.task import EnvSpec, Fragment, RolloutFailure
+from rlflame.rollout.seeding import Role, make_reset_seed, make_reset_seeds
+from rlflame.rollout.task import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 
 WRITTEN = [name for name in rollouts.MUJOCO if name != "HumanoidStandup-v5"]
@@ -97,6 +97,9 @@ class Ours:
             self.begin(row, 0)
 
     def begin(self, row: int, episode: int) -> None:
+        if row == 0:  # rows 0 and 1 have prepared resets, and row 2 has not
+            keys = [(0, row, episode + n) for row in (0, 1) for n in range(3)]
+            self.rows.prepare_resets(make_reset_seeds(7, Role.RESET, keys))
         seed = make_reset_seed(7, Role.RESET, 0, row, episode)
         self.rows.reset_row(row, episode, seed, self.seen[row])
         self.compare(row, self.worlds[row].reset(seed=seed)[0])
@@ -161,6 +164,39 @@ def test_every_argument_of_gymnasiums_was_tried() -> None:
         assert names == tried, name
 
 
+def test_only_the_starts_of_the_latest_request_are_kept() -> None:
+    rows: Any = make_vector_env(read_env_spec("Hopper-v5", {}, None), 2)
+    rows.prepare_resets([1, 2, 3])
+    kept = rows._starts[2]
+    rows.prepare_resets([2, 4])
+    assert rows._starts.keys() == {2, 4}
+    assert rows._starts[2] is kept  # and not computed twice
+    rows.reset_row(1, 0, 2, np.zeros(rows.spec.observation_size, np.float32))
+    assert rows._starts.keys() == {4}
+
+
+def test_a_failure_is_that_of_the_episode_which_starts_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: Any = make_vector_env(read_env_spec("Hopper-v5", {}, None), 2)
+    draw_start, out = rows._task.draw_start, np.zeros(11, np.float32)
+
+    def fail_at_negative(generator: np.random.Generator) -> Any:
+        qpos, qvel = draw_start(generator)
+        assert qpos[0] > 0
+        return qpos, qvel
+
+    monkeypatch.setattr(rows._task, "draw_start", fail_at_negative)
+    first = {seed: np.random.default_rng(seed).uniform(-1, 1) > 0 for seed in range(20)}
+    bad = next(seed for seed, is_positive in first.items() if not is_positive)
+    good = next(seed for seed, is_positive in first.items() if is_positive)
+    rows.prepare_resets([bad, good])
+    rows.reset_row(0, 0, good, out)
+    with pytest.raises(EnvironmentFault, match="failed in reset: AssertionError") as fault:
+        rows.reset_row(1, 3, bad, out)
+    assert (fault.value.row, fault.value.seed) == (1, bad)
+
+
 @pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "Ant-v5"])
 def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: str) -> None:
     """The positions include some that random steps never reach, and each bound alone."""
@@ -175,7 +211,7 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
     expected = []
     for row, line in enumerate(state):
         line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
-        bodies.reset_row(row, *np.split(line, [world.model.nq]))
+        bodies.reset_row(row, bodies.compute_start(*np.split(line, [world.model.nq])))
         world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
         expected.append(bool(world.is_healthy))
     earned = np.zeros(400)

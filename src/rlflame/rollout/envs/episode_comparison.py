@@ -74,6 +74,9 @@ class ComparisonEnv:
         if out.tobytes() != self._twin.tobytes():
             self._finish(1)
 
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
+        """Do nothing, because instances are reset when an episode starts."""
+
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         """Start a comparison, with two new instances."""
         self.close()

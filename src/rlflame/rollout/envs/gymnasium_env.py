@@ -219,7 +219,7 @@ class RestorableEnv:
                     # An assignment fails type checking: Gymnasium declares the attribute as None.
                     setattr(layer, "_elapsed_steps", self.elapsed)  # noqa: B010
         for action in state.actions:  # one action for a MuJoCo state, none for a fresh one
-            self.step(np.array(action), out)
+            self.step(action.copy(), out)
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
             uses_global_random = read_global_random() != random_state
@@ -320,6 +320,9 @@ class GymnasiumVectorEnv:
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         self.current_row = row
         self._envs[row].reset(episode, seed, out)
+
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
+        """Do nothing, because instances are reset when an episode starts."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         self.current_row = row

@@ -55,6 +55,9 @@ class VectorEnv(Protocol):
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         """Start a new episode in one row."""
 
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
+        """Prepare for episodes that will probably follow; callers pass all of them."""
+
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         """Continue an episode that began in another process."""
 

@@ -7,6 +7,7 @@ Gymnasium's, so other environments and other versions of Gymnasium's source file
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import sys
@@ -21,11 +22,11 @@ from gymnasium.wrappers import TimeLimit
 from ..envs.gymnasium_env import KNOWN_WRAPPERS, iterate_wrappers
 from ..envs.make import make_env
 from ..envs.vector_env import REPLAY_MISMATCH, EpisodePosition, make_fault, report_fault
-from ..seeding import make_reset_stream
+from ..seeding import make_reset_streams
 from ..task import Array, EnvSpec, EnvState, Float32, Float64, make_fresh_state
 from .known_spaces import MUJOCO_PACKAGE, is_verified
 from .mujoco_task import TASKS
-from .simulation import Simulation
+from .simulation import Simulation, StartState
 
 #: The modules of resets and wrappers, which every class depends on.
 _COMMON_MODULES = (
@@ -76,6 +77,8 @@ class MujocoVectorEnv:
         self._start_clocks = [0] * count
         #: The number of steps until the first row may reach the time limit.
         self._steps_to_limit = 0
+        #: The start states of episodes that may follow, by the seeds of their resets.
+        self._starts: dict[int, StartState] = {}
 
     @property
     def current_row(self) -> int:
@@ -88,12 +91,20 @@ class MujocoVectorEnv:
         self._returns[row] = 0.0
         self._steps_to_limit = min(self._steps_to_limit, self._limit)
         try:
-            self._simulation.reset_row(row, *self._task.draw_start(make_reset_stream(seed)))
+            start = self._starts.pop(seed, None) or self._compute_starts([seed])[seed]
+            self._simulation.reset_row(row, start)
         except BaseException as error:
             report_fault(self.spec, self.get_position(row), "failed in reset", error)
         self._task.reset_row(row)
         self._task.observe(self._observations)
         out[:] = self._observations[row]
+
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
+        starts = {seed: self._starts[seed] for seed in seeds if seed in self._starts}
+        # An error is raised again, and reported, in the reset of the episode that causes it.
+        with contextlib.suppress(Exception):
+            starts |= self._compute_starts([seed for seed in seeds if seed not in starts])
+        self._starts = starts
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         self.reset_row(row, state.episode, state.seed, out)
@@ -173,6 +184,14 @@ class MujocoVectorEnv:
     def close(self) -> None:
         """Do nothing, because there is nothing to close."""
 
+    def _compute_starts(self, seeds: Sequence[int]) -> dict[int, StartState]:
+        draw_start, compute_start = self._task.draw_start, self._simulation.compute_start
+        streams = make_reset_streams(seeds)
+        return {
+            seed: compute_start(*draw_start(stream))
+            for seed, stream in zip(seeds, streams, strict=True)
+        }
+
     def _step_physics(self, active: Sequence[int]) -> None:
         try:
             self._simulation.step(active)
@@ -184,6 +203,11 @@ class MujocoVectorEnv:
     ) -> Sequence[int]:
         """Mark and return the rows whose episodes have ended; update `_steps_to_limit`."""
         ended_rows: list[int] = []
+        if ends is not None and self._steps_to_limit > 0:  # no row has reached the limit
+            flags = ends.tolist()
+            ended_rows = [row for row in active if flags[row]]
+            terminated[ended_rows] = True
+            return ended_rows
         self._steps_to_limit = self._limit
         for row in active:
             steps_left = self._limit - (self._clock - self._start_clocks[row])

@@ -31,6 +31,13 @@ POSITIONS = DataSlice("qpos")
 VELOCITIES = DataSlice("qvel")
 
 
+class StartState(NamedTuple):
+    """The state at the start of an episode, and the row of each table that belongs to it."""
+
+    physics: Float64
+    table_rows: tuple[Float64, ...]
+
+
 class Simulation:
     """N simulations of one model, each in an `MjData` or all in one batch."""
 
@@ -48,11 +55,17 @@ class Simulation:
             self._data = [mujoco.MjData(model) for _ in range(count)]
             self.controls = np.zeros((count, model.nu), np.float64)
         else:
-            # Resets need an `MjData`: a batch's `forward` rejects positions that MuJoCo accepts.
-            self._data = [mujoco.MjData(model)] * count
+            self._data = []
             self.controls = self._batch.bind("ctrl")
-        #: For each row, pairs of table columns and the fields that are copied to them.
-        self._row_copies: list[list[tuple[Array, Array]]] = [[] for _ in range(count)]
+        #: Computes start states. A batch's `forward` rejects positions that MuJoCo accepts.
+        self._start_data = mujoco.MjData(model)
+        self._tables: list[Float64] = []
+        #: A row of each table that belongs to `_start_data`.
+        self._start_rows: list[Float64] = []
+        #: Pairs of columns in these rows and the fields that are copied to them.
+        self._start_copies: list[tuple[Array, Array]] = []
+        #: For each `MjData`, pairs of table columns and the fields that are copied to them.
+        self._row_copies: list[list[tuple[Array, Array]]] = [[] for _ in self._data]
         #: The same for all rows of a batch.
         self._batch_copies: list[tuple[Array, Array]] = []
         self._active: Sequence[int] = range(count)
@@ -63,14 +76,20 @@ class Simulation:
 
         The table is a copy, so a task may write to it.
         """
-        sizes = [_make_view(self._data[0], part).size for part in parts]
+        sizes = [_make_view(self._start_data, part).size for part in parts]
         starts = list(accumulate(sizes, initial=0))
         table = np.zeros((self.count, starts.pop()), np.float64)
         layout = [item for item in zip(parts, starts, sizes, strict=True) if item[2]]
-        for data, line, copies in zip(self._data, table, self._row_copies, strict=True):
+        start_row = np.zeros(table.shape[1], np.float64)
+        self._tables.append(table)
+        self._start_rows.append(start_row)
+        owners = [(self._start_data, start_row, self._start_copies)]
+        if self._batch is None:
+            owners += zip(self._data, table, self._row_copies, strict=True)
+        for data, row, copies in owners:
             for part, start, size in layout:
                 view = _make_view(data, part)
-                copies.append((line[start : start + size].reshape(view.shape), view))
+                copies.append((row[start : start + size].reshape(view.shape), view))
         if self._batch is None:
             return table
         if parts[:2] == (POSITIONS, VELOCITIES):
@@ -84,16 +103,24 @@ class Simulation:
             self._batch_copies.append((table[:, start : start + size].reshape(rows.shape), rows))
         return table
 
-    def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None:
-        self.current_row = row
-        model, data = self._model, self._data[row]
+    def compute_start(self, qpos: Float64, qvel: Float64) -> StartState:
+        """Compute the state of an episode that starts with these positions and velocities."""
+        model, data = self._model, self._start_data
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(model, data)
-        if self._batch is not None:
-            self._batch.state[row] = read_state(model, data)
-        for columns, source in self._row_copies[row]:
+        for columns, source in self._start_copies:
             columns[...] = source
+        rows = tuple(row.copy() for row in self._start_rows)
+        return StartState(read_state(model, data), rows)
+
+    def reset_row(self, row: int, start: StartState) -> None:
+        self.current_row = row
+        if self._batch is None:
+            mujoco.mj_resetData(self._model, self._data[row])
+        self.set_state(row, start.physics)
+        for table, table_row in zip(self._tables, start.table_rows, strict=True):
+            table[row] = table_row
 
     def step(self, active: Sequence[int]) -> None:
         """Take one step of the environment in each active row."""
