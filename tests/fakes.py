@@ -278,6 +278,8 @@ _SPACES = {
     "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
     "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32),
     "shifted": spaces.Discrete(3, start=5),
+    "plain": spaces.Discrete(3),
+    "narrow": spaces.Discrete(3, dtype=np.int32),
 }
 
 

@@ -105,9 +105,14 @@ def test_no_keys_lead_nowhere() -> None:
     assert make_reset_streams([]) == []
 
 
-@pytest.mark.parametrize("seeds", [[0, 5, 2**32 - 1, 5], [2**70, 1], [3]])
+@pytest.mark.parametrize("seeds", [[0, 5, 2**32 - 1, 5], [2**70, 1], [1, 2**70], [2**32], [3]])
 def test_resets_draw_what_gymnasium_draws(seeds: list[int]) -> None:
     for seed, stream in zip(seeds, make_reset_streams(seeds), strict=True):
         theirs, _ = seeding.np_random(seed)
         assert stream.bit_generator.state == theirs.bit_generator.state
         assert stream.random(5).tolist() == theirs.random(5).tolist()
+
+
+def test_negative_seeds_are_refused_as_numpy_refuses_them() -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        make_reset_streams([3, -1])

@@ -617,6 +617,7 @@ def test_environment_states_that_do_not_fit_are_refused(file, forge, cartpole):
         with_state(cartpole, elapsed=first.elapsed + 1),
         with_state(cartpole, elapsed=0),
         with_state(cartpole, actions=first.actions[:0]),
+        with_state(cartpole, actions=first.actions.astype(np.int32)),
         with_state(cartpole, actions=np.zeros((first.elapsed, 2), np.int64)),
         with_state(cartpole, kind="fresh"),
     ]

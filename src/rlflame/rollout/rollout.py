@@ -29,8 +29,6 @@ from .task import (
 
 #: The number of steps whose noise is drawn at once, and the initial capacity for whole episodes.
 _BLOCK_STEPS = 256
-#: The number of episodes per row whose seeds are computed at once.
-_SEEDED_EPISODES = 3
 _INVALID_OBSERVATION = (
     "returned an observation with NaN, infinity or a number too large for float32"
 )
@@ -109,30 +107,25 @@ class ActionSampler:
 
 
 class ResetSeeds:
-    """The reset seeds of a task's episodes, computed for several episodes at once."""
+    """The reset seeds of a task's episodes, computed for all rows at once."""
 
     def __init__(self, task: RolloutTask, vector_env: VectorEnv) -> None:
         self._task, self._vector_env = task, vector_env
         self._seeds: dict[tuple[int, int], int] = {}
 
     def get(self, row: int, episode: int) -> int:
-        """Return the seed of a row's next episode."""
+        """Return the seed of an episode of a row."""
         if (row, episode) not in self._seeds:
             self._compute()
         return self._seeds[row, episode]
 
     def _compute(self) -> None:
-        """Compute the seeds of the next episodes of all rows, and pass them to the environments."""
-        task = self._task
+        """Compute the seed of each row's next episode, and pass them to the environments."""
+        task, rows = self._task, range(self._task.columns)
         if task.unit == "episodes":
-            places = [(row, task.get_episode(row)) for row in range(task.columns)]
+            places = [(row, task.get_episode(row)) for row in rows]
         else:
-            positions = map(self._vector_env.get_position, range(task.columns))
-            places = [
-                (position.row, position.episode + n)
-                for position in positions
-                for n in range(1, 1 + _SEEDED_EPISODES)
-            ]
+            places = [(row, self._vector_env.get_position(row).episode + 1) for row in rows]
         if task.purpose == "evaluate":
             keys: list[Key] = [(episode,) for _, episode in places]
             seeds = make_reset_seeds(task.seed, Role.EVALUATION_RESET, keys)

@@ -34,7 +34,10 @@ _MIX_LEFT, _MIX_RIGHT, _SHIFT = np.array([[0xCA01F9DD], [0x4973F715], [16]], np.
 
 
 class WordSequence(ISeedSequence):
-    """A seed sequence whose words are already known, for a new bit generator."""
+    """A seed sequence whose words are already known, for a new bit generator.
+
+    The order of two words in 64 bits is that of little-endian machines.
+    """
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -46,9 +49,9 @@ class WordSequence(ISeedSequence):
 
 
 def mix_keys(seed: int, keys: Sequence[tuple[int, ...]]) -> Words:
-    """Return the pools of `SeedSequence(seed, spawn_key=key)`, for keys of one length.
+    """Return the pools of `SeedSequence(seed, spawn_key=key)`.
 
-    The seed and the numbers of the keys must fit in 32 bits.
+    All keys have the same length, at most 16 numbers. All numbers must fit in 32 bits.
     """
     pools: Words = _mix_seed(seed).repeat(len(keys), axis=0)
     for position, words in enumerate(zip(*keys, strict=True), _POOL_SIZE):

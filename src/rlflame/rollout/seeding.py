@@ -46,7 +46,7 @@ def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
 
 
 def make_streams(seed: int, role: Role, keys: Sequence[Key]) -> list[np.random.Generator]:
-    """Return `make_stream` for each key; all keys have the same length."""
+    """Return `make_stream` for each key; all keys have the same length, at most 15 numbers."""
     if not _fit_words(seed, keys):
         return [make_stream(seed, role, *key) for key in keys]
     pools = mix_keys(seed, [(int(role), *key) for key in keys])
@@ -61,7 +61,7 @@ def make_reset_seed(seed: int, role: Role, *key: int) -> int:
 
 
 def make_reset_seeds(seed: int, role: Role, keys: Sequence[Key]) -> list[int]:
-    """Return `make_reset_seed` for each key; all keys have the same length."""
+    """Return `make_reset_seed` for each key; all keys have the same length, at most 15 numbers."""
     if not _fit_words(seed, keys):
         return [make_reset_seed(seed, role, *key) for key in keys]
     pools = mix_keys(seed, [(int(role), *key) for key in keys])
@@ -72,15 +72,16 @@ def make_reset_seeds(seed: int, role: Role, keys: Sequence[Key]) -> list[int]:
 def make_reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
     """Return the generators that Gymnasium's `env.reset(seed=...)` uses."""
     sequences: Iterable[Any]
-    if max(seeds, default=0) <= _MAX_WORD:
+    if _fit_words(0, [seeds]):
         sequences = map(WordSequence, generate_words(mix_seeds(seeds), 8))
     else:
         sequences = map(np.random.SeedSequence, seeds)
     return [np.random.Generator(np.random.PCG64(sequence)) for sequence in sequences]
 
 
-def _fit_words(seed: int, keys: Sequence[Key]) -> bool:
-    return max(chain([seed], *keys)) <= _MAX_WORD
+def _fit_words(seed: int, keys: Sequence[Sequence[int]]) -> bool:
+    numbers = [seed, *chain.from_iterable(keys)]
+    return min(numbers) >= 0 and max(numbers) <= _MAX_WORD
 
 
 def _make_sequence(seed: int, role: Role, key: Key) -> np.random.SeedSequence:

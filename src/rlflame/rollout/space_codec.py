@@ -158,7 +158,7 @@ class ActionDecoder:
         )
 
     def decode(self, row: Any) -> Any:
-        """Return the action of a row, which is an int64 for a single choice."""
+        """Return the action of a row. For a single choice, the row is an `np.int64`."""
         if self._is_identity:
             return row
         columns = [row] if self._is_number else row

@@ -323,7 +323,10 @@ def _is_valid_state(state: EnvState, env: EnvSpec) -> bool:
     if state.kind == "fresh":
         return state.elapsed == 0
     steps = 1 if state.kind == "mujoco" else state.elapsed
-    shape = (steps,) if env.action_kind == "discrete" else (steps, env.action_size)
+    is_discrete = env.action_kind == "discrete"
+    shape = (steps,) if is_discrete else (steps, env.action_size)
+    if state.actions.dtype != (np.int64 if is_discrete else np.float32):
+        return False
     return state.elapsed > 0 and state.actions.shape == shape
 
 

@@ -516,6 +516,27 @@ def test_actions_reach_the_environment_in_the_shape_and_numbering_of_its_space()
     np.testing.assert_allclose(out, 1.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("acts", ["plain", "shifted", "narrow", "matrix"])
+def test_a_restored_episode_repeats_actions_of_the_same_types(acts: str) -> None:
+    """Environments may even change their actions, without an effect on the saved ones."""
+    env = read_env_spec("fakes:Odd-v0", {"acts": acts}, None, ("fakes",))
+    out, row, restored = np.zeros(6, np.float32), opened(env), opened(env)
+    is_matrix = acts == "matrix"
+    for number in range(3):
+        row.step(np.full(6, number / 4, np.float32) if is_matrix else np.int64(number), out)
+    state = row.snapshot(out)
+    before = state.actions.tobytes()
+    restored.restore(state, out)
+    first, second = row._env.unwrapped.got, restored._env.unwrapped.got
+    space = row._env.action_space
+    assert all(space.contains(action) and action.dtype == space.dtype for action in first)
+    assert [*map(repr, first)] == [*map(repr, second)]
+    if is_matrix:
+        for action in second:
+            action += 1
+    assert state.actions.tobytes() == before
+
+
 def test_kwargs_mean_the_same_before_and_after_they_travelled() -> None:
     here = read_env_spec("Hopper-v5", {"healthy_z_range": [0.7, 2.0]}, None)
     travelled = wire.decode(wire.encode(here))

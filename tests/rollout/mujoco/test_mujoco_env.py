@@ -98,7 +98,7 @@ class Ours:
 
     def begin(self, row: int, episode: int) -> None:
         if row == 0:  # rows 0 and 1 have prepared resets, and row 2 has not
-            keys = [(0, row, episode + n) for row in (0, 1) for n in range(3)]
+            keys = [(0, row, episode + n) for row in (0, 1) for n in range(2)]
             self.rows.prepare_resets(make_reset_seeds(7, Role.RESET, keys))
         seed = make_reset_seed(7, Role.RESET, 0, row, episode)
         self.rows.reset_row(row, episode, seed, self.seen[row])
@@ -107,21 +107,22 @@ class Ours:
     def step(self, actions: Any) -> tuple[int, int]:
         """Step all rows. Return how many the environment and the time limit have ended."""
         n = len(self.worlds)
-        rewards, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
+        # The flags of rows that have ended are written whatever is in the buffers.
+        rewards, terminated, truncated = np.zeros(n), np.ones(n, bool), np.ones(n, bool)
         ended = self.rows.step(range(n), actions, self.seen, rewards, terminated, truncated)
         expected = []
         for row, world in enumerate(self.worlds):
             observation, reward, terminal, limited, _ = world.step(actions[row])
             self.compare(row, observation)
             assert rewards[row].tobytes() == np.float64(reward).tobytes()
-            assert terminated[row] == terminal
-            assert truncated[row] == (limited and not terminal)
             if terminal or limited:
                 expected.append(row)
+                assert terminated[row] == terminal
+                assert truncated[row] == (limited and not terminal)
         assert list(ended) == expected
         for row in expected:
             self.begin(row, self.rows.get_position(row).episode + 1)
-        return int(terminated.sum()), int(truncated.sum())
+        return int(terminated[expected].sum()), int(truncated[expected].sum())
 
     def compare(self, row: int, observation: Any) -> None:
         assert self.seen[row].tobytes() == observation.astype(np.float32).tobytes()
@@ -194,7 +195,53 @@ def test_a_failure_is_that_of_the_episode_which_starts_with_it(
     rows.reset_row(0, 0, good, out)
     with pytest.raises(EnvironmentFault, match="failed in reset: AssertionError") as fault:
         rows.reset_row(1, 3, bad, out)
-    assert (fault.value.row, fault.value.seed) == (1, bad)
+    assert (fault.value.row, fault.value.seed, rows.current_row) == (1, bad, 1)
+
+
+def test_ctrl_c_while_resets_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: Any = make_vector_env(read_env_spec("Hopper-v5", {}, None), 2)
+    rows.prepare_resets([1])
+
+    def interrupt(generator: np.random.Generator) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rows._task, "draw_start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rows.prepare_resets([1, 2])
+    assert rows._starts.keys() == {1}
+
+
+@pytest.mark.parametrize("unit", ["steps", "episodes"])
+def test_the_start_of_each_episode_of_a_task_is_prepared(
+    unit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"prepared": 0, "unprepared": 0}
+    compute, prepare = (getattr(mujoco_env.MujocoVectorEnv, name)
+                        for name in ("_compute_starts", "prepare_resets"))  # fmt: skip
+
+    def count_starts(self: Any, seeds: Any) -> Any:
+        counts["unprepared"] += len(seeds)
+        return compute(self, seeds)
+
+    def count_prepared(self: Any, seeds: Any) -> None:
+        before = counts["unprepared"]
+        prepare(self, seeds)
+        counts["prepared"] += counts["unprepared"] - before
+        counts["unprepared"] = before
+
+    monkeypatch.setattr(mujoco_env.MujocoVectorEnv, "_compute_starts", count_starts)
+    monkeypatch.setattr(mujoco_env.MujocoVectorEnv, "prepare_resets", count_prepared)
+    env = read_env_spec("Hopper-v5", {}, 11)
+    task, worker = rollouts.task(env, rows=5, steps=30, unit=unit), RolloutWorker()
+    first = rollouts.run(task, worker)
+    second = rollouts.run(rollouts.following(task, first), worker)
+    ended = len(first.episodes) + len(second.episodes)
+    if unit == "episodes":
+        assert counts == {"prepared": ended, "unprepared": 0}
+        return
+    # The first starts are restored. Then, one start of each row is ahead.
+    assert counts["unprepared"] == 5
+    assert 20 < ended <= counts["prepared"] <= ended + 5
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "Ant-v5"])

@@ -56,7 +56,10 @@ class VectorEnv(Protocol):
         """Start a new episode in one row."""
 
     def prepare_resets(self, seeds: Sequence[int]) -> None:
-        """Prepare for episodes that will probably follow; callers pass all of them."""
+        """Prepare for the next episode of each row, which will probably start with these seeds.
+
+        Each call replaces the seeds of the previous call. Errors are raised in `reset_row`.
+        """
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         """Continue an episode that began in another process."""

@@ -75,7 +75,7 @@ class MujocoVectorEnv:
         #: All rows step together and share one clock. Each row stores the time of its reset.
         self._clock = 0
         self._start_clocks = [0] * count
-        #: The number of steps until the first row may reach the time limit.
+        #: A number of steps in which no row reaches the time limit.
         self._steps_to_limit = 0
         #: The start states of episodes that may follow, by the seeds of their resets.
         self._starts: dict[int, StartState] = {}
@@ -89,7 +89,6 @@ class MujocoVectorEnv:
         self._episodes[row], self._seeds[row] = episode, seed
         self._start_clocks[row] = self._clock
         self._returns[row] = 0.0
-        self._steps_to_limit = min(self._steps_to_limit, self._limit)
         try:
             start = self._starts.pop(seed, None) or self._compute_starts([seed])[seed]
             self._simulation.reset_row(row, start)
@@ -156,9 +155,14 @@ class MujocoVectorEnv:
         np.add(self._returns, rewards, self._returns)
         if not math.isfinite(self._returns.dot(self._returns)):
             self._check_returns(active, rewards)
-        if ends is None and self._steps_to_limit > 0:
+        if self._steps_to_limit <= 0:
+            return self._find_ended_rows(active, ends, terminated, truncated)
+        if ends is None:
             return ()
-        return self._find_ended_rows(active, ends, terminated, truncated)
+        flags = ends.tolist()
+        ended_rows = [row for row in active if flags[row]]
+        terminated[ended_rows], truncated[ended_rows] = True, False
+        return ended_rows
 
     def prepare_snapshot(self) -> None:
         self._saved_physics = self._simulation.copy_states()
@@ -203,11 +207,6 @@ class MujocoVectorEnv:
     ) -> Sequence[int]:
         """Mark and return the rows whose episodes have ended; update `_steps_to_limit`."""
         ended_rows: list[int] = []
-        if ends is not None and self._steps_to_limit > 0:  # no row has reached the limit
-            flags = ends.tolist()
-            ended_rows = [row for row in active if flags[row]]
-            terminated[ended_rows] = True
-            return ended_rows
         self._steps_to_limit = self._limit
         for row in active:
             steps_left = self._limit - (self._clock - self._start_clocks[row])
