@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlflame.rollout.seed_sequence import WordSequence, generate_words, mix_keys, mix_seeds
+from rlflame.rollout.seed_sequence import (
+    WordSequence,
+    generate_long_words,
+    generate_words,
+    mix_keys,
+    mix_seeds,
+)
 
 SEEDS = [0, 1, 17, 2**31, 2**32 - 1]
 
@@ -27,11 +33,12 @@ def test_words_of_keys(seed: int, length: int) -> None:
     assert generate_words(mix_keys(seed, keys), 8).tolist() == expected
 
 
-def test_a_sequence_gives_its_words_in_both_types() -> None:
-    parent = np.random.SeedSequence(5)
-    sequence = WordSequence(parent.generate_state(8))
-    assert sequence.generate_state(8).tolist() == parent.generate_state(8).tolist()
-    long = sequence.generate_state(4, np.uint64)
-    assert long.tolist() == parent.generate_state(4, np.uint64).tolist()
-    with pytest.raises(AssertionError):
-        sequence.generate_state(2)
+@pytest.mark.parametrize("count", range(1, 5))
+def test_a_sequence_gives_its_words_of_64_bits(count: int) -> None:
+    expected = np.random.SeedSequence(5).generate_state(count, np.uint64)
+    (words,) = generate_long_words(mix_seeds([5]), count)
+    sequence = WordSequence(words)
+    assert sequence.generate_state(count, np.uint64).tolist() == expected.tolist()
+    for other in [(count + 1, np.uint64), (count, np.uint32)]:
+        with pytest.raises(AssertionError):
+            sequence.generate_state(*other)

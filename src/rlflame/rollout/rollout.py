@@ -259,6 +259,8 @@ class Rollout:
                 self._check_finite(row, observation)
             return
         is_restored = self._tokens == tuple(state.token for state in task.states)
+        if not is_restored:
+            vector_env.prepare_resets([state.seed for state in task.states])
         for row, (state, observation) in enumerate(zip(task.states, task_rows, strict=True)):
             if is_restored:
                 observation[:] = state.observation
@@ -296,8 +298,7 @@ class Rollout:
                 # The limit on an episode's length truncates the episodes that have not ended.
                 recorder.truncated[t, active] = ~recorder.terminated[t, active]
                 ends = active
-            # The sum of squares is finite only if all values are.
-            if not math.isfinite(flat.dot(flat)):
+            if not _is_finite(flat):
                 for row in active:
                     self._check_finite(row, task_rows[row])
             for row in ends:
@@ -326,15 +327,14 @@ class Rollout:
         self._recorder.add_episode(position, t, observation)
         if self._task.unit == "steps":
             self._start_episode(row, position.episode + 1, observation)
-            if not math.isfinite(observation.dot(observation)):
-                self._check_finite(row, observation)
+            self._check_finite(row, observation)
 
     def _start_episode(self, row: int, episode: int, observation: Float32) -> None:
         seed = self._reset_seeds.get(row, episode)
         self._vector_env.reset_row(row, episode, seed, observation)
 
     def _check_finite(self, row: int, observation: Float32) -> None:
-        if not np.isfinite(observation).all():
+        if not _is_finite(observation):
             position = self._vector_env.get_position(row)
             raise make_fault(self._task.env, position, _INVALID_OBSERVATION)
 
@@ -346,3 +346,8 @@ class Rollout:
             position = self._vector_env.get_position(row)._replace(elapsed=t)
             message = "was given an action with NaN or infinity: the policy has diverged"
             raise make_fault(self._task.env, position, message)
+
+
+def _is_finite(array: Float32) -> bool:
+    # The sum of squares is finite only if all values are, and takes one operation.
+    return math.isfinite(array.dot(array)) or bool(np.isfinite(array).all())

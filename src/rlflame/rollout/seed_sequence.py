@@ -15,6 +15,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
+LongWords = NDArray[np.uint64]
 
 _POOL_SIZE = 4
 _MAX_KEY_LENGTH = 16
@@ -34,18 +35,14 @@ _MIX_LEFT, _MIX_RIGHT, _SHIFT = np.array([[0xCA01F9DD], [0x4973F715], [16]], np.
 
 
 class WordSequence(ISeedSequence):
-    """A seed sequence whose words are already known, for a new bit generator.
+    """A seed sequence whose words are already known, for a new bit generator."""
 
-    The order of two words in 64 bits is that of little-endian machines.
-    """
-
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: LongWords) -> None:
         self._words = words
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        words: NDArray[Any] = self._words.view(dtype)
-        assert len(words) == n_words
-        return words
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> LongWords:
+        assert (n_words, dtype) == (len(self._words), np.uint64)
+        return self._words
 
 
 def mix_keys(seed: int, keys: Sequence[tuple[int, ...]]) -> Words:
@@ -80,6 +77,12 @@ def generate_words(pools: Words, count: int) -> Words:
     words *= _OUTPUT_CONSTANTS[1 : count + 1]
     words ^= words >> _SHIFT
     return words
+
+
+def generate_long_words(pools: Words, count: int) -> LongWords:
+    """Return `generate_state(count, np.uint64)` of each pool."""
+    words = generate_words(pools, 2 * count).astype("<u4")
+    return words.view("<u8").astype(np.uint64)
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .seed_sequence import WordSequence, generate_words, mix_keys, mix_seeds
+from .seed_sequence import WordSequence, generate_long_words, generate_words, mix_keys, mix_seeds
 
 #: What a stream belongs to, such as a slot, a row and an episode.
 Key = tuple[int, ...]
@@ -51,7 +51,7 @@ def make_streams(seed: int, role: Role, keys: Sequence[Key]) -> list[np.random.G
         return [make_stream(seed, role, *key) for key in keys]
     pools = mix_keys(seed, [(int(role), *key) for key in keys])
     # numpy's type hints accept no other class than SeedSequence.
-    sequences: Iterable[Any] = map(WordSequence, generate_words(pools, 4))
+    sequences: Iterable[Any] = map(WordSequence, generate_long_words(pools, 2))
     return [np.random.Generator(np.random.Philox(sequence)) for sequence in sequences]
 
 
@@ -73,7 +73,7 @@ def make_reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
     """Return the generators that Gymnasium's `env.reset(seed=...)` uses."""
     sequences: Iterable[Any]
     if _fit_words(0, [seeds]):
-        sequences = map(WordSequence, generate_words(mix_seeds(seeds), 8))
+        sequences = map(WordSequence, generate_long_words(mix_seeds(seeds), 4))
     else:
         sequences = map(np.random.SeedSequence, seeds)
     return [np.random.Generator(np.random.PCG64(sequence)) for sequence in sequences]

@@ -191,12 +191,11 @@ class EnvState:
 
     def __post_init__(self) -> None:
         if not self.token:
-            position = (self.kind, self.episode, self.seed, self.elapsed)
-            text = "|".join(map(str, position)) + f"|{self.episode_return!r}"
-            digest = hashlib.blake2b(text.encode(), digest_size=16)
-            for array in (self.actions, self.physics, self.observation):
-                digest.update(np.ascontiguousarray(array).tobytes())
-            object.__setattr__(self, "token", digest.hexdigest())
+            place = f"{self.kind}|{self.episode}|{self.seed}|{self.elapsed}|{self.episode_return!r}"
+            arrays = (self.actions, self.physics, self.observation)
+            content = b"".join([place.encode(), *(array.tobytes() for array in arrays)])
+            token = hashlib.blake2b(content, digest_size=16).hexdigest()
+            object.__setattr__(self, "token", token)
 
 
 NO_PHYSICS: Float64 = np.zeros(0, np.float64)
