@@ -503,14 +503,6 @@ def test_checkpoints_are_written_when_a_multiple_is_passed_and_the_newest_are_ke
     assert watching.saved_at == [*expected, 55]
 
 
-def test_a_checkpoint_that_gets_its_final_evaluation_is_reported_once(tmp_path, whole):
-    with recording(tmp_path / "run", fresh(whole)) as (recorder, watching):
-        offer(recorder, whole, final=True)
-        recorder.save_final_evaluation(whole.snapshot, whole.evaluation)
-    assert watching.saved_at == [whole.progress.steps]
-    assert checkpoint.load(tmp_path / "run/latest.safetensors").evaluation == whole.evaluation
-
-
 def test_the_newest_name_costs_no_second_copy(untouched):
     newest = untouched / "checkpoints" / step(96)
     assert os.path.samefile(untouched / "latest.safetensors", newest)

@@ -227,15 +227,13 @@ class FileRecorder:
 
     def _save(self, snapshot: Snapshot) -> None:
         """Sync the logs, then write the checkpoint that counts their lines."""
-        is_new = snapshot.progress != self._saved_progress
         with self._report_write_errors():
             self._folder.check_all()
             self._metric_file.sync()
             self._episode_file.sync()
             self._timing.flush()
             path = self._commit(snapshot)
-        if is_new:
-            self._observer.show_checkpoint(path, snapshot.progress)
+        self._observer.show_checkpoint(path, snapshot.progress)
 
     def _rewind(self, snapshot: Snapshot) -> None:
         """Save the state to continue from; restore the best policy of that step."""
