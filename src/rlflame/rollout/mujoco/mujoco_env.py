@@ -75,7 +75,7 @@ class MujocoVectorEnv:
         #: All rows step together and share one clock. Each row stores the time of its reset.
         self._clock = 0
         self._start_clocks = [0] * count
-        #: A number of steps in which no row reaches the time limit.
+        #: After this number of steps, a row may reach the time limit.
         self._steps_to_limit = 0
         #: The start states of episodes that may follow, by the seeds of their resets.
         self._starts: dict[int, StartState] = {}

@@ -116,7 +116,8 @@ class Simulation:
 
     def reset_row(self, row: int, start: StartState) -> None:
         self.current_row = row
-        if self._batch is None:  # clear what is not part of the physics state, such as warnings
+        if self._batch is None:
+            # A physics state does not contain warnings and solver statistics.
             mujoco.mj_resetData(self._model, self._data[row])
         self.set_state(row, start.physics)
         for table, table_row in zip(self._tables, start.table_rows, strict=True):
