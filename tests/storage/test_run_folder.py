@@ -866,11 +866,14 @@ def test_the_final_evaluation_is_in_the_checkpoint_and_beside_it(untouched, whol
 
 def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatch):
     with recording(tmp_path / "run", fresh(whole)) as (recorder, _):
+        file = recorder._metric_file._file
+        close = file.close
 
-        def full():
+        def fail_to_close():
+            close()  # as a real file, which is closed even if its last write fails
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(recorder._metric_file._file, "close", full)
+        monkeypatch.setattr(file, "close", fail_to_close)
         recorder.close()
         assert recorder._timing.closed
 

@@ -6,7 +6,7 @@ torch is imported only if the recipe or torchrun needs it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -180,31 +180,30 @@ class Run:
         """Train until the budget is spent, then evaluate; end early if stopped."""
         (fleet, counts), host = self.rollouts, self.host
         traffic = TrafficCounter(fleet)
-        recorder = FileRecorder(
-            self.folder,
-            self.source,
-            every_steps=self.runtime.checkpoint_every_steps,
-            every_minutes=self.runtime.checkpoint_every_minutes,
-            keep_count=self.runtime.keep_checkpoints,
-            observer=host.view,
-            take_counts=lambda: {**counts.take(), **traffic.take()},
-        )
-        clip_recorder = ClipRecorder(
-            recorder,
-            self.folder.path / "videos",
-            self.source,
-            self.runtime.video_every_steps or 0,
-            host.view.show_note,
-            check=self.folder.check_all,
-        )
         complete = False
-        try:
+        with ExitStack() as stack:
+            recorder = FileRecorder(
+                self.folder,
+                self.source,
+                every_steps=self.runtime.checkpoint_every_steps,
+                every_minutes=self.runtime.checkpoint_every_minutes,
+                keep_count=self.runtime.keep_checkpoints,
+                observer=host.view,
+                take_counts=lambda: {**counts.take(), **traffic.take()},
+            )
+            stack.callback(recorder.close)
+            clip_recorder = ClipRecorder(
+                recorder,
+                self.folder.path / "videos",
+                self.source,
+                self.runtime.video_every_steps or 0,
+                host.view.show_note,
+                check=self.folder.check_all,
+            )
+            stack.callback(clip_recorder.close, lambda: host.stop.is_requested or not complete)
             # Write the config only now, so that a rejected resume does not change the saved config.
             self._write_config()
             complete = self._train(fleet, recorder, clip_recorder)
-        finally:
-            clip_recorder.close(lambda: host.stop.is_requested or not complete)
-            recorder.close()
         result = checkpoint.load(self.folder.latest)
         return _make_result(self.folder, self.runtime, result, complete=complete, has_trained=True)
 
