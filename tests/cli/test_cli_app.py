@@ -50,6 +50,13 @@ def test_an_unknown_option_is_an_error_in_json_too():
     assert "No such option: --stepz" in err
 
 
+def test_an_option_of_the_recipe_is_refused_by_resume_with_the_command_for_a_new_run():
+    spoken = finished(process("resume", "runs/x", "--device", "cpu"))
+    assert (spoken.code, spoken.out) == (2, "")
+    assert "A resumed run keeps its recipe" in spoken.err
+    assert "rlflame train --config RUN/config.toml --init-from RUN --device" in spoken.err
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

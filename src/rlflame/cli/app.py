@@ -178,6 +178,12 @@ def _exit_process(code: int) -> None:
     sys.exit(code)
 
 
+#: Options of `rlflame train` that users may also expect in `rlflame resume`.
+_RECIPE_OPTIONS = frozenset(
+    ("--algo", "--config", "--device", "--env", "--horizon", "--preset", "--seed")
+)
+
+
 def _print_usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
         print_result_lines(str(error.format_message()))
@@ -185,8 +191,13 @@ def _print_usage_error(error: Any) -> int:
     message = str(error.format_message())
     message += "" if message[-1:] in ".?)" else "."
     command = error.ctx.command_path if error.ctx is not None else "rlflame"
-    settings = find_synonyms(str(getattr(error, "option_name", "")))
+    option = str(getattr(error, "option_name", ""))
+    settings = find_synonyms(option)
     hint = format_synonym_hint(settings) if settings else f"{command} --help"
+    if command == "rlflame resume" and option in _RECIPE_OPTIONS:
+        message = f"A resumed run keeps its recipe, so rlflame resume has no option {option}."
+        command = f"rlflame train --config RUN/config.toml --init-from RUN {option} ..."
+        hint = f"start a new run from its policy: {command}"
     print_error(ConfigError(message, hint), as_json="--json" in sys.argv)
     return int(error.exit_code)
 

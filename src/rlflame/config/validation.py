@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args
@@ -61,7 +62,10 @@ def make_error(error: ValidationError) -> ConfigError:
         else entry["msg"]
         for entry in path_errors
     ]
-    choices = dict.fromkeys(reason.removeprefix(_SHOULD).removeprefix("be ") for reason in reasons)
+    choices = dict.fromkeys(
+        re.split(", (?:unable|got) ", reason.removeprefix(_SHOULD).removeprefix("be "))[0]
+        for reason in reasons
+    )
     description = list_settings().get(path, "").rstrip(".")
     subject = f"{path} ({description})" if description else path
     if first["type"] == "value_error":

@@ -56,7 +56,7 @@ class RecipeSummary:
 
     def format_budget(self) -> str:
         recipe, iterations = self.recipe, self.iterations
-        steps = f"{recipe.stop_at_steps:,} steps" if recipe.stop_at_steps else ""
+        steps = format_count(recipe.stop_at_steps, "step") if recipe.stop_at_steps else ""
         if recipe.stop_at_iterations is None:
             return f"{steps} in {format_count(iterations, 'iteration')}" if iterations else steps
         text = format_count(recipe.stop_at_iterations, "iteration")
