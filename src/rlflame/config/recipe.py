@@ -386,3 +386,12 @@ def count_units(learning: LearningSettings) -> int:
 def count_useful_learners(units: int, learners: int) -> int:
     """Return how many learners have work if the units are divided evenly."""
     return -(-units // -(-units // learners))
+
+
+def find_shards(learning: LearningSettings, learners: int) -> int:
+    """Return the number of shards that gives each learner the same work, if possible."""
+    if learning.settings.needs_whole_batches:
+        return 1
+    networks, limit = learning.traits.independent_networks, learning.samples_per_gradient
+    enough = range(-(-learners // networks), limit + 1)
+    return next((n for n in enough if n * networks % learners == 0), limit)

@@ -11,9 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlflame.config.flags import read_rank
+from rlflame.config.flags import LearnerRank, read_rank
 from rlflame.config.module_trust import pin_env_file
-from rlflame.config.recipe import LearningSettings, Recipe, count_units, count_useful_learners
+from rlflame.config.recipe import (
+    LearningSettings,
+    Recipe,
+    count_units,
+    count_useful_learners,
+    find_shards,
+)
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, format_command
 from rlflame.storage.available_memory import measure_usable_bytes
@@ -88,18 +94,28 @@ def run_preflight(
 
 def check_settings(recipe: Recipe, runtime: RuntimeSettings) -> None:
     """Run the checks that need neither an environment nor a fleet."""
-    rank, units = read_rank(), count_units(recipe.learning)
-    useful = units if rank is None else count_useful_learners(units, rank.size)
-    if rank is not None and rank.size > useful:
-        raise ConfigError(
-            f"torchrun has started {rank.size} learners, but only {useful} can share the "
-            f"{format_count(units, 'unit')} of work (networks x shards) of this recipe.",
-            f"start only {useful}, or add --set learning.gradient_shards={rank.size} in a new run",
-        )
+    rank = read_rank()
+    if rank is not None:
+        _check_rank(rank, recipe.learning)
     if runtime.tensorboard:
         from rlflame.storage.tracking.tensorboard import check_available
 
         check_available()
+
+
+def _check_rank(rank: LearnerRank, learning: LearningSettings) -> None:
+    """Raise ConfigError if torchrun has started more learners than the recipe has work for."""
+    units = count_units(learning)
+    useful = count_useful_learners(units, rank.size)
+    if rank.size > useful:
+        hint, shards = f"start only {useful}", find_shards(learning, rank.size)
+        if shards * learning.traits.independent_networks >= rank.size:
+            hint += f", or add --set learning.gradient_shards={shards} in a new run"
+        raise ConfigError(
+            f"torchrun has started {rank.size} learners, but only {useful} can share the "
+            f"{format_count(units, 'unit')} of work (networks x shards) of this recipe.",
+            hint,
+        )
 
 
 def check_sweep(runtime: RuntimeSettings) -> None:

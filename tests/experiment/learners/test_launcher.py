@@ -16,6 +16,7 @@ from commands import (
     SHARDED_RUNS,
     SHARDS,
     TINY,
+    TINY_SAC,
     finished,
     is_alive,
     rlflame,
@@ -165,11 +166,27 @@ def test_where_nothing_is_left_to_learn_torchrun_ends(words, tmp_path, monkeypat
     assert spoken.code == 0, spoken.err
 
 
-def test_torchrun_learners_without_a_unit_of_work_are_refused(tmp_path, monkeypatch):
-    for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
+PENDULUM = ("--env", "pendulum", "--algo", "sac", *TINY_SAC)
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "useful", "hint"),
+    [
+        (TINY, 3, 2, "or add --set learning.gradient_shards=3 in a new run"),
+        (TINY, 4, 2, "or add --set learning.gradient_shards=2 in a new run"),
+        ((*TINY, "--set", "ppo.minibatch_size=2"), 64, 2, "start only 2"),
+        (PENDULUM, 2, 1, "or add --set learning.gradient_shards=2 in a new run"),
+        ((*PENDULUM, "--set", "sac.critic_norm=batch"), 2, 1, "start only 1"),
+    ],
+)
+def test_torchrun_learners_without_a_unit_of_work_are_refused(
+    words, size, useful, hint, tmp_path, monkeypatch
+):
+    rank = {"RANK": 0, "WORLD_SIZE": size, "MASTER_ADDR": "x", "MASTER_PORT": 1}
+    for name, value in rank.items():
         monkeypatch.setenv(name, str(value))
-    spoken = rlflame("train", *TINY, "--steps", "64", "--out", tmp_path / "x")
+    spoken = rlflame("train", *words, "--steps", "64", "--out", tmp_path / "x")
     assert spoken.code == 2
-    assert "torchrun has started 3 learners, but only 2 can share" in spoken.err
-    assert "--set learning.gradient_shards=3" in spoken.err
+    assert f"torchrun has started {size} learners, but only {useful} can share" in spoken.err
+    assert spoken.err.rstrip().endswith(hint)
     assert not (tmp_path / "x").exists()

@@ -26,12 +26,12 @@ from commands import (
 from halves import assert_same, batches, learner, settings, spec_of
 
 from rlflame.config.flags import TrainFlags
-from rlflame.config.recipe import LearningSettings
+from rlflame.config.recipe import LearningSettings, count_useful_learners, find_shards
 from rlflame.config.resolve import resolve
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
 from rlflame.experiment.learners import learner_group
-from rlflame.experiment.learners.learner_group import LearnerGroup, count_useful_learners
+from rlflame.experiment.learners.learner_group import LearnerGroup
 from rlflame.experiment.learners.learner_trial import LearnerTrial
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
@@ -172,6 +172,42 @@ def test_a_learner_that_is_lost_at_any_exchange_costs_no_bit(
     assert len(made.pids) == 1
     assert made.group.batch_count == 3
     assert not is_alive(pid)
+
+
+def test_a_learner_that_hangs_before_it_has_loaded_is_given_up(sharded, monkeypatch):
+    notes = []
+    spec = spec_of()
+    algorithm = learner(sharded.learning, spec)
+    group = LearnerGroup(algorithm, sharded.learning, spec, RuntimeSettings(), 4, notes.append)
+    try:
+        pids = [process.pid for process in group._processes]
+        os.kill(pids[1], signal.SIGSTOP)
+        wait_until(lambda: group.wait_for_others(0.1) or len(group._waiting) == 1)
+        assert group.update(sharded.data[0], 0.1) == sharded.metrics[0]
+        assert notes == []
+        monkeypatch.setattr(group, "_loading_end_s", 0.0)
+        assert group.update(sharded.data[1], 0.1) == sharded.metrics[1]
+        assert not any(map(is_alive, pids))
+        assert group.wait_for_others(120.0)
+        assert group.update(sharded.data[2], 0.1) == sharded.metrics[2]
+        assert_same(group.get_state(), sharded.states[2])
+        assert group.batch_count == 1
+        assert len(group._processes) == 2
+    finally:
+        group.close()
+    assert notes == [
+        "1 learner process did not load within 60 s. "
+        "Learning continues with 3 learners, bit-identically."
+    ]
+
+
+def test_the_loss_of_a_learner_tells_how_many_can_continue(sharded, make_group):
+    """Four learners compute two of the eight units each; seven would finish no sooner."""
+    made = make_group(sharded.learning, 8)
+    os.kill(made.pids[0], signal.SIGKILL)
+    wait_until(lambda: made.group._processes[0].has_exited)
+    assert made.group.update(sharded.data[0], 0.1) == sharded.metrics[0]
+    assert "Learning continues with 4 of the 7 remaining learners" in made.notes[0]
 
 
 def test_all_other_learners_may_be_lost_at_once(sharded, make_group):
@@ -377,7 +413,7 @@ def test_learners_without_a_unit_are_not_started(units, learners, useful):
 )
 def test_the_shards_give_each_learner_the_same_work(algorithm, sets, learners, shards):
     config, _ = resolve(TrainFlags(env="hopper", algo=algorithm, sets=sets), lambda _: True)
-    assert learner_group.find_shards(config.learning, learners) == shards
+    assert find_shards(config.learning, learners) == shards
 
 
 @pytest.mark.parametrize(

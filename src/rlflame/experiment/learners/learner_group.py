@@ -13,7 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rlflame.config.recipe import LearningSettings, Recipe, count_units, count_useful_learners
+from rlflame.config.recipe import (
+    LearningSettings,
+    Recipe,
+    count_units,
+    count_useful_learners,
+    find_shards,
+)
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment.learners.launcher import LOST_EXIT_CODE
 from rlflame.experiment.learners.learner_trial import LearnerTrial
@@ -37,6 +43,8 @@ from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
 from rlflame.terminal_text import format_count
 from rlflame.training.trainer import Plan, Progress
 
+#: The time that learners have to load, if `runtime.learner_deadline_s` is shorter.
+_LOADING_S = 60.0
 #: With fewer samples, a second process takes more time to load than it saves.
 _MIN_SAMPLES = 300_000
 
@@ -63,7 +71,9 @@ class LearnerGroup:
         #: The number of batches that several learners have processed together.
         self.batch_count = 0
         self._processes: list[WorkerProcess] = []
+        #: The processes that have not loaded yet, and the time when this is too late.
         self._waiting: list[WorkerProcess] = []
+        self._loading_end_s = 0.0
         self._group: SharedMemoryGroup | None = None
         self._replicator: ReplicatedAlgorithm | None = None
         #: The trial that finds the fastest number of learners, until it is over.
@@ -156,12 +166,16 @@ class LearnerGroup:
                 os.close(descriptor)
             raise
         self._waiting = [*self._processes]
+        self._loading_end_s = time.monotonic() + self._compute_loading_limit()
         self._group = SharedMemoryGroup(
             0,
             descriptors,
             deadline_s=self._runtime.learner_deadline_s,
             child_pipes=[process.channel.fileno() for process in self._processes],
         )
+
+    def _compute_loading_limit(self) -> float:
+        return max(_LOADING_S, self._runtime.learner_deadline_s)
 
     def _join(self) -> None:
         """Form the group if all other learners have loaded."""
@@ -178,6 +192,10 @@ class LearnerGroup:
                 self._note("Learning uses one process: the others would give different results.")
                 self.close()
                 return
+        if self._waiting and time.monotonic() > self._loading_end_s:
+            text = f"did not load within {self._compute_loading_limit():g} s."
+            count = len(self._waiting)
+            self._replace(f"{format_count(count, 'learner process')} {text}", count)
         if self._group is None or self._waiting:
             return
         group = self._wrap(self._group)
@@ -263,6 +281,8 @@ class LearnerGroup:
         self.close()
         self._trial = None
         count = format_count(size, "learner")
+        if size < remaining:  # fewer learners finish the units as soon
+            count = f"{size} of the {remaining} remaining learners"
         self._note(f"{message}{detail} Learning continues with {count}, bit-identically.")
         self._start_or_note(size)
 
@@ -289,15 +309,6 @@ def choose_size(
         and has_idle_cores
     )
     return count_useful_learners(units, cores) if is_worthwhile and cores > 1 else 1
-
-
-def find_shards(learning: LearningSettings, learners: int) -> int:
-    """Return the number of shards that gives each learner the same work, if possible."""
-    if learning.settings.needs_whole_batches:
-        return 1
-    networks, limit = learning.traits.independent_networks, learning.samples_per_gradient
-    enough = range(-(-learners // networks), limit + 1)
-    return next((n for n in enough if n * networks % learners == 0), limit)
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
@@ -335,6 +346,9 @@ def open_learner_group(
             setting = f"--set learning.gradient_shards={shards}"
             text += f" For more learners, start a new run with {setting}."
         note(text)
+    cores = machine.count_usable_cores()
+    if maximum != "auto" and size > cores:
+        note(f"{size} learners share {format_count(cores, 'core')}, which makes the run slower.")
     if size > 1 and not blas.can_set_threads():
         note("Learning uses one process: numpy's threads cannot be set on this machine.")
     elif size > 1:
