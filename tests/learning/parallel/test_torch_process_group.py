@@ -6,6 +6,7 @@ import socket
 import time
 
 import gloo
+import numpy as np
 import pytest
 from meetings import HERE, hosted
 from torch import distributed
@@ -37,4 +38,17 @@ def test_a_meeting_that_fails_is_not_in_the_way_of_the_next():
         assert not distributed.is_initialized()
     with gloo.gathered(2) as group:
         release_replicas(group)
+    assert not distributed.is_initialized()
+
+
+def test_arrays_of_many_sizes_keep_few_buffers():
+    _, store = hosted(socket.create_server((HERE, 0)))
+    group = TorchProcessGroup(0, 1, **gloo.PATIENCE, store=store)
+    try:
+        for size in range(1, 200):
+            values = np.arange(size, dtype=np.float32)
+            assert group.gather(values).tolist() == [values.tolist()]
+        assert len(group._gather_buffers) <= 64
+    finally:
+        group.close()
     assert not distributed.is_initialized()

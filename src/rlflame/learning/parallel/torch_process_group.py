@@ -25,6 +25,8 @@ from .process_group import gather_digests
 
 #: Longer than any run.
 _ENDLESS_S = 365.0 * 24 * 3600
+#: Buffers are kept for this many sizes of arrays.
+_MAX_BUFFERS = 64
 
 
 def select_backend(device: str, locations: Sequence[bytes]) -> str:
@@ -90,6 +92,8 @@ class TorchProcessGroup:
         parts = torch.from_numpy(np.ascontiguousarray(values).reshape(-1)).to(self._device)
         output = self._gather_buffers.get(values.size)
         if output is None:
+            if len(self._gather_buffers) == _MAX_BUFFERS:  # whole episodes have many sizes
+                self._gather_buffers.clear()
             output = torch.empty((self.size, values.size), dtype=torch.float32, device=self._device)
             self._gather_buffers[values.size] = output
         try:
