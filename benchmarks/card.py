@@ -4,24 +4,26 @@
     python benchmarks/card.py --csv gpu.csv
     python benchmarks/card.py --device cpu --small  # every step of the script, without a GPU
 
-The script first checks that a learner has the same bits twice, that a restored learner continues in
-the same bits, that SAC has the same bits with the replay on the device and in CPU memory, that a
+The script checks that a learner has the same bits twice, that a restored learner continues in the
+same bits, that SAC has the same bits with the replay on the device and in CPU memory, that a
 captured update computes what it computes without a capture, and that weights are close to numpy's.
-Then it times single updates with numpy on one thread and on the device. At the end it trains whole
-runs through `rlflame train`, kills and resumes one of them, and reports updates and steps per
-second without start-up. A failed check does not end the script, but makes the exit code 1.
+It times single updates with numpy on one thread and on the device, and whole runs of `rlflame
+train`, without start-up, and kills and resumes a run. One recipe of each algorithm is checked
+first, and the others after all measurements. A row that fails or hangs does not end the script, but
+makes the exit code 1; later rows have a new process. Each row is written when it is complete.
 
 The script uses the sources beside it, so rlflame need not be installed, but its dependencies must
 be. Nothing is downloaded. Without a network, install the dependencies from a folder of wheels:
 
-    pip install --no-index --find-links wheels numpy torch gymnasium mujoco pydantic rich typer \\
-        safetensors
+    python3 -m pip install --no-index --find-links wheels numpy torch "gymnasium[mujoco]" \\
+        pydantic rich typer safetensors
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -32,20 +34,25 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SOURCES = str(Path(__file__).resolve().parent.parent / "src")
-PACKAGES = ("numpy", "torch", "gymnasium", "mujoco", "pydantic", "rich", "typer", "safetensors")
+PACKAGES = ("numpy", "torch", "gymnasium", "mujoco", "imageio", "pydantic", "rich", "typer",
+            "safetensors")  # fmt: skip
 sys.path.insert(0, SOURCES)
 if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
     sys.exit(f"These packages are not installed: {', '.join(missing)}.")
+if tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 6):
+    sys.exit("rlflame needs torch 2.6 or later.")
 
 import numpy as np  # noqa: E402
 from idle import others, processor  # noqa: E402
 from ppo_update import drawn  # noqa: E402
+from row_process import RowProcess  # noqa: E402
 from script import ended, table  # noqa: E402
 
 from rlflame.config import resolve  # noqa: E402
@@ -54,20 +61,27 @@ from rlflame.experiment import components  # noqa: E402
 from rlflame.learning import torch_gradients  # noqa: E402
 from rlflame.learning.device.graph import UpdateGraph  # noqa: E402
 from rlflame.learning.factory import keep_replay, make_algorithm, make_buffer  # noqa: E402
-from rlflame.rollout import blas  # noqa: E402
+from rlflame.learning.kernels.library import is_disabled, is_missing  # noqa: E402
+from rlflame.rollout import blas, machine  # noqa: E402
 from rlflame.rollout.task import Fragment  # noqa: E402
 from rlflame.storage import checkpoint  # noqa: E402
 
 COLUMNS = ["what", "case", "result", "unit", "compared_with", "ratio", "processor", "card",
-           "others_before"]  # fmt: skip
+           "numpy", "others_before"]  # fmt: skip
+WORDS = "equal", "different", "failed", "out of time"
 #: (hidden units, minibatch size) of PPO's updates.
 PPO_CASES = ((64, 64), (64, 512), (256, 1024), (256, 4096))
 ROUNDS = 5
 #: Weights may differ this much from numpy's after one update and after an iteration, and this much
 #: from the weights of updates that are not captured.
 ONE_TOLERANCE, TOLERANCE, CAPTURE_TOLERANCE = 1e-5, 1e-3, 1e-6
+#: Settings for comparisons with numpy. With its default of 1e-8, Adam would turn differences of
+#: 1e-9 in a gradient that is nearly zero into differences of 1e-5 in a weight.
+COMPARABLE = {"sac": ("sac.adam_epsilon=1e-5",), "reinforce": ("reinforce.adam_epsilon=1e-5",)}
 #: On a GPU, no run starts or goes on after this many seconds.
 LIMIT_S = 460.0
+#: No check and no measurement of updates may take longer.
+CALL_LIMIT_S = 120.0
 #: The results to reach with one H200 and 16 cores, by row. The last one is a ratio.
 TARGETS = {
     ("SAC updates", "HalfCheetah, mujoco-sac"): 1_500.0,
@@ -107,6 +121,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "SAC, quantiles": ("halfcheetah", "sac", "sac.quantiles=25", "sac.dropped_quantiles=2"),
     "SAC, normalised critics": ("halfcheetah", "sac", "sac.critic_norm=batch"),
 }  # fmt: skip
+FIRST_CHECKS = "PPO", "REINFORCE", "SAC"
 #: What --small adds to these settings, by algorithm.
 SMALL_CHECKS = {
     "ppo": ("ppo.epochs=2", "rollout.num_slots=3"),
@@ -120,89 +135,128 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="a few updates of everything")
     parser.add_argument("--csv", type=table, help="CSV file, overwritten")
     options = parser.parse_args()
-    options.end_s = time.monotonic() + (LIMIT_S if options.device == "cuda" else 3600.0)
-    if options.device == "cpu":
-        # The recipe is that of a GPU, and its code runs eagerly on the CPU.
-        torch_gradients.select_device = lambda kind, rank: "cpu"
-    else:
+    on_gpu = options.device == "cuda"
+    options.end_s = time.monotonic() + (LIMIT_S if on_gpu else 3600.0)
+    if on_gpu:
         torch_gradients.select_device("cuda", 0)
-    facts = [processor(), torch_gradients.read_gpu_name(), others(waits=not options.small)]
-    print(f"{facts[0]}, {facts[1]}, {os.cpu_count()} cores", flush=True)
-    rows, verdicts, failed = [], [], False
-    for part in (list_checks, list_updates, list_runs):
-        for what, case, measure in part(options):
-            try:
-                if time.monotonic() > options.end_s:
-                    raise subprocess.TimeoutExpired(what, LIMIT_S)
-                result, unit, base = measure()
-            except subprocess.TimeoutExpired:
-                result, unit, base = "out of time", "", None
-            except Exception:
-                traceback.print_exc()
-                result, unit, base = "failed", "", None
+    process = RowProcess(partial(prepare, options.device))
+    writer = None
+    with ExitStack() as stack:
+        stack.callback(process.close)
+        facts = [processor(), process.call(torch_gradients.read_gpu_name, CALL_LIMIT_S)]
+        facts += [find_kernels(), others(waits=not options.small)]
+        print(f"{facts[0]}, {facts[1]}, {WORKERS + 1} cores, {facts[2]}", flush=True)
+        if options.csv:
+            file = stack.enter_context(options.csv.open("w", newline="", buffering=1))
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+        failed, verdicts = False, []
+        for row in list_rows(options):
+            result, base = measure(row, process, options.end_s)
             failed |= result in ("failed", "different", "out of time")
             ratio = f"{result / base:.2f}" if base else ""
             text = result if isinstance(result, str) else f"{result:,.4g}"
             beside = "" if base is None else f"{base:,.4g}"
-            print(f"{what:24s}{case:34s}{text:>12s} {unit:12s}{beside:>10s} {ratio:>8s}",
+            what, case, unit = row.what, row.case, "" if result in WORDS else row.unit
+            print(f"{what:26s}{case:34s}{text:>12s} {unit:12s}{beside:>10s} {ratio:>8s}",
                   flush=True)  # fmt: skip
-            rows.append([what, case, text, unit, beside, ratio, *facts])
+            if writer is not None:
+                writer.writerow([what, case, text, unit, beside, ratio, *facts])
             if (what, case) in TARGETS and not isinstance(result, str):
                 target = TARGETS[what, case]
                 verdict = "reached" if result >= target else "missed"
                 verdicts.append(f"target {verdict}: {what}, {case}: {text} of {target:,.4g} {unit}")
     print("\n".join(verdicts))
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
     return int(failed)
 
 
-Measurement = tuple[str, str, Callable[[], tuple[Any, str, float | None]]]
+class Row(NamedTuple):
+    """A row of the table. Rows of whole runs start processes and do not use the GPU themselves."""
+
+    what: str
+    case: str
+    unit: str
+    measure: Callable[[], Any]
+    #: The result that the row compares with.
+    measure_base: Callable[[], float] | None = None
+    is_run: bool = False
 
 
-def list_checks(options: argparse.Namespace) -> Iterator[Measurement]:
-    """Yield the checks of bits and of closeness to numpy."""
-    for name, case in CHECKS.items():
-        if options.small:
-            case = (*case, *SMALL_CHECKS.get(case[1], ()))
-        yield "same bits twice", name, lambda case=case: (compare_twice(*case), "", None)
-        yield "same bits after resume", name, lambda case=case: (compare_resumed(*case), "", None)
-        yield "captured and not", name, lambda case=case: (
-            compare_with_eager(*case), "max diff", None,
-        )  # fmt: skip
-        for text, one in (("beside numpy, one update", True), ("beside numpy", False)):
-            yield text, name, lambda case=case, one=one: (
-                compare_with_numpy(*case, one=one), "max diff", None,
-            )  # fmt: skip
-        if case[1] == "sac":
-            yield "same bits in CPU memory", name, lambda case=case: (
-                compare_replays(*case), "", None,
-            )  # fmt: skip
+def measure(row: Row, process: RowProcess, end_s: float) -> tuple[Any, float | None]:
+    """Return the result of a row or a word, and the result to compare with, if any."""
+    try:
+        results = []
+        for work in (row.measure, row.measure_base):
+            limit_s = min(CALL_LIMIT_S, end_s - time.monotonic())
+            if limit_s <= 0.0:
+                return "out of time", None
+            if work is not None:
+                results.append(work() if row.is_run else process.call(work, limit_s))
+        return results[0], results[1] if len(results) > 1 else None
+    except subprocess.TimeoutExpired:
+        return "out of time", None
+    except Exception:
+        traceback.print_exc()
+        return "failed", None
 
 
-def list_updates(options: argparse.Namespace) -> Iterator[Measurement]:
+def prepare(device: str) -> None:
+    """Make the recipes of a GPU run on this device."""
+    if device == "cpu":
+        torch_gradients.select_device = lambda kind, rank: "cpu"
+    else:
+        torch_gradients.select_device("cuda", 0)
+
+
+def find_kernels() -> str:
+    return "numpy without kernels" if is_missing() or is_disabled() else "numpy with kernels"
+
+
+def list_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield all rows, the most important ones first."""
+    for name in FIRST_CHECKS:
+        yield from list_checks(name, options.small)
+    yield from list_updates(options.small)
+    yield from list_runs(options)
+    for name in CHECKS:
+        if name not in FIRST_CHECKS:
+            yield from list_checks(name, options.small)
+
+
+def list_checks(name: str, small: bool) -> Iterator[Row]:
+    """Yield the checks of bits and of closeness to numpy for a recipe."""
+    case = CHECKS[name]
+    if small:
+        case = (*case, *SMALL_CHECKS.get(case[1], ()))
+    yield Row("same bits twice", name, "", partial(compare_twice, *case))
+    yield Row("same bits after resume", name, "", partial(compare_resumed, *case))
+    yield Row("captured and not", name, "max diff", partial(compare_with_eager, *case))
+    for text, one in (("beside numpy, one update", True), ("beside numpy", False)):
+        yield Row(text, name, "max diff", partial(compare_with_numpy, *case, one=one))
+    if case[1] == "sac":
+        yield Row("same bits in CPU memory", name, "", partial(compare_replays, *case))
+
+
+def list_updates(small: bool) -> Iterator[Row]:
     """Yield the times of single updates on the device, beside numpy on one thread."""
-    for width, size in PPO_CASES[: 1 if options.small else None]:
-        yield "PPO update", f"{width}x{width} units, {size} samples", lambda w=width, s=size: (
-            time_ppo("numpy", w, s, options.small) / time_ppo("torch", w, s, options.small),
-            "x numpy", None,
-        )  # fmt: skip
-    for case, on_device in (("HalfCheetah, mujoco-sac", True), ("replay in CPU memory", False)):
-        yield "SAC updates", case, lambda on_device=on_device: (
-            count_sac_updates("torch", options.small, on_device), "updates/s",
-            count_sac_updates("numpy", options.small),
+    for width, size in PPO_CASES[: 1 if small else None]:
+        text = f"{width}x{width} units, {size} samples"
+        yield Row("PPO update", text, "x numpy", partial(compare_ppo_speed, width, size, small))
+    for text, on_device in (("HalfCheetah, mujoco-sac", True), ("replay in CPU memory", False)):
+        yield Row(
+            "SAC updates", text, "updates/s", partial(count_sac_updates, "torch", small, on_device),
+            partial(count_sac_updates, "numpy", small),
         )  # fmt: skip
 
 
 #: For each kind of whole run: the options, and the steps on the device and with numpy.
-WORKERS = str(max(1, (os.cpu_count() or 1) - 1))
-WIDE = ("--preset", "mujoco-ppo-wide", "--workers", WORKERS)
+WORKERS = max(1, machine.count_usable_cores() - 1)
+WIDE = ("--preset", "mujoco-ppo-wide", "--workers", str(WORKERS))
 RUNS: dict[str, tuple[tuple[str, ...], int, int]] = {
+    "PPO wide": (WIDE, 3_000_000, 1_000_000),
     "SAC": (
         ("--algo", "sac", "--workers", "4", "--set", "sac.learning_starts=1000"), 60_000, 9_000,
     ),
-    "PPO wide": (WIDE, 3_000_000, 1_000_000),
     "PPO 256x256, 4096": (
         (*WIDE, "--set", "ppo.minibatch_size=4096", "--set", "network.hidden=[256,256]"),
         1_000_000, 200_000,
@@ -217,18 +271,20 @@ SMALL_SAC_RUN = (
 )  # fmt: skip
 
 
-def list_runs(options: argparse.Namespace) -> Iterator[Measurement]:
-    """Yield a kill and a resume, the speed of whole runs, and the speed of learning alone."""
-    yield "same bits after kill -9", "PPO, whole run", lambda: (compare_killed(options), "", None)
+def list_runs(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield the speed of whole runs and of learning alone, and a kill and a resume."""
     for what, (words, steps, numpy_steps) in RUNS.items():
         if options.small:
             words = (*words, *SMALL_RUN, *(SMALL_SAC_RUN if what == "SAC" else ()))
             steps = numpy_steps = 300 if what == "SAC" else 2_000
         for part, name in (("steps_per_s", "whole run"), ("learned_per_s", "learning alone")):
-            yield f"{name}, steps/s", what, lambda w=words, n=steps, m=numpy_steps, p=part: (
-                time_run(w, n, options.device, options.end_s)[p], "steps/s",
-                time_run(w, m, "numpy", options.end_s)[p],
-            )  # fmt: skip
+            runs = (
+                partial(read_speed, part, words, count, device, options.end_s)
+                for device, count in ((options.device, steps), ("numpy", numpy_steps))
+            )
+            yield Row(f"{name}, steps/s", what, "steps/s", *runs, is_run=True)
+    work = partial(compare_killed, options.small, options.device, options.end_s)
+    yield Row("same bits after kill -9", "PPO, whole run", "", work, is_run=True)
 
 
 class Learner:
@@ -376,6 +432,7 @@ def compare_with_eager(env: str, name: str, *sets: str) -> float | str:
 
 def compare_with_numpy(env: str, name: str, *sets: str, one: bool) -> float | str:
     """Return the largest difference of a weight after one update or one iteration."""
+    sets = (*sets, *COMPARABLE.get(name, ()))
     if name == "ppo":
         sets = (*sets, "ppo.epochs=2", "rollout.num_slots=1")
         if one:
@@ -393,6 +450,10 @@ def measure_difference(first: Any, second: Any, tolerance: float) -> float | str
     difference = float(np.abs(first - second).max())
     is_close = bool(np.isfinite(first).all()) and difference < tolerance
     return difference if is_close else "different"
+
+
+def compare_ppo_speed(width: int, size: int, small: bool) -> float:
+    return time_ppo("numpy", width, size, small) / time_ppo("torch", width, size, small)
 
 
 def time_ppo(provider: str, width: int, size: int, small: bool) -> float:
@@ -453,7 +514,7 @@ def run_command(command: list[str], end_s: float | None) -> None:
     )
 
 
-def compare_killed(options: argparse.Namespace) -> str:
+def compare_killed(small: bool, device: str, end_s: float) -> str:
     """Compare a run with one that is killed after its first checkpoint and resumed."""
     train = [
         "train",
@@ -462,23 +523,23 @@ def compare_killed(options: argparse.Namespace) -> str:
         "--local",
         "--quiet",
         "--steps",
-        "12000" if options.small else "80000",
+        "12000" if small else "80000",
         "--set",
         "runtime.checkpoint_every_steps=4000",
         "--set",
         "evaluation.every_steps=none",
         "--set",
         "evaluation.final_episodes=1",
-        *(("--set", "ppo.epochs=2") if options.small else ()),
+        *(("--set", "ppo.epochs=2") if small else ()),
     ]
     with tempfile.TemporaryDirectory() as folder:
         whole, other = Path(folder) / "whole", Path(folder) / "killed"
-        run_command(make_command(options.device, *train, "--out", str(whole)), options.end_s)
-        command = make_command(options.device, *train, "--out", str(other))
+        run_command(make_command(device, *train, "--out", str(whole)), end_s)
+        command = make_command(device, *train, "--out", str(other))
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=make_environment())
         try:
             while process.poll() is None and not (other / "latest.safetensors").exists():
-                if time.monotonic() > options.end_s:
+                if time.monotonic() > end_s:
                     raise subprocess.TimeoutExpired(command, LIMIT_S)
                 time.sleep(0.01)
             if process.poll() is not None:
@@ -487,11 +548,15 @@ def compare_killed(options: argparse.Namespace) -> str:
             process.send_signal(signal.SIGKILL)
             process.wait()
         words = ["resume", str(other), "--local", "--quiet"]
-        command = make_command(options.device, *words)[:-2]  # a run keeps its device
-        run_command(command, options.end_s)
+        command = make_command(device, *words)[:-2]  # a run keeps its device
+        run_command(command, end_s)
         files = [run / "latest.safetensors" for run in (whole, other)]
         digests = {checkpoint.load(file).digest for file in files}
     return "equal" if len(digests) == 1 else "different"
+
+
+def read_speed(part: str, *run: Any) -> float:
+    return time_run(*run)[part]
 
 
 @cache
