@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+#: Options of `rlflame train` that users may also expect in `rlflame resume`.
+_RECIPE_OPTIONS = frozenset(
+    ("--algo", "--config", "--device", "--env", "--horizon", "--preset", "--seed")
+)
+
 app = typer.Typer(
     name="rlflame",
     help="Train reinforcement-learning policies with bit-for-bit reproducible results.",
@@ -176,12 +181,6 @@ def _exit_process(code: int) -> None:
                 stream.flush()
         os._exit(code)
     sys.exit(code)
-
-
-#: Options of `rlflame train` that users may also expect in `rlflame resume`.
-_RECIPE_OPTIONS = frozenset(
-    ("--algo", "--config", "--device", "--env", "--horizon", "--preset", "--seed")
-)
 
 
 def _print_usage_error(error: Any) -> int:

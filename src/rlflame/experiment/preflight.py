@@ -109,7 +109,8 @@ def _check_rank(rank: LearnerRank, learning: LearningSettings) -> None:
     useful = count_useful_learners(units, rank.size)
     if rank.size > useful:
         hint, shards = f"start only {useful}", find_shards(learning, rank.size)
-        if shards * learning.traits.independent_networks >= rank.size:
+        networks = learning.traits.independent_networks
+        if count_useful_learners(shards * networks, rank.size) == rank.size:
             hint += f", or add --set learning.gradient_shards={shards} in a new run"
         raise ConfigError(
             f"torchrun has started {rank.size} learners, but only {useful} can share the "

@@ -175,6 +175,7 @@ PENDULUM = ("--env", "pendulum", "--algo", "sac", *TINY_SAC)
         (TINY, 3, 2, "or add --set learning.gradient_shards=3 in a new run"),
         (TINY, 4, 2, "or add --set learning.gradient_shards=2 in a new run"),
         ((*TINY, "--set", "ppo.minibatch_size=2"), 64, 2, "start only 2"),
+        ((*TINY, "--set", "ppo.minibatch_size=5"), 7, 2, "start only 2"),
         (PENDULUM, 2, 1, "or add --set learning.gradient_shards=2 in a new run"),
         ((*PENDULUM, "--set", "sac.critic_norm=batch"), 2, 1, "start only 1"),
     ],

@@ -196,8 +196,7 @@ def test_a_learner_that_hangs_before_it_has_loaded_is_given_up(sharded, monkeypa
     finally:
         group.close()
     assert notes == [
-        "1 learner process did not load within 60 s. "
-        "Learning continues with 3 learners, bit-identically."
+        "1 learner did not load within 60 s. Learning continues with 3 learners, bit-identically."
     ]
 
 

@@ -193,9 +193,9 @@ class LearnerGroup:
                 self.close()
                 return
         if self._waiting and time.monotonic() > self._loading_end_s:
-            text = f"did not load within {self._compute_loading_limit():g} s."
             count = len(self._waiting)
-            self._replace(f"{format_count(count, 'learner process')} {text}", count)
+            text = f"did not load within {self._compute_loading_limit():g} s."
+            self._replace(f"{format_count(count, 'learner')} {text}", count)
         if self._group is None or self._waiting:
             return
         group = self._wrap(self._group)
