@@ -579,3 +579,12 @@ def test_a_number_of_learners_is_checked(learners, code, tmp_path, monkeypatch):
     spoken = rlflame("train", *TINY, "--learners", learners, "--dry-run")
     assert spoken.code == code, spoken.err
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_more_learners_than_cores_are_reported(cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(learner_group.machine, "count_usable_cores", lambda: cores)
+    spoken = rlflame("train", *TINY, "--steps", "64", "--learners", "2", "--out", tmp_path / "x")
+    assert spoken.code == 0, spoken.err
+    told = "2 learners share 1 core, which makes the run slower." in spoken.out + spoken.err
+    assert told == (cores == 1)
