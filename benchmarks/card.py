@@ -68,7 +68,8 @@ from rlflame.storage import checkpoint  # noqa: E402
 
 COLUMNS = ["what", "case", "result", "unit", "compared_with", "ratio", "processor", "card",
            "numpy", "others_before"]  # fmt: skip
-WORDS = "equal", "different", "failed", "out of time"
+#: The words in the place of a result that make the exit code 1.
+FAILURES = "different", "failed", "out of time"
 #: (hidden units, minibatch size) of PPO's updates.
 PPO_CASES = ((64, 64), (64, 512), (256, 1024), (256, 4096))
 ROUNDS = 5
@@ -153,11 +154,11 @@ def main() -> int:
         failed, verdicts = False, []
         for row in list_rows(options):
             result, base = measure(row, process, options.end_s)
-            failed |= result in ("failed", "different", "out of time")
-            ratio = f"{result / base:.2f}" if base else ""
-            text = result if isinstance(result, str) else f"{result:,.4g}"
-            beside = "" if base is None else f"{base:,.4g}"
-            what, case, unit = row.what, row.case, "" if result in WORDS else row.unit
+            failed |= result in FAILURES or base in FAILURES
+            is_compared = not isinstance(result, str) and isinstance(base, float)
+            ratio = f"{result / base:.2f}" if is_compared else ""
+            text, beside = map(format_result, (result, base))
+            what, case, unit = row.what, row.case, "" if isinstance(result, str) else row.unit
             print(f"{what:26s}{case:34s}{text:>12s} {unit:12s}{beside:>10s} {ratio:>8s}",
                   flush=True)  # fmt: skip
             if writer is not None:
@@ -182,22 +183,30 @@ class Row(NamedTuple):
     is_run: bool = False
 
 
-def measure(row: Row, process: RowProcess, end_s: float) -> tuple[Any, float | None]:
-    """Return the result of a row or a word, and the result to compare with, if any."""
+def measure(row: Row, process: RowProcess, end_s: float) -> tuple[Any, Any]:
+    """Return the result of a row, and the result that it compares with, if any."""
+    result = attempt(row.measure, row.is_run, process, end_s)
+    if row.measure_base is None or result in FAILURES:
+        return result, None
+    return result, attempt(row.measure_base, row.is_run, process, end_s)
+
+
+def attempt(work: Callable[[], Any], is_run: bool, process: RowProcess, end_s: float) -> Any:
+    """Return the result of a function, or a word if it fails."""
+    limit_s = min(CALL_LIMIT_S, end_s - time.monotonic())
+    if limit_s <= 0.0:
+        return "out of time"
     try:
-        results = []
-        for work in (row.measure, row.measure_base):
-            limit_s = min(CALL_LIMIT_S, end_s - time.monotonic())
-            if limit_s <= 0.0:
-                return "out of time", None
-            if work is not None:
-                results.append(work() if row.is_run else process.call(work, limit_s))
-        return results[0], results[1] if len(results) > 1 else None
+        return work() if is_run else process.call(work, limit_s)
     except subprocess.TimeoutExpired:
-        return "out of time", None
+        return "out of time"
     except Exception:
         traceback.print_exc()
-        return "failed", None
+        return "failed"
+
+
+def format_result(result: float | str | None) -> str:
+    return f"{result:,.4g}" if isinstance(result, float) else result or ""
 
 
 def prepare(device: str) -> None:

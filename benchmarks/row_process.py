@@ -12,6 +12,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+#: A process that uses a broken GPU may not end at all.
+_EXIT_S = 10.0
+
 
 class RowProcess:
     """Calls functions in a process that has called `prepare` first."""
@@ -37,7 +40,7 @@ class RowProcess:
                 raise RuntimeError(result)
             return result
         except (EOFError, ConnectionError) as error:
-            self._process.join()
+            self._process.join(_EXIT_S)
             text = f"the process ended with exit code {self._process.exitcode}"
             self.close()
             raise RuntimeError(text) from error
@@ -48,7 +51,7 @@ class RowProcess:
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            self._process.join(_EXIT_S)
             self._connection.close()
             self._process = None
 

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,20 @@ def test_the_gpu_script_notices_an_update_that_does_nothing(name, monkeypatch) -
     for one in (True, False):
         assert card.compare_with_numpy(*card.CHECKS[name], one=one) == "different"
     assert card.compare_with_eager(*card.CHECKS[name]) == "different"
+
+
+def test_the_gpu_script_keeps_a_result_whose_comparison_runs_out_of_time() -> None:
+    def hang() -> float:
+        raise subprocess.TimeoutExpired("numpy", 1.0)
+
+    def find(work: Callable[[], float], base: Callable[[], float], limit_s: float) -> object:
+        row = card.Row("SAC updates", "", "updates/s", work, base, is_run=True)
+        return card.measure(row, None, time.monotonic() + limit_s)
+
+    assert find(lambda: 2.0, lambda: 1.0, 60.0) == (2.0, 1.0)
+    assert find(lambda: 2.0, hang, 60.0) == (2.0, "out of time")
+    assert find(hang, lambda: 1.0, 60.0) == ("out of time", None)
+    assert find(lambda: 2.0, lambda: 1.0, -1.0) == ("out of time", None)
 
 
 @pytest.mark.parametrize(

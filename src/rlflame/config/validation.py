@@ -63,6 +63,7 @@ def make_error(error: ValidationError) -> ConfigError:
         for entry in path_errors
     ]
     choices = dict.fromkeys(
+        # pydantic also says how it has parsed the value.
         re.split(", (?:unable|got) ", reason.removeprefix(_SHOULD).removeprefix("be "))[0]
         for reason in reasons
     )

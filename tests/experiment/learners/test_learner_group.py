@@ -578,6 +578,7 @@ def test_a_number_of_learners_is_checked(learners, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spoken = rlflame("train", *TINY, "--learners", learners, "--dry-run")
     assert spoken.code == code, spoken.err
+    assert "parse" not in spoken.err
     assert not [*tmp_path.iterdir()]
 
 
